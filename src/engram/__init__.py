@@ -1,0 +1,60 @@
+"""engram: teach an image classifier new classes, again and again, without keeping the images of the old ones."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engram import data, experiments, features, methods, network
+    from engram.data import Dataset, Samples, Stream, Task, load, split
+    from engram.errors import DataError, EngramError, EngramWarning, TrainingError, UsageError
+    from engram.experiments import Result, run
+    from engram.methods import METHODS, Learner, make
+
+__version__ = "0.1.0"
+
+# Where each public name lives. They are imported when first used: torch alone takes seconds, and `--help` needs none of it.
+_HOMES = {
+    **dict.fromkeys(("Dataset", "Samples", "Stream", "Task", "load", "split"), "engram.data"),
+    **dict.fromkeys(("DataError", "EngramError", "EngramWarning", "TrainingError", "UsageError"), "engram.errors"),
+    **dict.fromkeys(("Result", "run"), "engram.experiments"),
+    **dict.fromkeys(("METHODS", "Learner", "make"), "engram.methods"),
+}
+_ROOMS = ("data", "experiments", "features", "methods", "network")
+
+__all__ = [
+    "METHODS",
+    "DataError",
+    "Dataset",
+    "EngramError",
+    "EngramWarning",
+    "Learner",
+    "Result",
+    "Samples",
+    "Stream",
+    "Task",
+    "TrainingError",
+    "UsageError",
+    "data",
+    "experiments",
+    "features",
+    "load",
+    "make",
+    "methods",
+    "network",
+    "run",
+    "split",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"engram.{name}")
+    raise AttributeError(f"module 'engram' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

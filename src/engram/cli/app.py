@@ -1,0 +1,38 @@
+"""The commands there are. Heavy imports wait until a command runs, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import engram
+from engram.cli import listing, run
+
+app = typer.Typer(
+    help="Teach an image classifier new classes, again and again, without keeping the images of the old ones.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"engram {engram.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and exit.")
+    ] = False,
+) -> None:
+    """The options of `engram` itself."""
+
+
+app.command("run")(run.run)
+app.command("methods")(listing.methods)
+app.command("datasets")(listing.datasets)

@@ -1,0 +1,82 @@
+"""What a person sees while work is under way, on stderr: bars with the time left, a line per task, warnings, errors."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from engram.errors import EngramWarning
+from engram.progress import Phase
+
+
+def complain(message: str) -> None:
+    """Say what went wrong, in red where there are colours."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {message}", style="red", markup=False)
+
+
+class _Bar:
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self.bars, self.task = bars, task
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.bars.update(self.task, advance=steps, note=note)
+
+
+class Display:
+    """Shows phases as bars while they last. Nothing is drawn where stderr is no terminal, or when quiet."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.bars = Progress(
+            TextColumn("{task.description:8}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %", markup=False),
+            TextColumn("time left", style="dim"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
+            console=self.console,
+            transient=True,
+            disable=quiet or not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> Display:
+        self.bars.start()
+        self.catching = warnings.catch_warnings()
+        self.catching.__enter__()
+        warnings.simplefilter("default", EngramWarning)
+        self._usual = warnings.showwarning
+        warnings.showwarning = self._show_warning
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.catching.__exit__(kind, error, trace)
+        self.bars.stop()
+
+    @contextmanager
+    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+        """A bar for as long as the phase lasts."""
+        task = self.bars.add_task(name, total=steps, note="")
+        try:
+            yield _Bar(self.bars, task)
+        finally:
+            self.bars.remove_task(task)
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        if not self.quiet:
+            self.console.print(line, markup=False)
+
+    def _show_warning(self, message: Warning | str, category: type[Warning], *rest: object) -> None:
+        if issubclass(category, EngramWarning):
+            self.console.print(f"note: {message}", style="yellow", markup=False)
+        else:
+            print(f"{category.__name__}: {message}", file=sys.stderr)

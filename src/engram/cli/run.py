@@ -1,0 +1,158 @@
+"""`engram run`: one method on one data set, measured after every task."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from engram.errors import UsageError
+
+if TYPE_CHECKING:
+    from engram.experiments import Measurement, Result
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+def run(
+    method: Annotated[str, typer.Argument(help="Which method; `engram methods` lists them.")] = "features",
+    dataset: Annotated[str, typer.Option(help="Which data set; `engram datasets` lists them.")] = "digits",
+    data: Annotated[Path | None, typer.Option(help="Where its files are: a folder, or for arrays the file.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="resnet32, resnet18, resnet18-small, small, mlp; by default it goes by the data.")
+    ] = None,
+    classes_per_task: Annotated[int | None, typer.Option(help="Classes that each task brings.")] = None,
+    first_task: Annotated[int | None, typer.Option(help="Classes of the first task, if not as many.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Stop after so many tasks of the same stream.")] = None,
+    class_order: Annotated[
+        str, typer.Option(help="seed: drawn from the seed; 1993: the field's; or a file, one class a line.")
+    ] = "seed",
+    validation: Annotated[
+        float, typer.Option(help="Hold out this share of the training samples, and test on it instead.")
+    ] = 0.0,
+    epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
+    preset: Annotated[
+        Literal["paper", "short"], typer.Option(help="paper: the paper's settings; short: a few epochs, one cycle.")
+    ] = "short",
+    features_per_class: Annotated[int | None, typer.Option(help="Features kept per class.")] = None,
+    seed: Annotated[int, typer.Option(help="Of class order, weights and everything drawn.")] = 0,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = None,
+    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
+    set: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; by default one under runs/.")] = None,
+    trainings: Annotated[
+        Path | None, typer.Option(help="A folder of trained networks, shared by runs that differ only after training.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder was cut off.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Learn a data set task by task with one method, and measure it after every task."""
+    from engram.cli.display import Display
+    from engram.data import load
+    from engram.experiments import Plan, Trainings, summarise
+    from engram.methods import make
+
+    flags = {"network": network, "epochs": epochs, "features_per_class": features_per_class, "device": device}
+    settings = {name: value for name, value in flags.items() if value is not None} | _pairs(set or [])
+    plan = Plan(
+        method=method,
+        preset=preset,
+        settings=settings,
+        classes_per_task=classes_per_task,
+        first_task=first_task,
+        tasks=tasks,
+        class_order=class_order,
+        validation=validation,
+        seed=seed,
+    )
+    make(method, **settings)  # a mistyped method or setting is told before any data is read
+    folder = out or _default_folder(f"{method}-{dataset}" + ("" if seeds else f"-seed-{seed}"), resume)
+    places = {seed: folder} if seeds is None else {each: folder / f"seed-{each}" for each in range(seed, seed + seeds)}
+    shared = None if trainings is None else Trainings(trainings)
+    with Display(quiet=quiet) as display:
+        try:
+            loaded = load(dataset, data, display)
+            results = []
+            for each, place in places.items():
+                display.say(f"{method} on {dataset}, seed {each}, in {place}")
+                display.say(HEADER)
+                result = plan.with_seed(each).run(
+                    loaded,
+                    place,
+                    resume=resume,
+                    trainings=shared,
+                    progress=display,
+                    after_task=lambda task, measured, seconds: display.say(_line(task, measured, seconds)),
+                )
+                results.append(result)
+            summary = None if seeds is None else summarise(results, folder)
+        except KeyboardInterrupt:
+            display.say(f"Stopped. What was done is kept: the same command with --out '{folder}' --resume goes on.")
+            raise typer.Exit(130) from None
+    if json:
+        typer.echo(json_format.dumps(summary or results[0].to_json(), ensure_ascii=False))
+        return
+    for result, place in zip(results, places.values(), strict=True):
+        typer.echo(_conclusion(result, place))
+    if summary is not None:
+        spread = summary["average_incremental_accuracy"]
+        typer.echo(f"over {seeds} seeds: average {spread['mean']:.3f} ± {spread['deviation']:.3f}, in {folder}")
+
+
+HEADER = "task  classes  accuracy  top-5   head  ω(t-1)   ω(1)  ceiling    gap      kept   seconds"
+
+
+def _line(task: int, measured: Measurement, seconds: dict[str, float]) -> str:
+    """One task as a row under HEADER."""
+
+    def number(value: float | None, width: int) -> str:
+        return f"{value:{width}.3f}" if value is not None else " " * (width - 1) + "–"
+
+    gap = None if measured.ceiling is None else measured.ceiling - measured.accuracy
+    quality = number(measured.omega_previous, 6) + "  " + number(measured.omega_first, 5)
+    return (
+        f"{task + 1:4}  {measured.classes:7}  {measured.accuracy:8.3f}  {measured.accuracy_top5:5.3f}  "
+        f"{number(measured.head_accuracy, 5)}  {quality}  {number(measured.ceiling, 7)}  {number(gap, 5)}  "
+        f"{measured.memory_bytes / 2**20:5.2f} MB  {sum(seconds.values()):8.0f}"
+    )
+
+
+def _conclusion(result: Result, place: Path) -> str:
+    lines = [
+        f"{result.method} on {result.dataset}, seed {result.seed}: average incremental accuracy "
+        f"{result.average_incremental_accuracy:.3f}, at the end {result.curve[-1]:.3f}, "
+        f"forgetting {result.forgetting:.3f}, kept {result.memory_mb:.2f} MB"
+    ]
+    if result.drift_gap is not None and len(result.curve) > 1:
+        lines.append(
+            f"drift gap at the end {result.drift_gap[-1]:.3f}: what the same classifier would gain if no stored vector "
+            f"had drifted; ω of the previous task's vectors {result.omega_previous[-1]:.3f}"  # type: ignore[index]
+        )
+    return "\n".join([*lines, f"result: {place / 'result.json'}"])
+
+
+def _pairs(texts: list[str]) -> dict[str, Any]:
+    """`key=value` texts as a mapping; a dash in a key is an underscore."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set wants KEY=VALUE, such as --set rate=0.5; found '{text}'.")
+        pairs[key.strip().replace("-", "_")] = value
+    return pairs
+
+
+def _default_folder(name: str, resume: bool) -> Path:
+    """runs/NAME; if that is taken runs/NAME-2 and so on. To resume, the last of them."""
+    taken = [path for path in (Path("runs") / name, *_numbered(name)) if path.exists()]
+    if resume and taken:
+        return taken[-1]
+    return Path("runs") / (name if not taken else f"{name}-{len(taken) + 1}")
+
+
+def _numbered(name: str) -> list[Path]:
+    folders = list(Path("runs").glob(f"{name}-*"))
+    return [path for number in range(2, len(folders) + 2) if (path := Path("runs") / f"{name}-{number}") in folders]

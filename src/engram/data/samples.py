@@ -1,0 +1,109 @@
+"""`Samples`: images or vectors with their labels, as a view of rows of one tensor that is never copied or changed."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Rows of `inputs` and their labels.
+
+    Make one with `Samples.of(inputs, labels)`.
+    """
+
+    inputs: Tensor  # uint8 images (N, h, w, c) or float32 vectors (N, d), shared by every view
+    rows: Tensor  # int64 (n,): which rows of `inputs` these samples are
+    labels: Tensor  # int64 (n,)
+
+    @classmethod
+    def of(cls, inputs: Any, labels: Any) -> Samples:
+        """From arrays or tensors: uint8 images (n, h, w, c) or (n, h, w), or vectors (n, d) of any real type."""
+        inputs, labels = torch.as_tensor(inputs), torch.as_tensor(labels)
+        if inputs.ndim == 3 and inputs.dtype == torch.uint8:
+            inputs = inputs.unsqueeze(-1)
+        if inputs.ndim == 4 and inputs.dtype != torch.uint8:
+            raise DataError(f"Images must be uint8, 0 to 255; found {inputs.dtype}. Convert them before.")
+        if inputs.ndim == 4 and inputs.shape[-1] not in (1, 3):
+            raise DataError(f"Images must be (n, height, width, 1 or 3 channels); found {tuple(inputs.shape)}.")
+        if inputs.ndim not in (2, 4):
+            raise DataError(f"Inputs must be images (n, h, w, c) or vectors (n, d); found {tuple(inputs.shape)}.")
+        if inputs.ndim == 2:
+            inputs = inputs.to(torch.float32)
+            if not bool(torch.isfinite(inputs).all()):
+                raise DataError("The vectors hold NaN or infinity. Remove or fill those rows before.")
+        if labels.ndim != 1 or len(labels) != len(inputs):
+            raise DataError(
+                f"There must be one label per sample; found {len(inputs)} samples, labels {tuple(labels.shape)}."
+            )
+        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise DataError(f"Labels must be whole numbers; found {labels.dtype}.")
+        return cls(inputs.contiguous(), torch.arange(len(inputs)), labels.to(torch.int64))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample: (h, w, c) or (d,)."""
+        return tuple(self.inputs.shape[1:])
+
+    def batch(self, positions: Tensor) -> Tensor:
+        """The inputs at these positions, (len(positions), *shape)."""
+        return self.inputs[self.rows[positions]]
+
+    def select(self, positions: Tensor) -> Samples:
+        """The samples at these positions, in this order; nothing is copied but row numbers."""
+        return Samples(self.inputs, self.rows[positions], self.labels[positions])
+
+    def of_classes(self, classes: tuple[int, ...]) -> Samples:
+        """The samples of these classes, in their present order."""
+        return self.select(torch.isin(self.labels, torch.tensor(classes)).nonzero().squeeze(1))
+
+    def classes(self) -> tuple[int, ...]:
+        """The labels that occur, ascending."""
+        return tuple(self.labels.unique().tolist())
+
+    def fingerprint(self) -> str:
+        """A SHA-256 over shapes, inputs, and labels, the same for the same samples."""
+        digest = hashlib.sha256(repr((self.inputs.dtype, self.shape, len(self))).encode())
+        for positions in torch.arange(len(self)).split(4096):
+            digest.update(self.batch(positions).numpy().tobytes())
+        digest.update(self.labels.numpy().tobytes())
+        return digest.hexdigest()
+
+
+def concatenate(*parts: Samples) -> Samples:
+    """One `Samples` of all parts, in order. Views of the same tensor stay views of it."""
+    labels = torch.cat([part.labels for part in parts])
+    if all(part.inputs is parts[0].inputs for part in parts):
+        return Samples(parts[0].inputs, torch.cat([part.rows for part in parts]), labels)
+    inputs = torch.cat([part.batch(torch.arange(len(part))) for part in parts])
+    return Samples(inputs, torch.arange(len(labels)), labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named collection to learn from, and one to be tested on."""
+
+    name: str
+    train: Samples
+    test: Samples
+    class_names: tuple[str, ...]  # by label
+
+    def __post_init__(self) -> None:
+        labels = torch.cat([self.train.labels, self.test.labels])
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.class_names):
+            raise DataError(
+                f"The labels of {self.name} run from {int(labels.min())} to {int(labels.max())}, "
+                f"but {len(self.class_names)} classes are named."
+            )
+        if self.train.shape != self.test.shape:
+            raise DataError(f"Training samples of {self.name} are {self.train.shape}, test samples {self.test.shape}.")

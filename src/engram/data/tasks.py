@@ -1,0 +1,139 @@
+"""`Task` and `Stream`: which classes arrive when."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engram.data.holdout import hold_out
+from engram.data.samples import Dataset, Samples
+from engram.errors import DataError, UsageError, unknown
+from engram.randomness import generator
+
+FIELD_SEED = 1993  # the class order of iCaRL's code, which most of the field has used since
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One arrival: the classes it brings, in order, their training samples, and those to be tested on."""
+
+    index: int  # counted from 0
+    classes: tuple[int, ...]  # labels, in the order of the stream
+    train: Samples
+    test: Samples
+
+    def __post_init__(self) -> None:
+        for part, samples in (("training", self.train), ("test", self.test)):
+            foreign = set(samples.classes()) - set(self.classes)
+            if foreign:
+                raise DataError(f"Task {self.index + 1} has {part} samples of classes {sorted(foreign)}, not its own.")
+        missing = set(self.classes) - set(self.train.classes())
+        if missing:
+            raise DataError(f"Task {self.index + 1} has no training samples of its classes {sorted(missing)}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Tasks in the order they arrive. Make one with `split`, or of one's own tasks."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    class_names: tuple[str, ...]  # by label
+    classes_per_task: int | None = None  # as it was asked for; None for a stream of one's own
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """Labels in the order in which they first arrive."""
+        return tuple(dict.fromkeys(label for task in self.tasks for label in task.classes))
+
+    def first(self, tasks: int) -> Stream:
+        """The first so many tasks of this stream."""
+        if not 1 <= tasks <= len(self):
+            raise UsageError(f"This stream has {len(self)} tasks; {tasks} were asked for.")
+        return replace(self, tasks=self.tasks[:tasks])
+
+    def fingerprints(self) -> list[str]:
+        """A SHA-256 per task over its classes and all its samples, in order."""
+        return [
+            hashlib.sha256(f"{task.classes} {task.train.fingerprint()} {task.test.fingerprint()}".encode()).hexdigest()
+            for task in self.tasks
+        ]
+
+
+def split(
+    dataset: Dataset,
+    *,
+    classes_per_task: int,
+    first_task: int | None = None,
+    class_order: str | Sequence[int] = "seed",
+    seed: int = 0,
+    validation: float = 0.0,
+) -> Stream:
+    """Cut a data set into tasks of `classes_per_task` classes; the last takes the remainder.
+
+    `first_task` gives the first task another number of classes. `class_order` is "seed" (drawn from `seed`), "1993" (the
+    field's), a file of class names or labels, one a line, or the labels themselves. With `validation`, that share of each
+    class's training samples is held out and takes the place of the test samples, which are then never looked at.
+    """
+    present = dataset.train.classes()
+    order = _class_order(class_order, present, dataset.class_names, seed)
+    if not 1 <= classes_per_task <= len(order):
+        raise UsageError(f"{dataset.name} has {len(order)} classes; classes-per-task cannot be {classes_per_task}.")
+    if first_task is not None and not 1 <= first_task <= len(order):
+        raise UsageError(f"{dataset.name} has {len(order)} classes; first-task cannot be {first_task}.")
+    if not 0 <= validation < 1:
+        raise UsageError(f"The validation share must lie between 0 and 1; found {validation}.")
+    held_out = hold_out(dataset.train, validation, seed, "validation") if validation else None
+    train, test = held_out or (dataset.train, dataset.test)
+    first = first_task or classes_per_task
+    groups = [order[:first], *(order[i : i + classes_per_task] for i in range(first, len(order), classes_per_task))]
+    tasks = (Task(index, group, train.of_classes(group), test.of_classes(group)) for index, group in enumerate(groups))
+    return Stream(dataset.name, tuple(tasks), dataset.class_names, classes_per_task)
+
+
+def _class_order(
+    order: str | Sequence[int], present: tuple[int, ...], names: tuple[str, ...], seed: int
+) -> tuple[int, ...]:
+    if not isinstance(order, str):
+        labels = tuple(int(label) for label in order)
+    elif order == "seed":
+        drawn = torch.randperm(len(present), generator=generator(seed, "class order"))
+        return tuple(present[i] for i in drawn.tolist())
+    elif order == str(FIELD_SEED):
+        # The legacy generator on purpose: its permutation is what "seed 1993" means in published code.
+        return tuple(present[i] for i in np.random.RandomState(FIELD_SEED).permutation(len(present)))
+    else:
+        labels = _read_order(Path(order), names)
+    if sorted(labels) != list(present):
+        missing, extra = sorted(set(present) - set(labels)), sorted(set(labels) - set(present))
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        raise UsageError(
+            f"The class order must name each class once; missing {missing}, unknown {extra}, twice {twice}."
+        )
+    return labels
+
+
+def _read_order(path: Path, names: tuple[str, ...]) -> tuple[int, ...]:
+    """One class a line, by name; by label where no class is so named."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The class order '{path}' is neither 'seed', '1993' nor a readable file.") from error
+    labels = {name: label for label, name in enumerate(names)}
+    numbers = {str(label): label for label in range(len(names))}
+    entries = [line.strip() for line in lines if line.strip()]
+    for entry in entries:
+        if entry not in labels and entry not in numbers:
+            raise unknown("class", entry, names, f"the lines of {path}")
+    return tuple(labels[entry] if entry in labels else numbers[entry] for entry in entries)

@@ -1,0 +1,10 @@
+"""Measuring: runs that can be killed and resumed, what is measured, and what is written down."""
+
+from engram.experiments.measuring import Measurement
+from engram.experiments.plan import Plan, summarise
+from engram.experiments.presets import PRESETS
+from engram.experiments.results import Result
+from engram.experiments.running import run
+from engram.experiments.trainings import Trainings
+
+__all__ = ["PRESETS", "Measurement", "Plan", "Result", "Trainings", "run", "summarise"]

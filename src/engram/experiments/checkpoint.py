@@ -1,0 +1,143 @@
+"""The folder of a run: what it is a run of, how far it came, and its result.
+
+run.json             what is run; written first
+checkpoint-003/      the learner after three tasks, what was measured so far, and where its memory came from
+training.safetensors a task's training under way
+result.json          written last
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engram import storage
+from engram.errors import UsageError
+from engram.settings import differences
+
+SAVING_SHARE = 0.05  # of the time training takes may go into snapshots
+
+
+class Checkpoint(NamedTuple):
+    """A run between two tasks."""
+
+    tasks: int  # how many are done
+    learner: dict[str, Tensor]
+    origins: Tensor  # int64 (n, 2), see `metrics.origin_of`
+    measurements: list[dict[str, Any]]  # one per task
+    seconds: dict[str, float]  # by phase
+
+
+class RunFolder:
+    """The folder of one run. All methods are for the holder of its lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, request: dict[str, Any], *, resume: bool) -> None:
+        """Begin the run `request` here, or make sure that what was begun is the same and may go on."""
+        entries = [entry.name for entry in self.path.iterdir() if entry.name != ".lock"]
+        if not entries:
+            storage.write_json(self.path / "run.json", request)
+            return
+        if "run.json" not in entries:
+            raise UsageError(f"{self.path} holds something else ({sorted(entries)[0]}). Choose an empty or new folder.")
+        if not resume:
+            raise UsageError(f"{self.path} already holds a run. Continue it with --resume, or choose another --out.")
+        self._refuse_another(storage.read_json(self.path / "run.json"), request)
+        storage.write_json(self.path / "run.json", request)
+
+    def _refuse_another(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        """Only the same run goes on. One that was asked for fewer tasks of the same stream may be carried further."""
+        done, wanted = before["tasks"], now["tasks"]
+        flat = [
+            {**request["settings"], "method": request["method"], "dataset": request["dataset"]}
+            for request in (before, now)
+        ]
+        changed = differences(*flat)
+        if not changed and wanted[: len(done)] != done:
+            changed = ["the data, the class order or the tasks"]
+        if changed:
+            raise UsageError(
+                f"{self.path} holds another run; it differs in {'; '.join(changed)}. Choose another --out."
+            )
+
+    @property
+    def result(self) -> Path:
+        """Where the result is, once there is one."""
+        return self.path / "result.json"
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Publish a checkpoint; what it supersedes is removed."""
+
+        def fill(folder: Path) -> None:
+            storage.save_tensors(folder / "learner.safetensors", checkpoint.learner)
+            storage.save_tensors(folder / "origins.safetensors", {"origins": checkpoint.origins})
+            storage.write_json(folder / "measurements.json", checkpoint.measurements)
+            storage.write_json(folder / "seconds.json", checkpoint.seconds)
+
+        storage.publish_folder(self._checkpoint(checkpoint.tasks), fill)
+        self.tidy()
+
+    def load(self) -> Checkpoint | None:
+        """The last checkpoint, if there is one."""
+        folders = self._checkpoints()
+        if not folders:
+            return None
+        folder = folders[-1]
+        return Checkpoint(
+            int(folder.name.removeprefix("checkpoint-")),
+            storage.load_tensors(folder / "learner.safetensors"),
+            storage.load_tensors(folder / "origins.safetensors")["origins"],
+            storage.read_json(folder / "measurements.json"),
+            storage.read_json(folder / "seconds.json"),
+        )
+
+    def tidy(self) -> None:
+        """Remove what the last checkpoint supersedes."""
+        for folder in self._checkpoints()[:-1]:
+            storage.remove(folder)
+        storage.remove(self._training)
+
+    def snapshots(self, task: int) -> FileSnapshots:
+        """Where the training of this task is kept while it is under way."""
+        return FileSnapshots(self._training, task)
+
+    @property
+    def _training(self) -> Path:
+        return self.path / "training.safetensors"
+
+    def _checkpoint(self, tasks: int) -> Path:
+        return self.path / f"checkpoint-{tasks:03d}"
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted(self.path.glob("checkpoint-*"))
+
+
+class FileSnapshots:
+    """Training under way, in one file that is replaced as often as saving stays a small share of the time."""
+
+    def __init__(self, path: Path, task: int) -> None:
+        self.path, self.task = path, task
+        self.next = 0.0  # when the next save is due, on the monotonic clock
+
+    def load(self) -> dict[str, Tensor] | None:
+        """The last snapshot, if it is of this task."""
+        if not self.path.exists():
+            return None
+        state = storage.load_tensors(self.path)
+        return state if int(state.pop("task")) == self.task else None
+
+    def save(self, collect: Callable[[], dict[str, Tensor]]) -> None:
+        """Save, unless too little time has passed since the last."""
+        start = time.monotonic()
+        if start < self.next:
+            return
+        storage.save_tensors(self.path, {**collect(), "task": torch.tensor(self.task)})
+        end = time.monotonic()
+        self.next = end + (end - start) / SAVING_SHARE

@@ -1,0 +1,72 @@
+"""Measuring a learner after a task. Only this may look at old images; no learner does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.data import Samples, Stream, concatenate
+from engram.experiments.metrics import adaptation_quality, top_k_accuracy
+from engram.methods import Learner, columns_of
+from engram.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What was measured after one task."""
+
+    classes: int
+    accuracy: float
+    accuracy_top5: float
+    head_accuracy: float | None = None
+    by_task: list[float]
+    omega: float | None = None
+    omega_previous: float | None = None
+    omega_first: float | None = None
+    ceiling: float | None = None
+    memory_bytes: int
+
+
+def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progress: Progress) -> Measurement:
+    """Measure `learner` after it has learned task `task`; `origins` (n, 2) says whence its stored features came."""
+    seen = stream.tasks[: task + 1]
+    test = concatenate(*(each.test for each in seen))
+    features = learner.extract(test, progress, "measure")
+    scores = learner.classify(features)
+    columns = columns_of(test.labels, learner.classes_)
+    groups = torch.arange(len(seen)).repeat_interleave(torch.tensor([len(each.test) for each in seen]))
+    plain = Measurement(
+        classes=len(learner.classes_),
+        accuracy=top_k_accuracy(scores, columns),
+        accuracy_top5=top_k_accuracy(scores, columns, 5),
+        by_task=[top_k_accuracy(scores[groups == i], columns[groups == i]) for i in range(len(seen))],
+        memory_bytes=learner.memory.nbytes,
+    )
+    if learner.classifier_ is None:
+        return plain
+    answered = replace(plain, head_accuracy=top_k_accuracy(learner.head_scores(features), columns))
+    stored = learner.memory.features
+    if not len(stored):
+        return answered
+    true = F.normalize(learner.extract(originals(stream, origins), progress, "measure"))  # (n, d)
+    # A twin of the same settings, fitted on what the vectors would be had nothing drifted.
+    twin = replace(learner.classifier_).fit(true, stored.columns)
+    return replace(
+        answered,
+        omega=adaptation_quality(stored.rows, true, torch.ones(len(stored), dtype=torch.bool)),
+        omega_previous=adaptation_quality(stored.rows, true, origins[:, 0] == task - 1),
+        omega_first=adaptation_quality(stored.rows, true, origins[:, 0] == 0) if task else None,
+        ceiling=top_k_accuracy(twin.scores(F.normalize(features)), columns),
+    )
+
+
+def originals(stream: Stream, origins: Tensor) -> Samples:
+    """The images at these places of the stream, (n, 2) of task and position, in this order."""
+    parts = [
+        stream.tasks[task].train.select(origins[origins[:, 0] == task, 1]) for task in origins[:, 0].unique().tolist()
+    ]
+    back = origins[:, 0].argsort(stable=True).argsort()  # where each row went when they were grouped by task
+    return concatenate(*parts).select(back)

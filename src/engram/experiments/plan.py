@@ -1,0 +1,94 @@
+"""`Plan`: an experiment by names and numbers, as a command line or a suite gives it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engram.data import Dataset, Stream, split
+from engram.experiments.presets import classes_per_task, preset
+from engram.experiments.results import SCHEMA, Result
+from engram.experiments.running import AfterTask, run
+from engram.experiments.trainings import Trainings
+from engram.methods import Learner, make
+from engram.progress import SILENT, Progress
+from engram.storage import make_folder, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which method learns which stream, with which settings."""
+
+    method: str = "features"
+    preset: str = "short"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # beyond the preset's
+    classes_per_task: int | None = None  # None: the field's usual number for the data set
+    first_task: int | None = None
+    tasks: int | None = None  # None: all
+    class_order: str | Sequence[int] = "seed"
+    validation: float = 0.0
+    seed: int = 0
+
+    def stream(self, dataset: Dataset) -> Stream:
+        """The tasks."""
+        stream = split(
+            dataset,
+            classes_per_task=self.classes_per_task if self.classes_per_task is not None else classes_per_task(dataset),
+            first_task=self.first_task,
+            class_order=self.class_order,
+            seed=self.seed,
+            validation=self.validation,
+        )
+        return stream if self.tasks is None else stream.first(self.tasks)
+
+    def learner(self, dataset: Dataset) -> Learner:
+        """The learner, new."""
+        settings = {**preset(self.preset, self.method, dataset), **self.settings}
+        return make(self.method, seed=self.seed, **settings)
+
+    def run(
+        self,
+        dataset: Dataset,
+        out: Path | None = None,
+        *,
+        resume: bool = False,
+        trainings: Trainings | None = None,
+        progress: Progress = SILENT,
+        after_task: AfterTask | None = None,
+    ) -> Result:
+        """Carry it out, in the folder `out`; see `engram.run`."""
+        return run(
+            self.learner(dataset),
+            self.stream(dataset),
+            out=out,
+            resume=resume,
+            trainings=trainings,
+            progress=progress,
+            after_task=after_task,
+        )
+
+    def with_seed(self, seed: int) -> Plan:
+        """The same with another seed."""
+        return replace(self, seed=seed)
+
+
+def summarise(results: Sequence[Result], out: Path | None = None) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of one plan; kept as `summary.json` in the folder `out`."""
+    summary: dict[str, Any] = {
+        "schema": SCHEMA,
+        "method": results[0].method,
+        "dataset": results[0].dataset,
+        "seeds": [result.seed for result in results],
+    }
+    for name in ("average_incremental_accuracy", "average_incremental_accuracy_top5", "forgetting", "memory_mb"):
+        values = [float(getattr(result, name)) for result in results]
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "values": values}
+    summary["curve"] = [statistics.fmean(points) for points in zip(*(each.curve for each in results), strict=True)]
+    if out is not None:
+        make_folder(out)
+        write_json(out / "summary.json", summary)
+    return summary

@@ -1,0 +1,47 @@
+"""Presets: the paper's settings, and short ones, for each data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engram.data import Dataset
+from engram.errors import unknown
+from engram.methods import METHODS
+from engram.settings import fields
+
+PRESETS = ("paper", "short")
+
+# What may be done to an image without changing its class: a property of the data, the same in every preset.
+AUGMENTATION: Mapping[str, dict[str, Any]] = {
+    "cifar100": {"pad": 4, "flip": True},
+    "cifar10": {"pad": 4, "flip": True},
+    "digits": {"pad": 1, "flip": False},  # a mirrored digit is another sign, or none
+}
+CAREFUL = {"pad": 0, "flip": False}  # for data nothing is known of
+
+SHORT: Mapping[str, dict[str, Any]] = {
+    "digits": {"epochs": 20, "batch_size": 32, "schedule": "one-cycle", "rate": 0.5, "features_per_class": 100},
+}
+SHORT_DEFAULT = {"epochs": 10, "schedule": "one-cycle"}
+
+CLASSES_PER_TASK = {"digits": 2, "cifar10": 2, "cifar100": 10}
+
+
+def preset(name: str, method: str, dataset: Dataset) -> dict[str, Any]:
+    """The settings of this preset for a method on a data set, as flat names; those that the method lacks are left out."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    if method not in METHODS:
+        raise unknown("method", method, METHODS, "engram methods")
+    # §5.1: the rate belongs to a loss averaged over the classes of the data set.
+    settings = {"expected_classes": len(dataset.class_names), **AUGMENTATION.get(dataset.name, CAREFUL)}
+    if name == "short":
+        settings |= SHORT.get(dataset.name, SHORT_DEFAULT)
+    known = {setting for setting, _, _ in fields(METHODS[method].learner)}
+    return {setting: value for setting, value in settings.items() if setting in known}
+
+
+def classes_per_task(dataset: Dataset) -> int:
+    """The field's usual number for this data set; a fifth of the classes for one's own."""
+    return CLASSES_PER_TASK.get(dataset.name, max(1, len(dataset.class_names) // 5))

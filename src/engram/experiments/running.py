@@ -1,0 +1,141 @@
+"""Running an experiment: a learner learns a stream, is measured after every task, and can be killed at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engram import storage
+from engram.data import Stream
+from engram.experiments.checkpoint import Checkpoint, RunFolder
+from engram.experiments.measuring import Measurement, measure
+from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
+from engram.experiments.results import Result, environment, megabytes
+from engram.experiments.trainings import Trainings
+from engram.methods import Learner, choose_device
+from engram.progress import SILENT, Progress, Stopwatch
+from engram.settings import flatten
+
+AfterTask = Callable[[int, Measurement, dict[str, float]], None]  # (task, what was measured, seconds by phase so far)
+
+
+def run(
+    learner: Learner,
+    stream: Stream,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    trainings: Trainings | None = None,
+    progress: Progress = SILENT,
+    after_task: AfterTask | None = None,
+) -> Result:
+    """Let a learner that has learned nothing yet learn the stream, and measure it after every task.
+
+    With `out`, the run is kept in that folder; after a kill, `resume` goes on from there to exactly the same end. With
+    `trainings`, networks are shared with other runs that differ only in what comes after training.
+    """
+    if learner.tasks_:
+        raise ValueError("run() wants a learner that has learned nothing yet; make a new one.")
+    fingerprints = stream.fingerprints()
+    with _opened(out, _request(learner, stream, fingerprints), resume) as folder:
+        measurements, seconds = _learn(learner, stream, fingerprints, folder, trainings, progress, after_task)
+        result = _result(learner, stream, measurements, seconds)
+        if folder is not None:
+            result.save(folder.result)
+    return result
+
+
+@contextmanager
+def _opened(out: Path | str | None, request: dict[str, Any], resume: bool) -> Iterator[RunFolder | None]:
+    if out is None:
+        yield None
+        return
+    path = Path(out)
+    storage.make_folder(path)
+    with storage.locked(path):
+        folder = RunFolder(path)
+        folder.open(request, resume=resume)
+        yield folder
+
+
+def _request(learner: Learner, stream: Stream, fingerprints: list[str]) -> dict[str, Any]:
+    """What makes a run this run and no other."""
+    return {"method": learner.name, "dataset": stream.name, "settings": flatten(learner), "tasks": fingerprints}
+
+
+def _learn(
+    learner: Learner,
+    stream: Stream,
+    fingerprints: list[str],
+    folder: RunFolder | None,
+    trainings: Trainings | None,
+    progress: Progress,
+    after_task: AfterTask | None,
+) -> tuple[list[Measurement], dict[str, float]]:
+    origins, measurements = torch.empty(0, 2, dtype=torch.int64), list[Measurement]()
+    watch = Stopwatch(progress)
+    checkpoint = folder.load() if folder is not None else None
+    if folder is not None and checkpoint is not None:
+        folder.tidy()
+        learner.restore(checkpoint.learner)
+        origins = checkpoint.origins
+        measurements = [Measurement(**values) for values in checkpoint.measurements]
+        watch = Stopwatch(progress, checkpoint.seconds)
+    with progress.phase("run", len(stream)) as whole:
+        whole.advance(learner.tasks_)
+        for task in stream.tasks[learner.tasks_ :]:
+            known = fingerprints[: task.index + 1]
+            network = trainings.load(learner, known, task.train.shape) if trainings is not None else None
+            if network is None:
+                network = learner.train(task, watch, folder.snapshots(task.index) if folder is not None else None)
+                if trainings is not None:
+                    trainings.save(learner, known, network)
+            kept = learner.absorb(task, network, watch)
+            origins = origin_of(kept.features, task.index, origins)
+            measurements.append(measure(learner, stream, task.index, origins, watch))
+            if folder is not None:
+                values = [asdict(each) for each in measurements]
+                folder.save(Checkpoint(learner.tasks_, learner.state(), origins, values, watch.seconds))
+            whole.advance()
+            if after_task is not None:
+                after_task(task.index, measurements[-1], watch.seconds)
+    return measurements, watch.seconds
+
+
+def _result(learner: Learner, stream: Stream, measured: list[Measurement], seconds: dict[str, float]) -> Result:
+    curve = [each.accuracy for each in measured]
+    top5 = [each.accuracy_top5 for each in measured]
+    matrix = [each.by_task for each in measured]
+    heads = [each.head_accuracy for each in measured if each.head_accuracy is not None]
+    ceilings = [each.ceiling for each in measured if each.ceiling is not None]
+    stored = bool(ceilings)
+    return Result(
+        method=learner.name,
+        dataset=stream.name,
+        seed=learner.seed,
+        classes_per_task=stream.classes_per_task,
+        class_order=[stream.class_names[label] for label in stream.classes],
+        classes_seen=[each.classes for each in measured],
+        settings=flatten(learner),
+        curve=curve,
+        average_incremental_accuracy=average_incremental_accuracy(curve),
+        curve_top5=top5,
+        average_incremental_accuracy_top5=average_incremental_accuracy(top5),
+        head_curve=heads or None,
+        accuracy_matrix=matrix,
+        forgetting=forgetting(matrix),
+        omega=[each.omega for each in measured] if stored else None,
+        omega_previous=[each.omega_previous for each in measured] if stored else None,
+        omega_first=[each.omega_first for each in measured] if stored else None,
+        ceiling_curve=ceilings or None,
+        drift_gap=[ceiling - reached for ceiling, reached in zip(ceilings, curve, strict=True)] if stored else None,
+        memory_bytes=learner.memory.nbytes,
+        memory_mb=megabytes(learner.memory.nbytes),
+        seconds=seconds,
+        environment=environment(str(choose_device(learner.device))),
+    )

@@ -1,0 +1,38 @@
+"""Trained networks shared by all runs that differ only in what comes after training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from engram import storage
+from engram.methods import Learner
+from engram.methods.learner import choose_device
+from engram.network import Network, restore_network
+
+
+class Trainings:
+    """A folder of networks, each under the hash of everything that its training depended on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        storage.make_folder(folder)
+
+    def path(self, learner: Learner, tasks: list[str]) -> Path:
+        """Where the network of `learner` is, trained up to the last of these tasks (by their fingerprints)."""
+        key = json.dumps({"settings": learner.training_settings(), "tasks": tasks}, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+
+    def load(self, learner: Learner, tasks: list[str], shape: tuple[int, ...]) -> Network | None:
+        """The network, if it was trained before."""
+        path = self.path(learner, tasks)
+        if not learner.shares_training or not path.exists():
+            return None
+        network = restore_network(learner.network, learner.head, shape, storage.load_tensors(path))
+        return network.requires_grad_(False).to(choose_device(learner.device))
+
+    def save(self, learner: Learner, tasks: list[str], network: Network) -> None:
+        """Keep a network for others."""
+        if learner.shares_training:
+            storage.save_tensors(self.path(learner, tasks), network.state_dict())

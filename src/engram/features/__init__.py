@@ -1,0 +1,26 @@
+"""What is kept of the past, carried over into the present, and used."""
+
+from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, fit_ridge
+from engram.features.classifiers import CLASSIFIERS, Classifier, LinearSVM, NearestMean, Ridge
+from engram.features.herding import herd
+from engram.features.memory import MEGABYTE, FeatureMemory, ImageMemory, Memory, preserved_bytes, select_features
+
+__all__ = [
+    "CLASSIFIERS",
+    "MEGABYTE",
+    "Adaptation",
+    "Adapter",
+    "Classifier",
+    "FeatureMemory",
+    "ImageMemory",
+    "LinearSVM",
+    "MLPAdapter",
+    "Memory",
+    "NearestMean",
+    "Pairs",
+    "Ridge",
+    "fit_ridge",
+    "herd",
+    "preserved_bytes",
+    "select_features",
+]

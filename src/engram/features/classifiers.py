@@ -1,0 +1,280 @@
+"""Linear classifiers on unit features: a support vector machine, the nearest class mean, and ridge regression."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from engram.errors import DataError, EngramWarning, TrainingError, UsageError
+
+BLOCK = 2**24  # most numbers in a matrix of samples by classes; more classes than fit are solved in turns
+NEWTON_STEPS = 100
+CONJUGATE_STEPS = 100  # within a Newton step
+SEARCH_STEPS = 20  # within a line search
+FORCING = 0.1  # a Newton step is solved to this share of the gradient: the next violators differ by more than the rest
+
+
+class Classifier(ABC):
+    """Scores unit features by one affine function per class: `classes_` (K,), `weight_` (K, d), `intercept_` (K,)."""
+
+    classes_: Tensor
+    weight_: Tensor
+    intercept_: Tensor
+
+    @abstractmethod
+    def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
+        """Learn from features (n, d) and integer labels (n,); `start` is an earlier solution, where one saves time."""
+
+    @abstractmethod
+    def scores(self, features: Tensor) -> Tensor:
+        """Score features (n, d) for every class, in the order of `classes_`: (n, K), float32."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that was learned, as tensors that can be saved."""
+        self._check_fitted()
+        return {"classes": self.classes_, "weight": self.weight_, "intercept": self.intercept_}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Take back what `state` gave."""
+        missing = {"classes", "weight", "intercept"} - tensors.keys()
+        if missing:
+            raise DataError(f"A saved {type(self).__name__} lacks its {' and '.join(sorted(missing))}.")
+        self.classes_, self.weight_, self.intercept_ = tensors["classes"], tensors["weight"], tensors["intercept"]
+        return self
+
+    def _learned(self, classes: Tensor, weight: Tensor, intercept: Tensor) -> Self:
+        if not (weight.isfinite().all() and intercept.isfinite().all()):
+            raise TrainingError(f"{type(self).__name__} overflowed: its features are too large. Normalise them first.")
+        self.classes_, self.weight_, self.intercept_ = classes, weight.float().contiguous(), intercept.float()
+        return self
+
+    def _affine(self, features: Tensor) -> Tensor:
+        self._check_fitted()
+        width = self.weight_.shape[1]
+        if features.ndim != 2 or features.shape[1] != width:
+            name, shape = type(self).__name__, tuple(features.shape)
+            raise DataError(f"{name} was fitted on features of {width} numbers, and got the shape {shape}.")
+        weight, intercept = self.weight_.to(features.device), self.intercept_.to(features.device)
+        return torch.addmm(intercept, features.detach().float(), weight.T)  # (n, K)
+
+    def _check_fitted(self) -> None:
+        if "weight_" not in vars(self):
+            raise UsageError(f"This {type(self).__name__} has learned nothing yet. Call fit first.")
+
+
+@dataclass
+class LinearSVM(Classifier):
+    """One class against the rest with the squared hinge loss: the objective of scikit-learn's LinearSVC.
+
+    Per class it minimises ½(‖w‖² + b²) + C Σ max(0, 1 − y (w·x + b))², so the intercept is regularised too.
+    """
+
+    C: float = 1.0  # the weight of the samples against the regulariser
+    tolerance: float = 1e-4  # no score of a unit feature is further from the optimum's than √2 times this
+
+    def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
+        """Learn from features (n, d) and integer labels (n,); classes that `start` knows begin at its solution."""
+        _check_positive(self, C=self.C, tolerance=self.tolerance)
+        features, classes, members = _checked(self, features, labels)
+        ones = features.new_ones(len(features), 1)
+        samples = torch.cat([features, ones], dim=1)  # (n, d + 1): the intercept is the weight of a constant
+        gram = samples.T @ samples  # (d + 1, d + 1)
+        solution = []
+        for block in torch.arange(len(classes), device=classes.device).split(max(1, BLOCK // len(samples))):
+            signs = torch.where(block[:, None] == members, 1.0, -1.0).to(samples.dtype)  # (k, n)
+            # At zero every sample violates its margin, so ridge regression on all is where Newton's first step ends.
+            ridge = _solved(_regularised_factor(gram, 1 / (2 * self.C)), signs @ samples)  # (k, d + 1)
+            begin = _continued(ridge, classes[block], start)
+            solution.append(_minimise(samples, gram, signs, begin, self.C, self.tolerance))
+        weight = torch.cat(solution)  # (K, d + 1)
+        return self._learned(classes, weight[:, :-1], weight[:, -1])
+
+    def scores(self, features: Tensor) -> Tensor:
+        """w·x + b for every class: (n, K)."""
+        return self._affine(features)
+
+
+@dataclass
+class NearestMean(Classifier):
+    """The nearest of the normalised class means (iCaRL, Algorithm 1): for unit vectors, cosine similarity."""
+
+    def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
+        """Average the unit vectors of each class; there is nothing that a start could save."""
+        features, classes, members = _checked(self, features, labels)
+        means = normalize(_class_sums(normalize(features), members, len(classes)))  # (K, d)
+        # −‖x − m‖² = 2 m·x − ‖m‖² − 1 for a unit vector x.
+        return self._learned(classes, 2 * means, -means.square().sum(dim=1) - 1)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Minus the squared distance between the normalised features and every class mean: (n, K)."""
+        return self._affine(normalize(features.float()))
+
+
+@dataclass
+class Ridge(Classifier):
+    """Least squares on ±1 targets with an L2 penalty and a free intercept: scikit-learn's RidgeClassifier."""
+
+    penalty: float = 1.0  # scikit-learn's alpha
+
+    def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
+        """Solve the normal equations of the centred problem; there is nothing that a start could save."""
+        _check_positive(self, penalty=self.penalty)
+        features, classes, members = _checked(self, features, labels)
+        centre = features.mean(dim=0)  # (d,)
+        centred = features - centre  # (n, d)
+        factor = _regularised_factor(centred.T @ centred, self.penalty)  # (d, d)
+        # As the centred features sum to zero, what is left of their products with the ±1 targets are class sums.
+        right = 2 * _class_sums(centred, members, len(classes))  # (K, d)
+        weight = _solved(factor, right)  # (K, d)
+        shares = torch.bincount(members, minlength=len(classes)) / len(features)  # (K,)
+        return self._learned(classes, weight, 2 * shares - 1 - weight @ centre)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """The least-squares estimate of +1 for the class and −1 for the rest: (n, K)."""
+        return self._affine(features)
+
+
+CLASSIFIERS: dict[str, type[Classifier]] = {"svm": LinearSVM, "nearest-mean": NearestMean, "ridge": Ridge}
+
+
+def _checked(classifier: Classifier, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The features in the widest floats of their device, the sorted classes (K,), and each sample's among them (n,)."""
+    name = type(classifier).__name__
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        shapes = f"{tuple(features.shape)} and {tuple(labels.shape)}"
+        raise DataError(f"{name} needs features (n, d) and one label for each, and got the shapes {shapes}.")
+    if not features.numel():
+        raise DataError(f"{name} needs at least one sample, and got the shape {tuple(features.shape)}.")
+    if labels.is_floating_point():
+        raise DataError(f"{name} needs integer labels, and got {labels.dtype}.")
+    if not features.isfinite().all():
+        raise TrainingError(f"{name} met features that are not finite. Lower the learning rate, or check the images.")
+    precision = torch.float32 if features.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    classes, members = labels.to(features.device).unique(return_inverse=True)
+    return features.detach().to(precision), classes, members
+
+
+def _check_positive(classifier: Classifier, **settings: float) -> None:
+    for setting, value in settings.items():
+        if not value > 0:
+            raise UsageError(f"The {setting} of {type(classifier).__name__} must be above 0, and is {value}.")
+
+
+def _class_sums(features: Tensor, members: Tensor, classes: int) -> Tensor:
+    """The sum of the features of each class: (K, d)."""
+    # Sorting and splitting adds in the same order every time, which index_add does not on a GPU.
+    grouped = features[members.argsort(stable=True)]  # (n, d)
+    sizes = torch.bincount(members, minlength=classes).tolist()
+    return torch.stack([group.sum(dim=0) for group in grouped.split(sizes)])
+
+
+def _regularised_factor(gram: Tensor, penalty: float) -> Tensor:
+    """The Cholesky factor of gram + penalty · I."""
+    system = gram.clone()
+    system.diagonal().add_(penalty)
+    return torch.linalg.cholesky(system)
+
+
+def _solved(factor: Tensor, right: Tensor) -> Tensor:
+    """Solve A x = b for every row b of `right` (k, d), where `factor` (d, d) is the Cholesky factor of A."""
+    return torch.cholesky_solve(right.T, factor).T
+
+
+def _continued(begin: Tensor, classes: Tensor, start: Classifier | None) -> Tensor:
+    """`begin` (k, d + 1), except for the classes that an earlier solution knows."""
+    if start is None:
+        return begin
+    earlier = torch.cat([start.weight_, start.intercept_[:, None]], dim=1).to(begin)  # (K, d + 1)
+    if earlier.shape[1] != begin.shape[1]:
+        found, needed = earlier.shape[1] - 1, begin.shape[1] - 1
+        raise DataError(f"The solution to start from has {found} weights per class, and the features have {needed}.")
+    same = classes[:, None] == start.classes_.to(classes.device)  # (k, K)
+    return torch.where(same.any(dim=1, keepdim=True), earlier[same.int().argmax(dim=1)], begin)
+
+
+# The support vector machine. The classes of a block are solved together, so that one matrix product serves them all:
+# k is the number of classes still unsolved, `weight` (k, d + 1), `signs` (k, n) the y = ±1, and `shortfall` (k, n)
+# how far each sample is short of its margin, 1 − y f(x). Samples with a positive shortfall violate the margin.
+
+
+def _minimise(samples: Tensor, gram: Tensor, signs: Tensor, begin: Tensor, C: float, tolerance: float) -> Tensor:
+    """Newton's method with an exact line search for the classes of one block, each until its gradient vanishes."""
+    solution, weight = begin.clone(), begin  # (k, d + 1)
+    unsolved = torch.arange(len(begin), device=begin.device)  # (k,)
+    shortfall = 1 - signs * (weight @ samples.T)  # (k, n)
+    coarse = samples.float()  # enough for a direction, and twice as fast
+    for _ in range(NEWTON_STEPS):
+        solution[unsolved] = weight
+        gradient = weight - 2 * C * (signs * shortfall.clamp(min=0)) @ samples  # (k, d + 1)
+        # The objective is 1-strongly convex: the optimum is no further away than the gradient is long.
+        going = gradient.norm(dim=1) > tolerance  # (k,)
+        if not going.all():
+            unsolved, weight, gradient = unsolved[going], weight[going], gradient[going]
+            signs, shortfall = signs[going], shortfall[going]
+        if not len(unsolved):
+            return solution
+        direction = _newton_direction(coarse, gram, shortfall > 0, gradient, C).to(weight.dtype)  # (k, d + 1)
+        approach = signs * (direction @ samples.T)  # (k, n): how fast each shortfall shrinks
+        step = _line_search(weight, direction, shortfall, approach, C)[:, None]  # (k, 1)
+        weight = weight + step * direction
+        shortfall -= step * approach
+    warnings.warn(
+        f"LinearSVM left {len(unsolved)} classes short of their optimum after {NEWTON_STEPS} steps. "
+        f"Lower C ({C:g}), normalise the features, or raise the tolerance ({tolerance:g}).",
+        EngramWarning,
+        stacklevel=3,
+    )
+    return solution
+
+
+def _newton_direction(samples: Tensor, gram: Tensor, violated: Tensor, gradient: Tensor, C: float) -> Tensor:
+    """Solve (I + 2C Σ x xᵀ over the violators) direction = −gradient, for every class, by conjugate gradients."""
+    # The violators of any class are spread roughly as all samples are, so their share of the common Gram matrix
+    # preconditions the Hessian of every class.
+    penalty = 1 / (2 * C)
+    share = float(violated.double().mean())
+    factor = _regularised_factor(share * gram, penalty).to(samples.dtype)
+    mask = violated.to(samples.dtype)  # (k, n)
+    residual = -gradient.to(samples.dtype) * penalty  # the equations are divided by 2C
+    goal = FORCING * residual.norm(dim=1)  # (k,)
+    direction = torch.zeros_like(residual)
+    search = preconditioned = _solved(factor, residual)
+    agreement = (residual * preconditioned).sum(dim=1, keepdim=True)  # (k, 1)
+    smallest = torch.finfo(samples.dtype).tiny  # keeps a class that is solved exactly from dividing 0 by 0
+    for _ in range(CONJUGATE_STEPS):
+        curved = penalty * search + (search @ samples.T).mul_(mask) @ samples  # (k, d + 1)
+        length = agreement / (search * curved).sum(dim=1, keepdim=True).clamp(min=smallest)  # (k, 1)
+        direction = direction + length * search
+        residual = residual - length * curved
+        if (residual.norm(dim=1) <= goal).all():
+            break
+        preconditioned = _solved(factor, residual)
+        previous, agreement = agreement, (residual * preconditioned).sum(dim=1, keepdim=True)
+        search = preconditioned + agreement / previous.clamp(min=smallest) * search
+    return direction
+
+
+def _line_search(weight: Tensor, direction: Tensor, shortfall: Tensor, approach: Tensor, C: float) -> Tensor:
+    """The step (k,) along `direction` to the minimum: Newton on the slope, kept inside a bracket by bisection."""
+    # Along a line the objective is convex and piecewise quadratic, so Newton ends as soon as it is on the right piece.
+    outward, square = (weight * direction).sum(dim=1), direction.square().sum(dim=1)  # (k,)
+    low, high = torch.zeros_like(square), torch.full_like(square, torch.inf)
+    step = torch.ones_like(square)
+    for _ in range(SEARCH_STEPS):
+        left = (shortfall - step[:, None] * approach).clamp_(min=0)  # (k, n)
+        slope = outward + step * square - 2 * C * (approach * left).sum(dim=1)
+        curvature = square + 2 * C * (approach.square() * (left > 0)).sum(dim=1)
+        low, high = torch.where(slope < 0, step, low), torch.where(slope < 0, high, step)
+        change = slope / curvature
+        if (change.abs() <= 1e-3 * step).all():
+            break
+        newton, middle = step - change, (low + high) / 2
+        step = torch.where((newton >= low) & (newton <= high), newton, middle)
+    return step

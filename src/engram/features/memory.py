@@ -1,0 +1,113 @@
+"""What is kept of the past: `FeatureMemory` and `ImageMemory`, byte-exact, grouped by class.
+
+Rows of one class lie together, in herding order, and classes in the order of the head's columns: so a label costs nothing
+but a count per class, and a class is trimmed by cutting off the end of its rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.errors import EngramWarning
+from engram.features.herding import herd
+
+MEGABYTE = 2**20  # the paper's MB
+
+
+@dataclass(frozen=True, eq=False)
+class _Grouped:
+    rows: Tensor  # (n, ...)
+    counts: Tensor  # int64 (K,): how many rows each class has
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of what is kept: the number the paper is about."""
+        return self.rows.nbytes
+
+    @property
+    def columns(self) -> Tensor:
+        """Each row's class, as its column in the head, int64 (n,)."""
+        return torch.arange(len(self.counts)).repeat_interleave(self.counts)
+
+    def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor) -> Self:
+        """The memory whose row i is `new_rows[sources[i]]` or, where that is negative, row `-1 - sources[i]` of this one."""
+        rows = torch.cat([self.rows, new_rows])
+        places = torch.where(sources < 0, -1 - sources, sources + len(self.rows))
+        return type(self)(rows[places], counts)
+
+
+class FeatureMemory(_Grouped):
+    """Unit feature vectors, float32 (n, d)."""
+
+    @classmethod
+    def empty(cls, dimension: int = 0) -> FeatureMemory:
+        """A memory of nothing."""
+        return cls(torch.empty(0, dimension), torch.empty(0, dtype=torch.int64))
+
+
+class ImageMemory(_Grouped):
+    """Images as they came, uint8 (n, h, w, c); or vectors (n, d), where those are the inputs."""
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...] = (0,)) -> ImageMemory:
+        """A memory of nothing."""
+        dtype = torch.uint8 if len(shape) == 3 else torch.float32
+        return cls(torch.empty(0, *shape, dtype=dtype), torch.empty(0, dtype=torch.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """All that a learner keeps of what it has seen."""
+
+    features: FeatureMemory
+    images: ImageMemory
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of both."""
+        return self.features.nbytes + self.images.nbytes
+
+
+def select_features(memory: FeatureMemory, vectors: Tensor, columns: Tensor, per_class: int) -> tuple[Tensor, Tensor]:
+    """Which rows a memory of at most `per_class` per class holds after `vectors` (n, d) of classes `columns` (n,) came.
+
+    A class that receives new vectors is herded anew, from its old rows and the new ones together; any other keeps its
+    first rows. Returns (sources, counts) as `rearranged` takes them.
+    """
+    unit = F.normalize(vectors)
+    classes = max(len(memory.counts), int(columns.max()) + 1 if len(columns) else 0)
+    slots = torch.arange(len(memory)).split(memory.counts.tolist())  # one tensor of rows per class so far
+    sources: list[Tensor] = []
+    short: list[int] = []
+    for column in range(classes):
+        arrived = (columns == column).nonzero().squeeze(1)
+        stored = slots[column] if column < len(slots) else torch.empty(0, dtype=torch.int64)
+        chosen = torch.cat([-1 - stored, arrived])
+        if len(arrived):
+            candidates = torch.cat([memory.rows[stored], unit[arrived]]) if len(stored) else unit[arrived]
+            chosen = chosen[herd(candidates, per_class)]
+            short += [len(chosen)] if len(chosen) < per_class else []
+        sources.append(chosen[:per_class])
+    if short:
+        warnings.warn(
+            f"{len(short)} classes have fewer than {per_class} samples (the fewest: {min(short)}); all of theirs are kept.",
+            EngramWarning,
+            stacklevel=2,
+        )
+    return torch.cat(sources), torch.tensor([len(part) for part in sources])
+
+
+def preserved_bytes(
+    classes: int, *, features_per_class: int = 0, dimension: int = 0, images_per_class: int = 0, image_bytes: int = 0
+) -> int:
+    """The bytes kept for so many classes, from sizes alone, as the paper counts them: float32 features, raw images."""
+    return classes * (features_per_class * dimension * 4 + images_per_class * image_bytes)

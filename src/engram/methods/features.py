@@ -1,0 +1,81 @@
+"""The paper's method: keep features, carry them over when the network changes, classify all of them together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.data import Task
+from engram.features import (
+    Adaptation,
+    Classifier,
+    FeatureMemory,
+    LinearSVM,
+    Memory,
+    NearestMean,
+    Pairs,
+    Ridge,
+    select_features,
+)
+from engram.methods.learner import NOTHING, Kept, Learner
+from engram.methods.objectives import Distillation
+from engram.network import Network, Snapshots, extract
+from engram.progress import SILENT, Progress
+
+
+@dataclass(kw_only=True)
+class Features(Learner):
+    """Memory-efficient incremental learning through feature adaptation (Iscen et al., 2020): Algorithm 1."""
+
+    objective: Distillation = field(default_factory=Distillation)
+    features_per_class: PositiveInt = 250  # L, §5.3
+    adaptation: Adaptation = field(default_factory=Adaptation)
+    classifier: Literal["svm", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
+    C: PositiveFloat = 1.0  # of the SVM; LinearSVC's default
+    penalty: PositiveFloat = 1.0  # of ridge
+
+    def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
+        return self.fit(task, task.train, progress, snapshots, start=self.network_)
+
+    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
+        features = extract(network, task.train, progress)  # (n, d): v = h_t(x)
+        columns = self.columns(task, task.train.labels)
+        memory = self._carry_over(task, network, features, columns, progress)
+        with progress.phase("herd"):
+            sources, counts = select_features(memory, features, columns, self.features_per_class)
+            memory = memory.rearranged(F.normalize(features), sources, counts)
+        with progress.phase("classify"):
+            classifier = self.make_classifier().fit(memory.rows, memory.columns)
+        self.take_over(task, network, Memory(memory, self.memory_.images), classifier)
+        return Kept(sources, NOTHING)
+
+    def make_classifier(self) -> Classifier:
+        return {"svm": LinearSVM(C=self.C), "nearest-mean": NearestMean(), "ridge": Ridge(self.penalty)}[
+            self.classifier
+        ]
+
+    def _carry_over(
+        self, task: Task, network: Network, features: Tensor, columns: Tensor, progress: Progress
+    ) -> FeatureMemory:
+        """φ(M_{t−1}): the stored vectors in the new network's feature space."""
+        stored = self.memory_.features
+        if self.network_ is None:
+            return FeatureMemory.empty(network.dimension)
+        if self.adaptation.adapter == "identity":
+            return stored
+        device = network.mean.device
+        old = extract(self.network_, task.train, progress)  # (n, d): v̄ = h_{t−1}(x)
+        pairs = Pairs(old.to(device), features.to(device), columns.to(device))
+        in_task = torch.zeros(network.classes, dtype=torch.bool)
+        in_task[columns] = True
+
+        def classification(carried: Tensor, targets: Tensor) -> Tensor:
+            return self.objective.classification(network.head(carried), targets, in_task)
+
+        adapter = self.adaptation.fit(pairs, classification, seed=self.seed, task=self.tasks_, progress=progress)
+        return FeatureMemory(adapter(stored.rows.to(device)).cpu(), stored.counts)

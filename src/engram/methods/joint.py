@@ -1,0 +1,43 @@
+"""Joint training: keep every image and train anew on all of them. The upper bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from engram.data import Samples, Task, concatenate
+from engram.features import ImageMemory, Memory
+from engram.methods.learner import NOTHING, Kept, Learner
+from engram.methods.objectives import Classification
+from engram.network import Network, Snapshots
+from engram.progress import SILENT, Progress
+
+
+@dataclass(kw_only=True)
+class Joint(Learner):
+    """Train a new network on all that was ever seen, after every task."""
+
+    shares_training: ClassVar[bool] = False
+
+    objective: Classification = field(default_factory=Classification)
+
+    def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
+        images = self.memory_.images
+        samples = task.train
+        if len(images):
+            labels = torch.tensor(self.classes_)[images.columns]
+            samples = concatenate(Samples.of(images.rows, labels), samples)
+        return self.fit(task, samples, progress, snapshots, start=None)
+
+    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
+        images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)
+        columns = self.columns(task, task.train.labels)
+        # Stable sorts group by class and leave the order of arrival within one.
+        order = torch.cat([images.columns, columns]).argsort(stable=True)
+        sources = torch.cat([-1 - torch.arange(len(images)), torch.arange(len(columns))])[order]
+        counts = torch.bincount(torch.cat([images.columns, columns]), minlength=len(self.classes_with(task)))
+        kept = images.rearranged(task.train.batch(torch.arange(len(task.train))), sources, counts)
+        self.take_over(task, network, Memory(self.memory_.features, kept), None)
+        return Kept(NOTHING, sources)

@@ -1,0 +1,218 @@
+"""`Learner`: the one extension point. A method says how the network is trained on a task and what is kept of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engram.data import Samples, Task
+from engram.errors import DataError, EngramError
+from engram.features import Classifier, FeatureMemory, ImageMemory, Memory
+from engram.methods.objectives import Objective
+from engram.network import Network, Snapshots, Training, extract, make_network, restore_network
+from engram.progress import SILENT, Progress
+from engram.settings import flatten
+
+
+class Kept(NamedTuple):
+    """Where each row of a learner's memory came from when it absorbed a task.
+
+    A row of the task's training samples by its position; a row of the memory as it was before, i, by −1 − i.
+    """
+
+    features: Tensor  # int64, one per stored feature
+    images: Tensor  # int64, one per stored image
+
+
+NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(kw_only=True)
+class Learner(ABC):
+    """Learns tasks one after another. Fields are settings; what is learned ends in `_`.
+
+    A subclass gives `objective`, `train` and `absorb`.
+    """
+
+    network: str | nn.Module = "auto"  # §5.1: resnet32 for CIFAR, resnet18 for ImageNet; auto goes by the inputs' shape
+    head: Literal["cosine", "linear"] = "cosine"  # §4.1
+    weights: str | None = None  # a safetensors file to start the extractor from
+    training: Training = field(default_factory=Training)
+    seed: int = 0
+    device: str = "auto"
+
+    objective: Objective = field(init=False)  # what training makes small; each method declares its own
+
+    # Whether training depends on settings, seed and stream alone, not on what is kept: such networks can be shared.
+    shares_training: ClassVar[bool] = True
+
+    name: str = field(default="", init=False)  # the entry of METHODS it was made from
+    network_: Network | None = field(default=None, init=False, repr=False)
+    classes_: tuple[int, ...] = field(default=(), init=False, repr=False)  # labels, in the order of the head's columns
+    tasks_: int = field(default=0, init=False, repr=False)  # how many tasks were learned
+    shape_: tuple[int, ...] = field(default=(), init=False, repr=False)  # of one input
+    memory_: Memory = field(init=False, repr=False)
+    classifier_: Classifier | None = field(default=None, init=False, repr=False)  # what answers; None: the head does
+
+    def __post_init__(self) -> None:
+        self.name = self.name or type(self).__name__.lower()
+        self.memory_ = Memory(FeatureMemory.empty(), ImageMemory.empty())
+
+    @abstractmethod
+    def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
+        """A network trained on the task, started from the present one. The learner itself stays as it is."""
+
+    @abstractmethod
+    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
+        """Take over the trained network, update what is kept, and refit the classifier."""
+
+    def learn(self, task: Task, progress: Progress = SILENT) -> Kept:
+        """Train on a task and absorb it."""
+        return self.absorb(task, self.train(task, progress), progress)
+
+    @property
+    def memory(self) -> Memory:
+        """What is kept of the past."""
+        return self.memory_
+
+    def extract(self, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
+        """Features of samples, (n, d), not normalised."""
+        return extract(self._trained(), samples, progress, phase)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Scores (n, classes so far) of features as `extract` gives them."""
+        return (
+            self.head_scores(features) if self.classifier_ is None else self.classifier_.scores(F.normalize(features))
+        )
+
+    def head_scores(self, features: Tensor) -> Tensor:
+        """What the network's own head says of features, (n, classes so far)."""
+        head = self._trained().head
+        with torch.no_grad():
+            return head(features.to(head.weight.device)).cpu()  # type: ignore[no-any-return]
+
+    def scores(self, inputs: Tensor) -> Tensor:
+        """Scores (n, classes so far) of raw inputs; columns are in the order of `classes_`."""
+        samples = Samples.of(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+        if samples.shape != self.shape_:
+            raise DataError(f"This learner has learned inputs of shape {self.shape_}; these are {samples.shape}.")
+        return self.classify(self.extract(samples))
+
+    def training_settings(self) -> dict[str, object]:
+        """All settings on which a trained network depends, beside the stream."""
+        parts = {"objective": type(self.objective).__name__, "network": self.network, "head": self.head}
+        plain = {name: value if isinstance(value, str) else type(value).__name__ for name, value in parts.items()}
+        return plain | {"weights": self.weights, "seed": self.seed} | flatten(self.training) | flatten(self.objective)
+
+    # For methods: what they share.
+
+    def classes_with(self, task: Task) -> tuple[int, ...]:
+        """The classes known once the task is learned, in the order of the head's columns."""
+        return tuple(dict.fromkeys((*self.classes_, *task.classes)))
+
+    def columns(self, task: Task, labels: Tensor) -> Tensor:
+        """Labels as columns of the head that the task leads to."""
+        return columns_of(labels, self.classes_with(task))
+
+    def fit(
+        self,
+        task: Task,
+        samples: Samples,
+        progress: Progress,
+        snapshots: Snapshots | None,
+        *,
+        start: Network | None,
+    ) -> Network:
+        """Train a network on `samples` by this learner's objective: from `start`, which is also the teacher, or anew."""
+        base = start or make_network(self.network, self.head, samples, seed=self.seed, weights=self.weights)
+        classes = self.classes_with(task)
+        student = base.grown(len(classes) - base.classes, self.seed, "head", self.tasks_).to(choose_device(self.device))
+        in_task = torch.isin(torch.tensor(classes), torch.tensor(task.classes))
+        loss = self.objective.loss(student, start.frozen() if start is not None else None, in_task)
+        self.training.fit(
+            student,
+            samples,
+            columns_of(samples.labels, classes),
+            loss,
+            seed=self.seed,
+            task=self.tasks_,
+            progress=progress,
+            snapshots=snapshots,
+        )
+        return student.requires_grad_(False)
+
+    def take_over(self, task: Task, network: Network, memory: Memory, classifier: Classifier | None) -> None:
+        """The last step of `absorb`: from here on nothing of the state before remains."""
+        self.classes_ = self.classes_with(task)
+        self.shape_ = task.train.shape
+        self.network_ = network
+        self.memory_ = memory
+        self.classifier_ = classifier
+        self.tasks_ += 1
+
+    def make_classifier(self) -> Classifier | None:
+        """An unfitted classifier of the kind that answers for this learner; None where the head does."""
+        return None
+
+    # The state, as tensors alone: whatever is saved holds no code.
+
+    def state(self) -> dict[str, Tensor]:
+        """All that is learned: one network, one memory, one classifier."""
+        state = {f"network.{name}": tensor for name, tensor in self._trained().state_dict().items()}
+        if self.classifier_ is not None:
+            state |= {f"classifier.{name}": tensor for name, tensor in self.classifier_.state().items()}
+        for kind, memory in (("features", self.memory_.features), ("images", self.memory_.images)):
+            state |= {f"memory.{kind}.rows": memory.rows, f"memory.{kind}.counts": memory.counts}
+        numbers = {"classes": self.classes_, "shape": self.shape_, "tasks": (self.tasks_,)}
+        return state | {name: torch.tensor(value, dtype=torch.int64) for name, value in numbers.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Become the learner, of the same settings, whose `state()` this is."""
+        try:
+            self.classes_ = tuple(state["classes"].tolist())
+            self.shape_ = tuple(state["shape"].tolist())
+            self.tasks_ = int(state["tasks"])
+            network = restore_network(self.network, self.head, self.shape_, _part(state, "network"))
+            self.network_ = network.requires_grad_(False).to(choose_device(self.device))
+            features = FeatureMemory(**_part(state, "memory.features"))
+            self.memory_ = Memory(features, ImageMemory(**_part(state, "memory.images")))
+            classifier = self.make_classifier()
+            self.classifier_ = classifier.restore(_part(state, "classifier")) if classifier is not None else None
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise DataError(
+                f"The saved state is not of a learner '{self.name}' with these settings: {error}"
+            ) from error
+
+    def _trained(self) -> Network:
+        if self.network_ is None:
+            raise EngramError("This learner has not learned anything yet. Call learn(task) first.")
+        return self.network_
+
+
+def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{name}."): tensor for key, tensor in state.items() if key.startswith(f"{name}.")}
+
+
+def columns_of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:
+    """Labels as positions in `classes`."""
+    order = torch.tensor(classes).argsort()
+    return order[torch.searchsorted(torch.tensor(classes)[order], labels)]
+
+
+def choose_device(device: str) -> torch.device:
+    """The device of this name; "auto" is the fastest there is."""
+    if device != "auto":
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise EngramError(f"The device '{device}' cannot be used here. Try --device auto.") from error
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

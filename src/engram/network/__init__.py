@@ -1,0 +1,23 @@
+"""What learns: extractors and heads, their losses, and the one training loop."""
+
+from engram.network.extraction import extract
+from engram.network.extractors import EXTRACTORS, choose_extractor
+from engram.network.head import HEADS, CosineHead, Head, LinearHead
+from engram.network.network import Network, make_network, restore_network
+from engram.network.training import Loss, Snapshots, Training
+
+__all__ = [
+    "EXTRACTORS",
+    "HEADS",
+    "CosineHead",
+    "Head",
+    "LinearHead",
+    "Loss",
+    "Network",
+    "Snapshots",
+    "Training",
+    "choose_extractor",
+    "extract",
+    "make_network",
+    "restore_network",
+]

@@ -1,0 +1,190 @@
+"""Feature extractors h_θ: what maps an image, or a vector, to a feature vector of d numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engram.errors import DataError, UsageError, unknown
+from engram.storage import load_tensors
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions around a shortcut (He et al., 2016). Parameter names are torchvision's."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, projection: bool) -> None:
+        super().__init__()
+        self.conv1 = _convolution(inputs, outputs, 3, stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = _convolution(outputs, outputs, 3)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride, self.added = stride, outputs - inputs
+        self.downsample: nn.Sequential | None = None
+        if projection and (stride != 1 or self.added):
+            self.downsample = nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        out = self.bn2(self.conv2(out))
+        return F.relu(out + self._shortcut(x), inplace=True)
+
+    def _shortcut(self, x: Tensor) -> Tensor:
+        if self.downsample is not None:
+            return self.downsample(x)  # type: ignore[no-any-return]
+        if self.stride == 1 and not self.added:
+            return x
+        # He et al.'s option A, for CIFAR: subsample, and fill the new channels with zeros.
+        return F.pad(
+            x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
+        )
+
+
+def _stage(inputs: int, outputs: int, blocks: int, stride: int, *, projection: bool) -> nn.Sequential:
+    return nn.Sequential(
+        BasicBlock(inputs, outputs, stride, projection=projection),
+        *(BasicBlock(outputs, outputs, 1, projection=projection) for _ in range(blocks - 1)),
+    )
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+class ResNet32(nn.Module):
+    """He et al.'s ResNet-32 for 32×32 images: d = 64."""
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.conv1 = _convolution(channels, 16, 3)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = _stage(16, 16, 5, 1, projection=False)
+        self.layer2 = _stage(16, 32, 5, 2, projection=False)
+        self.layer3 = _stage(32, 64, 5, 2, projection=False)
+        self.apply(_initialise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(images)), inplace=True)
+        x = self.layer3(self.layer2(self.layer1(x)))  # (n, 64, h/4, w/4)
+        return x.mean((2, 3))
+
+
+class ResNet18(nn.Module):
+    """He et al.'s ResNet-18: d = 512. Parameters are named as torchvision names them, without its `fc`.
+
+    `small` gives it a stem for small images: one 3×3 convolution, no pooling.
+    """
+
+    def __init__(self, channels: int = 3, *, small: bool = False) -> None:
+        super().__init__()
+        self.conv1 = _convolution(channels, 64, 3) if small else _convolution(channels, 64, 7, 2)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = _stage(64, 64, 2, 1, projection=True)
+        self.layer2 = _stage(64, 128, 2, 2, projection=True)
+        self.layer3 = _stage(128, 256, 2, 2, projection=True)
+        self.layer4 = _stage(256, 512, 2, 2, projection=True)
+        self.apply(_initialise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # (n, 512, h/32, w/32), of the small stem h/8, w/8
+        return x.mean((2, 3))
+
+
+class SmallCNN(nn.Module):
+    """Three convolutions for images of a few pixels, such as the 8×8 digits: d = 64."""
+
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(_convolution(channels, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True)),
+            *(_convolution(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+            *(_convolution(64, 64, 3), nn.BatchNorm2d(64), nn.ReLU(inplace=True)),
+        )
+        self.apply(_initialise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images).mean((2, 3))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Two hidden layers for inputs that are vectors: d = 64. No batch norm, so that a single sample will do."""
+
+    def __init__(self, inputs: int, hidden: int = 128, outputs: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Linear(inputs, hidden), nn.ReLU()),
+            *(nn.Linear(hidden, hidden), nn.ReLU()),
+            *(nn.Linear(hidden, outputs), nn.ReLU()),
+        )
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.layers(vectors)  # type: ignore[no-any-return]
+
+
+# Each is made for the number of channels of its images or, where inputs are vectors, of their numbers.
+EXTRACTORS: dict[str, Callable[[int], nn.Module]] = {
+    "resnet32": ResNet32,
+    "resnet18": ResNet18,
+    "resnet18-small": lambda channels: ResNet18(channels, small=True),
+    "small": SmallCNN,
+    "mlp": MLP,
+}
+
+
+def choose_extractor(shape: tuple[int, ...]) -> str:
+    """The name of a sensible extractor for inputs of this shape, (h, w, c) or (d,)."""
+    if len(shape) == 1:
+        return "mlp"
+    side = min(shape[:2])
+    return "small" if side < 24 else "resnet32" if side < 64 else "resnet18"
+
+
+def make_extractor(network: str | nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """The extractor called `network` for inputs of this shape, or a copy of one's own module."""
+    if isinstance(network, nn.Module):
+        return copy.deepcopy(network)
+    name = choose_extractor(shape) if network == "auto" else network
+    if name not in EXTRACTORS:
+        raise unknown("network", name, [*EXTRACTORS, "auto"])
+    if (name == "mlp") != (len(shape) == 1):
+        kind = "vectors" if len(shape) == 1 else "images"
+        raise UsageError(f"The network '{name}' does not take {kind} of shape {shape}. Try --network auto.")
+    return EXTRACTORS[name](shape[-1])
+
+
+def load_weights(extractor: nn.Module, path: Path) -> None:
+    """Load published weights, a safetensors file with torchvision's names, into an extractor. A classifier's are left out."""
+    wanted = extractor.state_dict()
+    found = {name: tensor for name, tensor in load_tensors(path).items() if not name.startswith("fc.")}
+    # Counters of batches seen are absent from many published files and mean nothing for weights that are loaded.
+    missing = {name for name in wanted if not name.endswith("num_batches_tracked")} - set(found)
+    if missing or set(found) - set(wanted):
+        example = sorted(missing or set(found) - set(wanted))[0]
+        raise DataError(f"{path} does not fit {type(extractor).__name__}: {example} is on one side only.")
+    for name, tensor in found.items():
+        if tensor.shape != wanted[name].shape:
+            raise DataError(f"{path}: {name} is {tuple(tensor.shape)}, this network's {tuple(wanted[name].shape)}.")
+    extractor.load_state_dict(found, strict=False)
+
+
+def feature_dimension(extractor: nn.Module, sample: Tensor) -> int:
+    """d, found by passing one sample through; what does not give one vector per sample is refused."""
+    was_training = extractor.training
+    with torch.no_grad():
+        features = extractor.eval()(sample)
+    extractor.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(sample):
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UsageError(f"The network must give features (n, d); {type(extractor).__name__} gave {shape}.")
+    return features.shape[1]

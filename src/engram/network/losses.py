@@ -1,0 +1,31 @@
+"""The losses, one function per equation of the paper; each is a mean over the batch.
+
+σ is a sigmoid (the paper's choice) or a softmax. With sigmoids each class is a yes-or-no question of its own, so a loss is
+a sum over classes; `divisor` is what the sum is divided by. The paper's rate of 2.0 belongs to a division by the number of
+classes of the whole data set, as in the original iCaRL code, constant over the tasks.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def sigmoid_cross_entropy(scores: Tensor, targets: Tensor, divisor: float) -> Tensor:
+    """Binary cross-entropy of scores (n, k) against probabilities (n, k): Eq. 2 with one-hot targets, Eq. 3 with a teacher's."""
+    return F.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / (len(scores) * divisor)
+
+
+def softmax_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    """Eq. 2 with a softmax: scores (n, K), columns (n,)."""
+    return F.cross_entropy(scores, labels)
+
+
+def softmax_distillation(scores: Tensor, teacher_scores: Tensor, temperature: float = 1.0) -> Tensor:
+    """Eq. 3 with a softmax over the old classes, (n, K_old) both: the teacher's probabilities as soft targets."""
+    return F.cross_entropy(scores / temperature, (teacher_scores / temperature).softmax(1))
+
+
+def feature_distillation(features: Tensor, teacher_features: Tensor) -> Tensor:
+    """Eq. 5: one minus the cosine between new and old features (n, d); also L_sim of the adapter."""
+    return (1 - F.cosine_similarity(features, teacher_features)).mean()

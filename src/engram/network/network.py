@@ -1,0 +1,109 @@
+"""`Network`: f = g_W ∘ h_θ, from raw inputs to features and scores."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from engram.data import Samples
+from engram.network.extractors import feature_dimension, load_weights, make_extractor
+from engram.network.head import Head, make_head
+from engram.randomness import seeded
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what published weights were trained with
+
+
+def normalise(inputs: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Raw inputs as an extractor wants them; images become (n, c, h, w), channels last in memory."""
+    inputs = inputs.to(mean.device)
+    if inputs.ndim == 2:
+        return (inputs - mean) / std
+    return (inputs.float() * (1 / (255 * std)) - mean / std).permute(0, 3, 1, 2)  # NHWC memory is channels-last
+
+
+class Network(nn.Module):
+    """An extractor and a head behind the normalisation of their inputs.
+
+    Takes uint8 images (n, h, w, c) or float vectors (n, d), as `Samples` hold them.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, extractor: nn.Module, head: Head, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.head = head
+        self.register_buffer("mean", mean)  # (c,) of images in 0..1, or of vectors
+        self.register_buffer("std", std)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """h_θ(x), (n, d), not normalised."""
+        return self.extractor(normalise(inputs, self.mean, self.std))  # type: ignore[no-any-return]
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (n, d) and scores (n, K)."""
+        features = self.features(inputs)
+        return features, self.head(features)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the head has."""
+        return len(self.head.weight)
+
+    @property
+    def dimension(self) -> int:
+        """d, the length of a feature vector."""
+        return self.head.weight.shape[1]
+
+    def frozen(self) -> Network:
+        """A copy that nothing trains: the teacher."""
+        return copy.deepcopy(self).eval().requires_grad_(False)
+
+    def grown(self, classes: int, *purpose: object) -> Network:
+        """A copy to be trained, with `classes` more of them, initialised for this purpose (seed first)."""
+        student = copy.deepcopy(self).requires_grad_(True)
+        with seeded(*purpose):  # type: ignore[arg-type]
+            student.head.grow(classes)
+        return student
+
+
+def make_network(
+    network: str | nn.Module, head: str, samples: Samples, *, seed: int, weights: str | None = None
+) -> Network:
+    """A new network without classes for samples like these, initialised from `seed` or from published weights."""
+    with seeded(seed, "weights"):
+        extractor = make_extractor(network, samples.shape)
+    if weights is not None:
+        load_weights(extractor, Path(weights))
+    extractor = extractor.to(memory_format=torch.channels_last)
+    mean, std = _statistics(samples, published=weights is not None)
+    dimension = feature_dimension(extractor, normalise(samples.batch(torch.arange(1)), mean, std))
+    return Network(extractor, make_head(head, dimension), mean, std)
+
+
+def restore_network(
+    network: str | nn.Module, head: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
+) -> Network:
+    """The network whose state dict `tensors` is, for samples of this shape."""
+    classes, dimension = tensors["head.weight"].shape
+    extractor = make_extractor(network, shape).to(memory_format=torch.channels_last)
+    restored = Network(extractor, make_head(head, dimension), tensors["mean"], tensors["std"])
+    restored.head.grow(classes)
+    restored.load_state_dict(dict(tensors))
+    return restored.eval()
+
+
+def _statistics(samples: Samples, *, published: bool) -> tuple[Tensor, Tensor]:
+    """Mean and deviation per channel, or per dimension of vectors, of at most 10,000 samples spread over the whole."""
+    if published and samples.shape[-1] == 3:
+        return torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    inputs = samples.batch(torch.arange(0, len(samples), max(1, len(samples) // 10_000)))
+    values = inputs.flatten(0, -2).double() / (255 if inputs.ndim == 4 else 1)
+    std = values.std(0, correction=0)
+    # A constant channel carries nothing; dividing by its zero deviation would carry NaN.
+    return values.mean(0).float(), torch.where(std > 1e-6, std, torch.ones_like(std)).float()

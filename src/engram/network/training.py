@@ -1,0 +1,150 @@
+"""The training loop: every method trains its network through `Training.fit`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from engram.data import Samples
+from engram.data.augment import crop_and_flip
+from engram.errors import TrainingError
+from engram.network.network import Network
+from engram.progress import SILENT, Progress
+from engram.randomness import generator
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (a batch of inputs, augmented; their columns (n,)) -> a scalar
+
+
+class Snapshots(Protocol):
+    """Where training under way is kept, so that a killed one can go on."""
+
+    def load(self) -> dict[str, Tensor] | None:
+        """What was saved last, if anything."""
+
+    def save(self, collect: Callable[[], dict[str, Tensor]]) -> None:
+        """A moment at which saving is possible; `collect` gives what to save, if it is to be done now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a network is trained on one task. The defaults are the paper's for CIFAR-100 (§5.1, after iCaRL's code)."""
+
+    epochs: PositiveInt = 70  # §5.1; 60 on ImageNet
+    batch_size: PositiveInt = 128  # §5.1
+    rate: PositiveFloat = 2.0  # §5.1, for a loss that is a mean over the data set's classes
+    momentum: NonNegativeFloat = 0.9  # iCaRL's code
+    weight_decay: NonNegativeFloat = 1e-5  # §5.1
+    schedule: Literal["steps", "one-cycle"] = "steps"  # steps: §5.1
+    milestones: tuple[float, ...] = (50 / 70, 64 / 70)  # §5.1, as shares of the epochs; the rate is divided after each
+    decay: PositiveFloat = 5.0  # §5.1: what the rate is divided by
+    warm_up: PositiveFloat = 0.3  # of one-cycle: the share of the steps in which the rate rises
+    pad: NonNegativeInt = 4  # iCaRL's code: zeros around an image before it is cropped back at random
+    flip: bool = True  # iCaRL's code: mirror half of the images
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """The learning rate at a step, counted from 0, of so many."""
+        if self.schedule == "steps":
+            epoch = step * self.epochs // steps
+            passed = sum(epoch >= round(share * self.epochs) for share in self.milestones)
+            return self.rate / self.decay**passed
+        rising = max(1.0, self.warm_up * steps)
+        if step < rising:
+            return self.rate * (step + 1) / (rising + 1)
+        return self.rate * (1 + math.cos(math.pi * (step - rising) / max(1.0, steps - rising))) / 2
+
+    def batches(self, samples: Samples, seed: int, task: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs, augmented, and positions of each batch of an epoch: a function of the arguments alone."""
+        order = torch.randperm(len(samples), generator=generator(seed, "order", task, epoch))
+        # Parts of equal size, within one: a last batch of a few samples would upset batch norm.
+        for number, positions in enumerate(order.tensor_split(self.batches_per_epoch(samples))):
+            inputs = samples.batch(positions)
+            if inputs.ndim == 4:
+                draws = generator(seed, "augment", task, epoch, number)
+                inputs = crop_and_flip(inputs, self.pad, self.flip, draws)
+            yield inputs, positions
+
+    def batches_per_epoch(self, samples: Samples) -> int:
+        """How many batches an epoch has."""
+        return -(-len(samples) // self.batch_size)
+
+    def fit(
+        self,
+        network: Network,
+        samples: Samples,
+        columns: Tensor,
+        loss: Loss,
+        *,
+        seed: int,
+        task: int,
+        progress: Progress = SILENT,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        """Train `network` in place to make `loss` small on `samples`; `columns` (n,) are their classes' places in the head.
+
+        A snapshot that is found is gone on from, to the same end to the last bit.
+        """
+        optimiser = torch.optim.SGD(
+            network.parameters(), self.rate, self.momentum, weight_decay=self.weight_decay, fused=True
+        )
+        per_epoch = self.batches_per_epoch(samples)
+        steps = self.epochs * per_epoch
+        first = _go_on(network, optimiser, snapshots)
+        with progress.phase("train", steps) as phase:
+            phase.advance(first * per_epoch)
+            for epoch in range(first, self.epochs):
+                network.train()
+                for number, (inputs, positions) in enumerate(self.batches(samples, seed, task, epoch)):
+                    optimiser.param_groups[0]["lr"] = self.rate_at(epoch * per_epoch + number, steps)
+                    optimiser.zero_grad()
+                    value = loss(inputs, columns[positions].to(network.mean.device))
+                    value.backward()  # type: ignore[no-untyped-call]
+                    _refuse_non_finite(value, network, f"task {task + 1}, epoch {epoch + 1}, batch {number + 1}")
+                    optimiser.step()
+                    phase.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {value.item():.4f}")
+                if snapshots is not None and epoch + 1 < self.epochs:
+                    done = epoch + 1
+                    snapshots.save(lambda done=done: _state(network, optimiser, done))  # type: ignore[misc]
+        network.eval()
+
+
+def _refuse_non_finite(loss: Tensor, network: Network, where: str) -> None:
+    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # A sum is finite only if both are: one look at the device instead of two.
+    if not math.isfinite((loss.detach() + norm).item()):
+        what = "gradient" if bool(torch.isfinite(loss)) else "loss"
+        raise TrainingError(
+            f"The {what} is not finite at {where}. Nothing of this task was kept. "
+            "A lower learning rate usually helps: --set rate=…"
+        )
+
+
+def _state(network: Network, optimiser: torch.optim.Optimizer, epoch: int) -> dict[str, Tensor]:
+    state = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
+    for index, buffers in optimiser.state_dict()["state"].items():
+        state[f"momentum.{index}"] = buffers["momentum_buffer"]
+    return state | {"epoch": torch.tensor(epoch)}
+
+
+def _go_on(network: Network, optimiser: torch.optim.Optimizer, snapshots: Snapshots | None) -> int:
+    """Take over the last snapshot, if there is one, and say how many epochs were done."""
+    state = snapshots.load() if snapshots is not None else None
+    if state is None:
+        return 0
+    epoch = int(state.pop("epoch"))
+    parts = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
+    network.load_state_dict(parts)
+    whole = optimiser.state_dict()
+    whole["state"] = {
+        int(name.removeprefix("momentum.")): {"momentum_buffer": tensor}
+        for name, tensor in state.items()
+        if name.startswith("momentum.")
+    }
+    optimiser.load_state_dict(whole)
+    return epoch

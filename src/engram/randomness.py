@@ -1,0 +1,28 @@
+"""Random numbers as a function of what they are for, never of what ran before."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def derive(seed: int, *purpose: object) -> int:
+    """A 63-bit seed for one purpose, e.g. `derive(seed, "crop", task, epoch, batch)`."""
+    text = "/".join(str(part) for part in (seed, *purpose))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def generator(seed: int, *purpose: object) -> torch.Generator:
+    """A CPU generator for one purpose. Drawing on the CPU makes every device see the same numbers."""
+    return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+@contextmanager
+def seeded(seed: int, *purpose: object) -> Iterator[None]:
+    """Inside, torch's global generator is the one of this purpose (for weight initialisation); outside, as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, *purpose))
+        yield

@@ -1,0 +1,106 @@
+"""Settings as fields of dataclasses, set by flat names: validated, and unknown ones refused with the nearest name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import pydantic
+
+from engram.errors import UsageError, nearest
+
+T = TypeVar("T")
+
+
+@functools.cache
+def _types(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _group(cls: type, field: dataclasses.Field[Any]) -> type | None:
+    """The dataclass that a field holds, where it is a group of settings and not one setting."""
+    kind = _types(cls)[field.name]
+    return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+
+
+def fields(cls: type) -> Iterator[tuple[str, dataclasses.Field[Any], type]]:
+    """Every setting of a dataclass and of the groups within it: name, field, and the class that declares it."""
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        group = _group(cls, field)
+        if group is not None:
+            yield from fields(group)
+        else:
+            yield field.name, field, cls
+
+
+def build(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
+    """Make `cls` from flat `values`, each checked against its field's type; `owner` names it in errors."""
+    known = {name for name, _, _ in fields(cls)}
+    for name in values:
+        if name not in known:
+            raise UsageError(f"The {owner} has no setting '{name}'. {nearest(name, known)}")
+    return _build(cls, values)
+
+
+def _build(cls: type[T], values: Mapping[str, Any]) -> T:
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if not field.init:
+            continue
+        group = _group(cls, field)
+        if group is not None:
+            arguments[field.name] = _build(group, values)
+        elif field.name in values:
+            arguments[field.name] = _checked(field.name, _types(cls)[field.name], values[field.name])
+    return cls(**arguments)
+
+
+def _checked(name: str, kind: Any, value: Any) -> Any:
+    adapter = pydantic.TypeAdapter(kind, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    if isinstance(value, str) and value.lower() == "none":
+        value = None
+    elif isinstance(value, str) and "," in value:
+        value = value.split(",")
+    try:
+        return adapter.validate_python(value)
+    except pydantic.ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UsageError(f"The setting '{name}' cannot be {value!r}: {reason}.") from error
+
+
+def flatten(settings: Any) -> dict[str, Any]:
+    """The settings of a dataclass and its groups as one flat mapping of plain values."""
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        if not field.init:
+            continue
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            flat |= flatten(value)
+        else:
+            flat[field.name] = _plain(value)
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    """As JSON would give it back; an object that is no plain value (a network of one's own) by the name of its class."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return type(value).__name__
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """`name: old, now new` for each setting on which two flat mappings differ."""
+    missing = object()
+    return [
+        f"{name}: {before.get(name, 'absent')}, now {after.get(name, 'absent')}"
+        for name in sorted({*before, *after})
+        if before.get(name, missing) != after.get(name, missing)
+    ]

@@ -1,0 +1,189 @@
+"""CIFAR is read as plain pickle and numpy read it, and nothing else in a file has any effect."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engram.data import cifar, load
+from engram.data.cifar import CIFAR100, Release
+from engram.data.samples import Samples
+from engram.errors import DataError
+
+MakeRelease = Callable[..., Release]
+
+
+def plainly(path: Path) -> dict[str, Any]:
+    """An independent reading, which trusts the file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy.core is deprecated, but it is what the official files name
+        content: dict[str, Any] = pickle.loads(path.read_bytes(), encoding="latin1")
+    return content
+
+
+def assert_same(samples: Samples, folder: Path, files: tuple[str, ...], labels_key: str) -> None:
+    contents = [plainly(folder / file) for file in files]
+    pixels = np.concatenate([content["data"] for content in contents])
+    red, green, blue = pixels[:, :1024], pixels[:, 1024:2048], pixels[:, 2048:]
+    expected = np.stack([red, green, blue], axis=-1).reshape(-1, 32, 32, 3)
+    assert samples.inputs.dtype == torch.uint8
+    assert np.array_equal(samples.batch(torch.arange(len(samples))).numpy(), expected)
+    assert samples.labels.tolist() == [label for content in contents for label in content[labels_key]]
+
+
+def test_a_release_reads_as_plain_pickle_and_numpy_read_it(
+    official: Release, make_release: MakeRelease, tmp_path: Path
+) -> None:
+    release = make_release(official)
+    dataset = cifar.load(release, tmp_path)
+    assert_same(dataset.train, tmp_path / release.folder, release.train, release.labels_key)
+    assert_same(dataset.test, tmp_path / release.folder, release.test, release.labels_key)
+    assert dataset.class_names == ("ant", "bee", "café")
+    assert dataset.name == release.name
+
+
+def test_the_tiny_releases_name_the_same_globals_as_the_official_files(
+    make_release: MakeRelease, tmp_path: Path
+) -> None:
+    release = make_release()
+    content = (tmp_path / release.folder / "train").read_bytes()
+    assert b"cnumpy.core.multiarray\n_reconstruct\n" in content
+    assert b"cnumpy\nndarray\n" in content and b"cnumpy\ndtype\n" in content
+
+
+def test_the_root_may_be_the_release_folder_itself(make_release: MakeRelease, tmp_path: Path) -> None:
+    release = make_release()
+    assert len(cifar.load(release, tmp_path / release.folder).train) == 5
+
+
+def test_a_damaged_file_is_refused_by_its_checksum(
+    official: Release, make_release: MakeRelease, tmp_path: Path
+) -> None:
+    release = make_release(official)
+    path = tmp_path / release.folder / release.train[-1]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(
+        DataError, match=rf"{path}.*MD5 is [0-9a-f]{{32}}, expected .*Delete .* and run again"
+    ) as caught:
+        cifar.load(release, tmp_path)
+    assert release.checksums[path.name] in str(caught.value)
+
+
+class Malice:
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch '{self.proof}'",)
+
+
+@pytest.mark.parametrize("file", ["train", "test", "meta"])
+def test_a_malicious_pickle_runs_nothing(file: str, make_release: MakeRelease, tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    malicious = pickle.dumps({"data": Malice(proof)}, protocol=2)
+    release = make_release(**{file: malicious})
+    with pytest.raises(DataError, match=rf"{file} asks for (posix|nt)\.system"):
+        cifar.load(release, tmp_path)
+    assert not proof.exists()
+    pickle.loads(malicious)
+    assert proof.exists(), "this pickle is harmless, so the test shows nothing"
+
+
+def test_a_file_with_the_wrong_checksum_is_not_even_unpickled(make_release: MakeRelease, tmp_path: Path) -> None:
+    release = make_release()
+    (tmp_path / release.folder / "train").write_bytes(pickle.dumps(Malice(tmp_path / "proof"), protocol=2))
+    with pytest.raises(DataError, match="MD5"):
+        cifar.load(release, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numpy load",
+        "numpy.core.multiarray fromfile",
+        "numpy.core.multiarray scalar",
+        "builtins eval",
+        "numpy os.system",
+    ],
+)
+def test_only_three_globals_are_admitted(name: str, make_release: MakeRelease, tmp_path: Path) -> None:
+    release = make_release(train=b"\x80\x02c" + name.replace(" ", "\n").encode() + b"\n.")
+    with pytest.raises(DataError, match=f"asks for {name.replace(' ', '.')}"):
+        cifar.load(release, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train": {"data": np.zeros((5, 3071), np.uint8)}},
+            r"uint8 \(n, 3072\) under 'data'; found uint8 \(5, 3071\)",
+        ),
+        ({"train": {"data": np.zeros((5, 3072), np.int64)}}, r"found int64 \(5, 3072\)"),
+        ({"train": {"data": np.zeros(3072, np.uint8)}}, r"found uint8 \(3072,\)"),
+        ({"train": {"data": np.array(3, np.uint8)}}, r"found uint8 \(\)"),
+        ({"train": {"data": "pixels"}}, "found bytes"),
+        ({"train": {"data": None}}, "train has no 'data'"),
+        ({"test": {"fine_labels": None}}, "test has no 'fine_labels'"),
+        ({"test": {"fine_labels": [0, 1]}}, "5 whole numbers under 'fine_labels'; found a list of 2 int"),
+        ({"test": {"fine_labels": [0, 1, 2, 0, "a"]}}, "found a list of 5 bytes and int"),
+        ({"test": {"fine_labels": [0, 1, 2, 0, 3]}}, "labels from 0 to 2; found 0 to 3"),
+        ({"test": {"fine_labels": [0, 1, 2, 0, -1]}}, "labels from 0 to 2; found -1 to 2"),
+        ({"meta": {"fine_label_names": []}}, "a list of class names"),
+        ({"meta": {"fine_label_names": [1, 2, 3]}}, "a list of class names"),
+        ({"meta": {"fine_label_names": None}}, "meta has no 'fine_label_names'"),
+        ({"meta": b"]."}, "meta holds no table"),
+        ({"train": b"no pickle"}, "train cannot be read as a pickle"),
+        ({"train": b""}, "train cannot be read as a pickle"),
+        ({"train": b"\x80\x02cnumpy\nndarray\nK\x01\x85R(b."}, "train cannot be read as a pickle"),
+    ],
+)
+def test_a_file_of_the_wrong_form_is_refused_in_words(
+    changes: dict[str, Any], message: str, make_release: MakeRelease, tmp_path: Path
+) -> None:
+    release = make_release(**changes)
+    with pytest.raises(DataError, match=message + r".*\. Delete the folder .* and run again to download it\.$"):
+        cifar.load(release, tmp_path)
+
+
+def test_a_missing_file_is_named(make_release: MakeRelease, tmp_path: Path) -> None:
+    release = make_release()
+    (tmp_path / release.folder / "test").unlink()
+    with pytest.raises(DataError, match=r"cifar-100-python/test is missing\. Delete the folder"):
+        cifar.load(release, tmp_path)
+
+
+def test_the_official_releases_name_a_checksum_for_each_file(official: Release) -> None:
+    assert set(official.checksums) == {*official.train, *official.test, official.meta}
+    assert all(len(md5) == 32 for md5 in (*official.checksums.values(), official.md5))
+    assert replace(official, name="other") != official
+
+
+needs_cifar100 = pytest.mark.skipif(
+    not Path(os.environ.get("ENGRAM_DATA") or "/nowhere", CIFAR100.folder, "train").is_file(),
+    reason="ENGRAM_DATA does not name a folder that holds cifar-100-python",
+)
+
+
+@needs_cifar100
+def test_the_real_cifar100_is_whole() -> None:
+    dataset = load("cifar100")
+    assert (len(dataset.train), len(dataset.test)) == (50_000, 10_000)
+    assert dataset.train.shape == dataset.test.shape == (32, 32, 3)
+    assert dataset.train.labels.bincount().tolist() == [500] * 100
+    assert dataset.test.labels.bincount().tolist() == [100] * 100
+    assert dataset.class_names[:2] == ("apple", "aquarium_fish") and dataset.class_names[99] == "worm"
+    folder = Path(os.environ["ENGRAM_DATA"]) / CIFAR100.folder
+    assert_same(dataset.test, folder, CIFAR100.test, CIFAR100.labels_key)
+    # The mean colour of the training images, as published everywhere.
+    mean = dataset.train.inputs.numpy().mean(axis=0, dtype=np.float32).mean(axis=(0, 1)) / 255
+    assert mean.tolist() == pytest.approx([0.5071, 0.4865, 0.4409], abs=1e-4)

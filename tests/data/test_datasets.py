@@ -1,0 +1,72 @@
+"""Data sets are loaded by name; digits are always there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from engram.data import DATASETS, load
+from engram.errors import UsageError
+
+
+def test_digits_are_all_there_a_fifth_of_each_class_for_testing() -> None:
+    from sklearn.datasets import load_digits
+
+    reference = load_digits()
+    dataset = load("digits")
+    counts = np.bincount(reference.target)
+    assert (dataset.train.labels.bincount() + dataset.test.labels.bincount()).tolist() == counts.tolist()
+    assert dataset.test.labels.bincount().tolist() == np.rint(counts / 5).tolist()
+    assert (len(dataset.train), len(dataset.test)) == (1438, 359)
+    assert dataset.train.shape == dataset.test.shape == (8, 8, 1)
+    assert dataset.class_names == tuple("0123456789")
+
+
+def test_digits_are_scikit_learns_pixels_scaled_to_bytes() -> None:
+    from sklearn.datasets import load_digits
+
+    reference = load_digits()
+    dataset = load("digits")
+    for samples in (dataset.train, dataset.test):
+        images = samples.batch(torch.arange(len(samples)))
+        assert images.dtype == torch.uint8
+        original = reference.images[samples.rows.numpy()]
+        assert np.abs(images[..., 0].numpy() - original * 255 / 16).max() <= 0.5
+        assert samples.labels.tolist() == reference.target[samples.rows.numpy()].tolist()
+    together = torch.cat([dataset.train.rows, dataset.test.rows])
+    assert together.sort().values.tolist() == list(range(1797))
+
+
+def test_digits_do_not_depend_on_global_generators() -> None:
+    np.random.seed(1)
+    torch.manual_seed(1)
+    first = load("digits")
+    np.random.seed(2)
+    torch.manual_seed(2)
+    assert load("digits").test.rows.tolist() == first.test.rows.tolist()
+    # The split that every result on digits stands on: a change of it must be a decision.
+    assert first.test.rows[:8].tolist() == [2, 6, 11, 17, 35, 37, 40, 53]
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(
+        UsageError, match=r"There is no data set 'cifar1000'\. Did you mean 'cifar100'\? See: engram datasets"
+    ):
+        load("cifar1000")
+
+
+def test_every_data_set_is_described_in_one_line() -> None:
+    assert {"digits", "cifar100", "cifar10", "arrays"} <= set(DATASETS)
+    for source in DATASETS.values():
+        assert source.description and "\n" not in source.description and len(source.description) < 100
+
+
+def test_importing_the_room_does_not_import_scikit_learn() -> None:
+    program = "import sys, engram.data; sys.exit('sklearn' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
