@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives. They are imported when first used: torch alone takes seconds, and `--help` needs none of it.
+# Where each public name lives. It is imported when first used: torch alone takes seconds, and `--help` needs none.
 _HOMES = {
     **dict.fromkeys(("Dataset", "Samples", "Stream", "Task", "load", "split"), "engram.data"),
     **dict.fromkeys(("DataError", "EngramError", "EngramWarning", "TrainingError", "UsageError"), "engram.errors"),

@@ -56,7 +56,7 @@ def _build(cls: type[T], values: Mapping[str, Any]) -> T:
         if group is not None:
             arguments[field.name] = _build(group, values)
         elif field.name in values:
-            arguments[field.name] = _checked(field.name, _types(cls)[field.name], values[field.name])
+            arguments[field.name] = _checked(field.name, _types(cls)[field.name], values[field.name])  # type: ignore[arg-type]
     return cls(**arguments)
 
 
@@ -88,7 +88,7 @@ def flatten(settings: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON would give it back; an object that is no plain value (a network of one's own) by the name of its class."""
+    """As JSON would give it back; what is no plain value (a network of one's own) by the name of its class."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):

@@ -1,7 +1,7 @@
 """Everything that touches a disk: atomic, synced writes; locks; checksums; tensors without pickle.
 
-A file or folder appears under its name whole or not at all: it is written aside, synced, renamed, and its folder synced.
-What a killed writer leaves aside has a name beginning with `ASIDE` and is swept away by the next one.
+A file or folder appears under its name whole or not at all: it is written aside, synced, renamed, and its folder
+synced. What a killed writer leaves aside has a name beginning with `ASIDE` and is swept away by the next one.
 """
 
 from __future__ import annotations

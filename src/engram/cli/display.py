@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -51,7 +52,6 @@ class Display:
         self.catching = warnings.catch_warnings()
         self.catching.__enter__()
         warnings.simplefilter("default", EngramWarning)
-        self._usual = warnings.showwarning
         warnings.showwarning = self._show_warning
         return self
 
@@ -75,7 +75,15 @@ class Display:
         if not self.quiet:
             self.console.print(line, markup=False)
 
-    def _show_warning(self, message: Warning | str, category: type[Warning], *rest: object) -> None:
+    def _show_warning(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         if issubclass(category, EngramWarning):
             self.console.print(f"note: {message}", style="yellow", markup=False)
         else:

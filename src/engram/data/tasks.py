@@ -82,9 +82,9 @@ def split(
 ) -> Stream:
     """Cut a data set into tasks of `classes_per_task` classes; the last takes the remainder.
 
-    `first_task` gives the first task another number of classes. `class_order` is "seed" (drawn from `seed`), "1993" (the
-    field's), a file of class names or labels, one a line, or the labels themselves. With `validation`, that share of each
-    class's training samples is held out and takes the place of the test samples, which are then never looked at.
+    `first_task` gives the first task another number of classes. `class_order` is "seed" (drawn from `seed`), "1993"
+    (the field's), a file of class names or labels, one a line, or the labels themselves. With `validation`, that share
+    of each class's training samples is held out and takes the place of the test samples, which no one then looks at.
     """
     present = dataset.train.classes()
     order = _class_order(class_order, present, dataset.class_names, seed)

@@ -45,15 +45,16 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
         by_task=[top_k_accuracy(scores[groups == i], columns[groups == i]) for i in range(len(seen))],
         memory_bytes=learner.memory.nbytes,
     )
-    if learner.classifier_ is None:
+    twin = learner.make_classifier()
+    if twin is None:
         return plain
     answered = replace(plain, head_accuracy=top_k_accuracy(learner.head_scores(features), columns))
     stored = learner.memory.features
     if not len(stored):
         return answered
     true = F.normalize(learner.extract(originals(stream, origins), progress, "measure"))  # (n, d)
-    # A twin of the same settings, fitted on what the vectors would be had nothing drifted.
-    twin = replace(learner.classifier_).fit(true, stored.columns)
+    # The same classifier, fitted on what the vectors would be had nothing drifted.
+    twin.fit(true, stored.columns)
     return replace(
         answered,
         omega=adaptation_quality(stored.rows, true, torch.ones(len(stored), dtype=torch.bool)),

@@ -20,7 +20,7 @@ def average_incremental_accuracy(curve: Sequence[float]) -> float:
 
 
 def forgetting(matrix: Sequence[Sequence[float]]) -> float:
-    """How much accuracy earlier tasks have lost since their best, on average; `matrix[t][i]` is task i's after task t."""
+    """What earlier tasks have lost since their best, on average; `matrix[t][i]` is task i's accuracy after task t."""
     last = len(matrix) - 1
     lost = [max(matrix[t][i] for t in range(i, last)) - matrix[last][i] for i in range(last)]
     return sum(lost) / len(lost) if lost else 0.0
@@ -36,7 +36,7 @@ def adaptation_quality(stored: Tensor, true: Tensor, among: Tensor) -> float | N
 def origin_of(sources: Tensor, task: int, before: Tensor) -> Tensor:
     """Where each stored row came from, (n, 2): (task, position in its training samples).
 
-    `sources` is a learner's account of what it kept (`Kept`); `before` is where the rows came from that it had until then.
+    `sources` is a learner's account of what it kept (`Kept`); `before` says the same of the rows it had until then.
     """
     new = torch.stack([torch.full_like(sources, task), sources], 1)
     if not len(before):

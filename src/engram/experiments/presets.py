@@ -29,7 +29,7 @@ CLASSES_PER_TASK = {"digits": 2, "cifar10": 2, "cifar100": 10}
 
 
 def preset(name: str, method: str, dataset: Dataset) -> dict[str, Any]:
-    """The settings of this preset for a method on a data set, as flat names; those that the method lacks are left out."""
+    """The settings of this preset for a method on a data set, as flat names; the method's own only."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     if method not in METHODS:

@@ -82,7 +82,7 @@ class Adaptation:
                     if not math.isfinite(loss.item()):
                         raise TrainingError("The adapter's loss is not finite. Nothing of this task was kept.")
                     optimiser.zero_grad()
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
                     optimiser.step()
                     phase.advance(note=f"cosine {1 - similarity.item():.3f}")
         return adapter.requires_grad_(False)

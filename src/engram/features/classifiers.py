@@ -179,7 +179,7 @@ def _regularised_factor(gram: Tensor, penalty: float) -> Tensor:
     """The Cholesky factor of gram + penalty · I."""
     system = gram.clone()
     system.diagonal().add_(penalty)
-    return torch.linalg.cholesky(system)
+    return torch.linalg.cholesky(system)  # type: ignore[no-any-return]
 
 
 def _solved(factor: Tensor, right: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What is kept of the past: `FeatureMemory` and `ImageMemory`, byte-exact, grouped by class.
 
-Rows of one class lie together, in herding order, and classes in the order of the head's columns: so a label costs nothing
-but a count per class, and a class is trimmed by cutting off the end of its rows.
+Rows of one class lie together, in herding order, and classes in the order of the head's columns: so a label costs
+nothing but a count per class, and a class is trimmed by cutting off the end of its rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Grouped:
         return torch.arange(len(self.counts)).repeat_interleave(self.counts)
 
     def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor) -> Self:
-        """The memory whose row i is `new_rows[sources[i]]` or, where that is negative, row `-1 - sources[i]` of this one."""
+        """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of this one's rows −1 − s."""
         rows = torch.cat([self.rows, new_rows])
         places = torch.where(sources < 0, -1 - sources, sources + len(self.rows))
         return type(self)(rows[places], counts)
@@ -99,7 +99,7 @@ def select_features(memory: FeatureMemory, vectors: Tensor, columns: Tensor, per
         sources.append(chosen[:per_class])
     if short:
         warnings.warn(
-            f"{len(short)} classes have fewer than {per_class} samples (the fewest: {min(short)}); all of theirs are kept.",
+            f"{len(short)} classes have fewer than {per_class} samples (the fewest: {min(short)}); all are kept.",
             EngramWarning,
             stacklevel=2,
         )

@@ -40,7 +40,7 @@ METHODS: dict[str, Method] = {
 
 
 def make(method: str, **settings: Any) -> Learner:
-    """A learner of this method. Settings are flat names, e.g. `network="resnet32", features_per_class=250, rate=0.5`."""
+    """A learner of this method. Settings are flat names: `network="resnet32", features_per_class=250, rate=0.5`."""
     if method not in METHODS:
         raise unknown("method", method, METHODS, "engram methods")
     entry = METHODS[method]

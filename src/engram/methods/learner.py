@@ -129,7 +129,7 @@ class Learner(ABC):
         *,
         start: Network | None,
     ) -> Network:
-        """Train a network on `samples` by this learner's objective: from `start`, which is also the teacher, or anew."""
+        """Train a network on `samples` by the objective: from `start`, which is also the teacher, or anew."""
         base = start or make_network(self.network, self.head, samples, seed=self.seed, weights=self.weights)
         classes = self.classes_with(task)
         student = base.grown(len(classes) - base.classes, self.seed, "head", self.tasks_).to(choose_device(self.device))

@@ -13,7 +13,7 @@ from engram.progress import SILENT, Progress
 
 @dataclass(kw_only=True)
 class LwF(Learner):
-    """Distil the previous network (Li & Hoiem; multi-class form of Rebuffi et al.). With γ > 0 and a cosine head, γ-LwF."""
+    """Distil the previous network (Li & Hoiem; multi-class form of Rebuffi et al.); with γ and a cosine head, γ-LwF."""
 
     objective: Distillation = field(default_factory=Distillation)
 

@@ -23,7 +23,7 @@ class Objective(Protocol):
     """Makes the loss of one task's training."""
 
     def loss(self, student: Network, teacher: Network | None, in_task: Tensor) -> Loss:
-        """The loss of `student`, whose classes `in_task` (bool, (K,)) are in the task; `teacher` is the network before."""
+        """The loss of `student`, of whose classes `in_task` (bool, (K,)) are in the task; `teacher`: the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ class ResNet32(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(images)), inplace=True)
         x = self.layer3(self.layer2(self.layer1(x)))  # (n, 64, h/4, w/4)
-        return x.mean((2, 3))
+        return x.mean((2, 3))  # type: ignore[no-any-return]
 
 
 class ResNet18(nn.Module):
@@ -98,7 +98,7 @@ class ResNet18(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # (n, 512, h/32, w/32), of the small stem h/8, w/8
-        return x.mean((2, 3))
+        return x.mean((2, 3))  # type: ignore[no-any-return]
 
 
 class SmallCNN(nn.Module):
@@ -164,7 +164,7 @@ def make_extractor(network: str | nn.Module, shape: tuple[int, ...]) -> nn.Modul
 
 
 def load_weights(extractor: nn.Module, path: Path) -> None:
-    """Load published weights, a safetensors file with torchvision's names, into an extractor. A classifier's are left out."""
+    """Load published weights into an extractor: a safetensors file with torchvision's names, whose `fc` is left out."""
     wanted = extractor.state_dict()
     found = {name: tensor for name, tensor in load_tensors(path).items() if not name.startswith("fc.")}
     # Counters of batches seen are absent from many published files and mean nothing for weights that are loaded.

@@ -80,7 +80,7 @@ def make_network(
         extractor = make_extractor(network, samples.shape)
     if weights is not None:
         load_weights(extractor, Path(weights))
-    extractor = extractor.to(memory_format=torch.channels_last)
+    extractor = _channels_last(extractor)
     mean, std = _statistics(samples, published=weights is not None)
     dimension = feature_dimension(extractor, normalise(samples.batch(torch.arange(1)), mean, std))
     return Network(extractor, make_head(head, dimension), mean, std)
@@ -91,11 +91,16 @@ def restore_network(
 ) -> Network:
     """The network whose state dict `tensors` is, for samples of this shape."""
     classes, dimension = tensors["head.weight"].shape
-    extractor = make_extractor(network, shape).to(memory_format=torch.channels_last)
+    extractor = _channels_last(make_extractor(network, shape))
     restored = Network(extractor, make_head(head, dimension), tensors["mean"], tensors["std"])
     restored.head.grow(classes)
     restored.load_state_dict(dict(tensors))
     return restored.eval()
+
+
+def _channels_last(extractor: nn.Module) -> nn.Module:
+    """The layout that the convolutions of a CPU are fastest in."""
+    return extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def _statistics(samples: Samples, *, published: bool) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ class Training:
         progress: Progress = SILENT,
         snapshots: Snapshots | None = None,
     ) -> None:
-        """Train `network` in place to make `loss` small on `samples`; `columns` (n,) are their classes' places in the head.
+        """Train `network` in place to make `loss` small on `samples`, whose classes are the head's `columns` (n,).
 
         A snapshot that is found is gone on from, to the same end to the last bit.
         """
@@ -103,7 +103,7 @@ class Training:
                     optimiser.param_groups[0]["lr"] = self.rate_at(epoch * per_epoch + number, steps)
                     optimiser.zero_grad()
                     value = loss(inputs, columns[positions].to(network.mean.device))
-                    value.backward()  # type: ignore[no-untyped-call]
+                    value.backward()
                     _refuse_non_finite(value, network, f"task {task + 1}, epoch {epoch + 1}, batch {number + 1}")
                     optimiser.step()
                     phase.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {value.item():.4f}")
