@@ -32,13 +32,13 @@ def exact(points: np.ndarray, keep: int) -> list[int]:
     mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     total, picks = [Fraction(0)] * len(mean), []
     for k in range(1, min(keep, len(rows)) + 1):
-
-        def distance(index: int, k: int = k) -> Fraction:
-            return sum((m - (t + x) / k) ** 2 for m, t, x in zip(mean, total, rows[index], strict=True))
-
-        pick = min((index for index in range(len(rows)) if index not in picks), key=distance)
-        picks.append(pick)
-        total = [t + x for t, x in zip(total, rows[pick], strict=True)]
+        distances = {
+            index: sum((m - (t + x) / k) ** 2 for m, t, x in zip(mean, total, row, strict=True))
+            for index, row in enumerate(rows)
+            if index not in picks
+        }
+        picks.append(min(distances, key=lambda index, distances=distances: (distances[index], index)))
+        total = [t + x for t, x in zip(total, rows[picks[-1]], strict=True)]
     return picks
 
 

@@ -46,6 +46,10 @@ class Stream:
     class_names: tuple[str, ...]  # by label
     classes_per_task: int | None = None  # as it was asked for; None for a stream of one's own
 
+    def __post_init__(self) -> None:
+        if [task.index for task in self.tasks] != list(range(len(self.tasks))):
+            raise DataError("The tasks of a stream must be counted from 0, in order.")
+
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)
 

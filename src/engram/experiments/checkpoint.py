@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engram import storage
 from engram.errors import UsageError
+from engram.experiments.results import Result
 from engram.settings import differences
 
 SAVING_SHARE = 0.05  # of the time training takes may go into snapshots
@@ -67,11 +68,6 @@ class RunFolder:
                 f"{self.path} holds another run; it differs in {'; '.join(changed)}. Choose another --out."
             )
 
-    @property
-    def result(self) -> Path:
-        """Where the result is, once there is one."""
-        return self.path / "result.json"
-
     def save(self, checkpoint: Checkpoint) -> None:
         """Publish a checkpoint; what it supersedes is removed."""
 
@@ -81,8 +77,13 @@ class RunFolder:
             storage.write_json(folder / "measurements.json", checkpoint.measurements)
             storage.write_json(folder / "seconds.json", checkpoint.seconds)
 
-        storage.publish_folder(self._checkpoint(checkpoint.tasks), fill)
-        self.tidy()
+        storage.publish_folder(self.path / f"checkpoint-{checkpoint.tasks:03d}", fill)
+        self._tidy()
+
+    def finish(self, result: Result) -> None:
+        """Write the result; of the way there only the last checkpoint stays."""
+        self._tidy()
+        result.save(self.path / "result.json")
 
     def load(self) -> Checkpoint | None:
         """The last checkpoint, if there is one."""
@@ -98,22 +99,19 @@ class RunFolder:
             storage.read_json(folder / "seconds.json"),
         )
 
-    def tidy(self) -> None:
+    def snapshots(self, task: int) -> FileSnapshots:
+        """Where the training of this task is kept while it is under way."""
+        return FileSnapshots(self._training, task)
+
+    def _tidy(self) -> None:
         """Remove what the last checkpoint supersedes."""
         for folder in self._checkpoints()[:-1]:
             storage.remove(folder)
         storage.remove(self._training)
 
-    def snapshots(self, task: int) -> FileSnapshots:
-        """Where the training of this task is kept while it is under way."""
-        return FileSnapshots(self._training, task)
-
     @property
     def _training(self) -> Path:
         return self.path / "training.safetensors"
-
-    def _checkpoint(self, tasks: int) -> Path:
-        return self.path / f"checkpoint-{tasks:03d}"
 
     def _checkpoints(self) -> list[Path]:
         return sorted(self.path.glob("checkpoint-*"))

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engram import storage
-from engram.data import Stream
+from engram.data import Stream, Task
+from engram.errors import UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
 from engram.experiments.measuring import Measurement, measure
 from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
 from engram.experiments.results import Result, environment, megabytes
 from engram.experiments.trainings import Trainings
 from engram.methods import Learner, choose_device
+from engram.network import Network
 from engram.progress import SILENT, Progress, Stopwatch
 from engram.settings import flatten
 
@@ -40,13 +43,13 @@ def run(
     `trainings`, networks are shared with other runs that differ only in what comes after training.
     """
     if learner.tasks_:
-        raise ValueError("run() wants a learner that has learned nothing yet; make a new one.")
+        raise UsageError("run() wants a learner that has learned nothing yet. Make a new one.")
     fingerprints = stream.fingerprints()
     with _opened(out, _request(learner, stream, fingerprints), resume) as folder:
         measurements, seconds = _learn(learner, stream, fingerprints, folder, trainings, progress, after_task)
         result = _result(learner, stream, measurements, seconds)
         if folder is not None:
-            result.save(folder.result)
+            folder.finish(result)
     return result
 
 
@@ -77,24 +80,12 @@ def _learn(
     progress: Progress,
     after_task: AfterTask | None,
 ) -> tuple[list[Measurement], dict[str, float]]:
-    origins, measurements = torch.empty(0, 2, dtype=torch.int64), list[Measurement]()
-    watch = Stopwatch(progress)
-    checkpoint = folder.load() if folder is not None else None
-    if folder is not None and checkpoint is not None:
-        folder.tidy()
-        learner.restore(checkpoint.learner)
-        origins = checkpoint.origins
-        measurements = [Measurement(**values) for values in checkpoint.measurements]
-        watch = Stopwatch(progress, checkpoint.seconds)
+    origins, measurements, seconds = _recall(learner, folder)
+    watch = Stopwatch(progress, seconds)
     with progress.phase("run", len(stream)) as whole:
         whole.advance(learner.tasks_)
         for task in stream.tasks[learner.tasks_ :]:
-            known = fingerprints[: task.index + 1]
-            network = trainings.load(learner, known, task.train.shape) if trainings is not None else None
-            if network is None:
-                network = learner.train(task, watch, folder.snapshots(task.index) if folder is not None else None)
-                if trainings is not None:
-                    trainings.save(learner, known, network)
+            network = _trained(learner, task, fingerprints[: task.index + 1], folder, trainings, watch)
             kept = learner.absorb(task, network, watch)
             origins = origin_of(kept.features, task.index, origins)
             measurements.append(measure(learner, stream, task.index, origins, watch))
@@ -105,6 +96,33 @@ def _learn(
             if after_task is not None:
                 after_task(task.index, measurements[-1], watch.seconds)
     return measurements, watch.seconds
+
+
+def _recall(learner: Learner, folder: RunFolder | None) -> tuple[Tensor, list[Measurement], dict[str, float]]:
+    """Bring the learner to the folder's last checkpoint, and give the rest of it."""
+    checkpoint = folder.load() if folder is not None else None
+    if checkpoint is None:
+        return torch.empty(0, 2, dtype=torch.int64), [], {}
+    learner.restore(checkpoint.learner)
+    return checkpoint.origins, [Measurement(**values) for values in checkpoint.measurements], checkpoint.seconds
+
+
+def _trained(
+    learner: Learner,
+    task: Task,
+    known: list[str],
+    folder: RunFolder | None,
+    trainings: Trainings | None,
+    progress: Progress,
+) -> Network:
+    """The network trained on the task: now, or before, by a run that shares it."""
+    network = trainings.load(learner, known, task.train.shape) if trainings is not None else None
+    if network is not None:
+        return network
+    network = learner.train(task, progress, folder.snapshots(task.index) if folder is not None else None)
+    if trainings is not None:
+        trainings.save(learner, known, network)
+    return network
 
 
 def _result(learner: Learner, stream: Stream, measured: list[Measurement], seconds: dict[str, float]) -> Result:

@@ -15,10 +15,10 @@ from torch.nn.functional import normalize
 from engram.errors import DataError, EngramWarning, TrainingError, UsageError
 
 BLOCK = 2**24  # most numbers in a matrix of samples by classes; more classes than fit are solved in turns
-NEWTON_STEPS = 100
-CONJUGATE_STEPS = 100  # within a Newton step
-SEARCH_STEPS = 20  # within a line search
-FORCING = 0.1  # a Newton step is solved to this share of the gradient: the next violators differ by more than the rest
+NEWTON_STEPS = 100  # about ten suffice for C = 1
+CONJUGATE_STEPS = 100  # within a Newton step; about eight suffice
+SEARCH_STEPS = 20  # within a line search; about three suffice
+FORCING = 0.1  # a Newton step is solved to this share of its gradient: the violators change before more would pay
 
 
 class Classifier(ABC):
@@ -38,7 +38,7 @@ class Classifier(ABC):
 
     def state(self) -> dict[str, Tensor]:
         """All that was learned, as tensors that can be saved."""
-        self._check_fitted()
+        self.check_fitted()
         return {"classes": self.classes_, "weight": self.weight_, "intercept": self.intercept_}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> Self:
@@ -52,11 +52,12 @@ class Classifier(ABC):
     def _learned(self, classes: Tensor, weight: Tensor, intercept: Tensor) -> Self:
         if not (weight.isfinite().all() and intercept.isfinite().all()):
             raise TrainingError(f"{type(self).__name__} overflowed: its features are too large. Normalise them first.")
-        self.classes_, self.weight_, self.intercept_ = classes, weight.float().contiguous(), intercept.float()
+        self.classes_, self.weight_ = classes, weight.float().contiguous()
+        self.intercept_ = intercept.float().contiguous()
         return self
 
     def _affine(self, features: Tensor) -> Tensor:
-        self._check_fitted()
+        self.check_fitted()
         width = self.weight_.shape[1]
         if features.ndim != 2 or features.shape[1] != width:
             name, shape = type(self).__name__, tuple(features.shape)
@@ -64,7 +65,8 @@ class Classifier(ABC):
         weight, intercept = self.weight_.to(features.device), self.intercept_.to(features.device)
         return torch.addmm(intercept, features.detach().float(), weight.T)  # (n, K)
 
-    def _check_fitted(self) -> None:
+    def check_fitted(self) -> None:
+        """Refuse to go on with a classifier that has learned nothing."""
         if "weight_" not in vars(self):
             raise UsageError(f"This {type(self).__name__} has learned nothing yet. Call fit first.")
 
@@ -86,14 +88,14 @@ class LinearSVM(Classifier):
         ones = features.new_ones(len(features), 1)
         samples = torch.cat([features, ones], dim=1)  # (n, d + 1): the intercept is the weight of a constant
         gram = samples.T @ samples  # (d + 1, d + 1)
-        solution = []
+        factor = _regularised_factor(gram, 1 / (2 * self.C))
+        solutions = []
         for block in torch.arange(len(classes), device=classes.device).split(max(1, BLOCK // len(samples))):
             signs = torch.where(block[:, None] == members, 1.0, -1.0).to(samples.dtype)  # (k, n)
             # At zero every sample violates its margin, so ridge regression on all is where Newton's first step ends.
-            ridge = _solved(_regularised_factor(gram, 1 / (2 * self.C)), signs @ samples)  # (k, d + 1)
-            begin = _continued(ridge, classes[block], start)
-            solution.append(_minimise(samples, gram, signs, begin, self.C, self.tolerance))
-        weight = torch.cat(solution)  # (K, d + 1)
+            begin = _continued(_solved(factor, signs @ samples), classes[block], start)  # (k, d + 1)
+            solutions.append(_minimise(samples, gram, signs, begin, self.C, self.tolerance))
+        weight = torch.cat(solutions)  # (K, d + 1)
         return self._learned(classes, weight[:, :-1], weight[:, -1])
 
     def scores(self, features: Tensor) -> Tensor:
@@ -108,13 +110,13 @@ class NearestMean(Classifier):
     def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
         """Average the unit vectors of each class; there is nothing that a start could save."""
         features, classes, members = _checked(self, features, labels)
-        means = normalize(_class_sums(normalize(features), members, len(classes)))  # (K, d)
+        means = normalize(_class_sums(normalize(features), members))  # (K, d)
         # −‖x − m‖² = 2 m·x − ‖m‖² − 1 for a unit vector x.
         return self._learned(classes, 2 * means, -means.square().sum(dim=1) - 1)
 
     def scores(self, features: Tensor) -> Tensor:
         """Minus the squared distance between the normalised features and every class mean: (n, K)."""
-        return self._affine(normalize(features.float()))
+        return self._affine(normalize(features.float(), dim=-1))
 
 
 @dataclass
@@ -131,9 +133,9 @@ class Ridge(Classifier):
         centred = features - centre  # (n, d)
         factor = _regularised_factor(centred.T @ centred, self.penalty)  # (d, d)
         # As the centred features sum to zero, what is left of their products with the ±1 targets are class sums.
-        right = 2 * _class_sums(centred, members, len(classes))  # (K, d)
+        right = 2 * _class_sums(centred, members)  # (K, d)
         weight = _solved(factor, right)  # (K, d)
-        shares = torch.bincount(members, minlength=len(classes)) / len(features)  # (K,)
+        shares = torch.bincount(members).to(weight) / len(features)  # (K,)
         return self._learned(classes, weight, 2 * shares - 1 - weight @ centre)
 
     def scores(self, features: Tensor) -> Tensor:
@@ -167,19 +169,22 @@ def _check_positive(classifier: Classifier, **settings: float) -> None:
             raise UsageError(f"The {setting} of {type(classifier).__name__} must be above 0, and is {value}.")
 
 
-def _class_sums(features: Tensor, members: Tensor, classes: int) -> Tensor:
+def _class_sums(features: Tensor, members: Tensor) -> Tensor:
     """The sum of the features of each class: (K, d)."""
     # Sorting and splitting adds in the same order every time, which index_add does not on a GPU.
     grouped = features[members.argsort(stable=True)]  # (n, d)
-    sizes = torch.bincount(members, minlength=classes).tolist()
-    return torch.stack([group.sum(dim=0) for group in grouped.split(sizes)])
+    return torch.stack([group.sum(dim=0) for group in grouped.split(torch.bincount(members).tolist())])
 
 
 def _regularised_factor(gram: Tensor, penalty: float) -> Tensor:
     """The Cholesky factor of gram + penalty · I."""
     system = gram.clone()
     system.diagonal().add_(penalty)
-    return torch.linalg.cholesky(system)  # type: ignore[no-any-return]
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(system)
+    if failed:
+        raise TrainingError("The features are too large for so weak a regulariser. Normalise them, or strengthen it.")
+    return factor
 
 
 def _solved(factor: Tensor, right: Tensor) -> Tensor:
@@ -191,6 +196,7 @@ def _continued(begin: Tensor, classes: Tensor, start: Classifier | None) -> Tens
     """`begin` (k, d + 1), except for the classes that an earlier solution knows."""
     if start is None:
         return begin
+    start.check_fitted()
     earlier = torch.cat([start.weight_, start.intercept_[:, None]], dim=1).to(begin)  # (K, d + 1)
     if earlier.shape[1] != begin.shape[1]:
         found, needed = earlier.shape[1] - 1, begin.shape[1] - 1
@@ -210,6 +216,8 @@ def _minimise(samples: Tensor, gram: Tensor, signs: Tensor, begin: Tensor, C: fl
     unsolved = torch.arange(len(begin), device=begin.device)  # (k,)
     shortfall = 1 - signs * (weight @ samples.T)  # (k, n)
     coarse = samples.float()  # enough for a direction, and twice as fast
+    # No sum over n samples is more exact than this, which only float32 ever comes near.
+    tolerance = max(tolerance, torch.finfo(samples.dtype).eps * 2 * C * len(samples))
     for _ in range(NEWTON_STEPS):
         solution[unsolved] = weight
         gradient = weight - 2 * C * (signs * shortfall.clamp(min=0)) @ samples  # (k, d + 1)
@@ -239,7 +247,7 @@ def _newton_direction(samples: Tensor, gram: Tensor, violated: Tensor, gradient:
     # The violators of any class are spread roughly as all samples are, so their share of the common Gram matrix
     # preconditions the Hessian of every class.
     penalty = 1 / (2 * C)
-    share = float(violated.double().mean())
+    share = float(violated.count_nonzero()) / violated.numel()
     factor = _regularised_factor(share * gram, penalty).to(samples.dtype)
     mask = violated.to(samples.dtype)  # (k, n)
     residual = -gradient.to(samples.dtype) * penalty  # the equations are divided by 2C
