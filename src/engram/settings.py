@@ -61,11 +61,13 @@ def _build(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 def _checked(name: str, kind: Any, value: Any) -> Any:
-    adapter = pydantic.TypeAdapter(kind, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    # Infinity is refused with NaN: no setting means it, and a result file cannot hold it.
+    config = pydantic.ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+    adapter = pydantic.TypeAdapter(kind, config=config)
     if isinstance(value, str) and value.lower() == "none":
         value = None
-    elif isinstance(value, str) and "," in value:
-        value = value.split(",")
+    elif isinstance(value, str) and typing.get_origin(kind) is tuple:
+        value = [part for part in value.split(",") if part.strip()]
     try:
         return adapter.validate_python(value)
     except pydantic.ValidationError as error:

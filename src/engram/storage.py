@@ -103,7 +103,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with writing(path) as aside:
+        aside.touch()
+        mode = aside.stat().st_mode
         save_file(flat, aside)
+        aside.chmod(mode)  # safetensors makes its files private; these are as readable as any other of the folder
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

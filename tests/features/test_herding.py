@@ -37,7 +37,7 @@ def exact(points: np.ndarray, keep: int) -> list[int]:
             for index, row in enumerate(rows)
             if index not in picks
         }
-        picks.append(min(distances, key=lambda index, distances=distances: (distances[index], index)))
+        picks.append(min(distances, key=distances.__getitem__))  # the lowest index of a tie comes first
         total = [t + x for t, x in zip(total, rows[picks[-1]], strict=True)]
     return picks
 

@@ -54,6 +54,8 @@ class Adaptation:
         progress: Progress = SILENT,
     ) -> Adapter:
         """Learn an adapter; `classification(features, columns)` is L_cls, through the new network's fixed head."""
+        if self.adapter == "identity":
+            return lambda vectors: vectors
         if self.adapter == "ridge":
             return fit_ridge(pairs, self.adapter_penalty)
         return self._fit_mlp(pairs, classification, seed, task, progress)
@@ -104,15 +106,18 @@ class MLPAdapter(nn.Module):
 
 def fit_ridge(pairs: Pairs, penalty: float) -> Adapter:
     """A linear map with intercept, in closed form, shrunk towards leaving vectors as they are."""
-    old, new = F.normalize(pairs.old.double()), F.normalize(pairs.new.double())
+    # On the CPU, for not every device has float64.
+    old, new = F.normalize(pairs.old.cpu().double()), F.normalize(pairs.new.cpu().double())
     centre_old, centre_new = old.mean(0), new.mean(0)
     x, residual = old - centre_old, (new - centre_new) - (old - centre_old)
     covariance = x.T @ x / len(x)  # (d, d)
     ridge = penalty * covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(len(covariance), dtype=torch.float64)
     change = torch.linalg.solve(covariance + ridge, x.T @ residual / len(x))  # (d, d)
+    if not bool(torch.isfinite(change).all()):
+        raise TrainingError("The adapter's solution is not finite. Nothing of this task was kept.")
 
     def adapter(vectors: Tensor) -> Tensor:
-        shifted = vectors.double() - centre_old
-        return F.normalize(shifted + shifted @ change + centre_new).float()
+        shifted = vectors.cpu().double() - centre_old
+        return F.normalize(shifted + shifted @ change + centre_new).float().to(vectors.device)
 
     return adapter

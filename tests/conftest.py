@@ -1,0 +1,43 @@
+"""Small streams that every room's tests share."""
+
+import pytest
+import torch
+
+from engram.data import Dataset, Samples, Stream, split
+
+
+def blobs(classes: int = 6, per_class: int = 24, dimension: int = 12, seed: int = 0) -> Dataset:
+    """Vectors around one centre per class: learnable in a second by an MLP."""
+    draws = torch.Generator().manual_seed(seed)
+    centres = 3 * torch.randn(classes, dimension, generator=draws)
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    inputs = centres[labels] + torch.randn(len(labels), dimension, generator=draws)
+    test = centres[labels] + torch.randn(len(labels), dimension, generator=draws)
+    names = tuple(f"class {label}" for label in range(classes))
+    return Dataset("blobs", Samples.of(inputs, labels), Samples.of(test, labels), names)
+
+
+def patterns(classes: int = 4, per_class: int = 12, side: int = 8, seed: int = 0) -> Dataset:
+    """Noisy uint8 images of one pattern per class."""
+    draws = torch.Generator().manual_seed(seed)
+    base = torch.randint(0, 256, (classes, side, side, 3), generator=draws)
+    labels = torch.arange(classes).repeat_interleave(per_class)
+
+    def noisy() -> torch.Tensor:
+        noise = torch.randint(-40, 41, (len(labels), side, side, 3), generator=draws)
+        return (base[labels] + noise).clamp(0, 255).to(torch.uint8)
+
+    names = tuple(f"pattern {label}" for label in range(classes))
+    return Dataset("patterns", Samples.of(noisy(), labels), Samples.of(noisy(), labels), names)
+
+
+@pytest.fixture(scope="session")
+def vectors() -> Stream:
+    """Three tasks of two classes, vectors."""
+    return split(blobs(), classes_per_task=2, seed=0)
+
+
+@pytest.fixture(scope="session")
+def images() -> Stream:
+    """Two tasks of two classes, images."""
+    return split(patterns(), classes_per_task=2, seed=0)

@@ -1,0 +1,179 @@
+"""Runs: kept, resumed, refused, shared."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engram.data import Stream, load
+from engram.errors import EngramError, TrainingError, UsageError
+from engram.experiments import Plan, Result, Trainings, run, summarise
+from engram.methods import Learner, make
+from engram.network import Network
+
+
+def small(method: str = "features", **settings: object) -> Learner:
+    given = {"epochs": 2, "batch_size": 16, "rate": 0.2, "expected_classes": 6, **settings}
+    if method.startswith("features"):
+        given = {"features_per_class": 8, "adapter_epochs": 2, **given}
+    return make(method, **given)
+
+
+def comparable(result: Result) -> dict[str, object]:
+    values = result.to_json()
+    del values["seconds"]
+    return values
+
+
+def final_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file of a finished run that must not depend on how it went."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("seconds.json", "result.json")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_run_leaves_its_result_and_last_checkpoint_and_nothing_else(vectors: Stream, tmp_path: Path) -> None:
+    result = run(small(), vectors, out=tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        ".lock",
+        "checkpoint-003",
+        "result.json",
+        "run.json",
+    ]
+    assert Result.load(tmp_path / "run" / "result.json") == result
+
+
+def test_the_same_seed_gives_the_same_bytes(vectors: Stream, tmp_path: Path) -> None:
+    first = run(small(), vectors, out=tmp_path / "a")
+    second = run(small(), vectors, out=tmp_path / "b")
+    assert comparable(first) == comparable(second)
+    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
+
+
+class _Interrupt(Exception):
+    pass
+
+
+def test_a_run_cut_off_between_tasks_goes_on_to_the_same_end(vectors: Stream, tmp_path: Path) -> None:
+    whole = run(small(), vectors, out=tmp_path / "whole")
+
+    def stop(task: int, *rest: object) -> None:
+        if task == 1:
+            raise _Interrupt
+
+    with pytest.raises(_Interrupt):
+        run(small(), vectors, out=tmp_path / "cut", after_task=stop)
+    again = run(small(), vectors, out=tmp_path / "cut", resume=True)
+    assert comparable(whole) == comparable(again)
+    assert final_bytes(tmp_path / "whole") == final_bytes(tmp_path / "cut")
+
+
+def test_a_finished_run_resumed_is_the_same_result_at_once(vectors: Stream, tmp_path: Path) -> None:
+    first = run(small(), vectors, out=tmp_path)
+    assert run(small(), vectors, out=tmp_path, resume=True) == first
+
+
+def test_fewer_tasks_can_be_carried_further(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path / "run")
+    further = run(small(), vectors, out=tmp_path / "run", resume=True)
+    assert comparable(further) == comparable(run(small(), vectors))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"rate": 0.1}, "rate: 0.2, now 0.1"), ({"seed": 5}, "seed: 0, now 5"), ({"C": 2}, "C: 1.0")]
+)
+def test_a_changed_setting_is_refused_and_named(
+    vectors: Stream, tmp_path: Path, change: dict[str, object], named: str
+) -> None:
+    run(small(), vectors.first(1), out=tmp_path)
+    before = final_bytes(tmp_path)
+    with pytest.raises(UsageError, match=named):
+        run(small(**change), vectors.first(1), out=tmp_path, resume=True)
+    assert final_bytes(tmp_path) == before
+
+
+def test_other_data_or_another_class_order_is_refused(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path)
+    other = Stream(vectors.name, (vectors.tasks[0],), vectors.class_names)
+    train = other.tasks[0].train
+    changed = train.inputs.clone()
+    changed[int(train.rows[0]), 0] += 1
+    task = replace(other.tasks[0], train=replace(train, inputs=changed))
+    with pytest.raises(UsageError, match="the data, the class order or the tasks"):
+        run(small(), replace(other, tasks=(task,)), out=tmp_path, resume=True)
+
+
+def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path / "run")
+    with pytest.raises(UsageError, match=r"already holds a run\. Continue it with --resume"):
+        run(small(), vectors.first(1), out=tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years")
+    with pytest.raises(UsageError, match=r"holds something else \(thesis.tex\)"):
+        run(small(), vectors.first(1), out=tmp_path / "mine", resume=True)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years"
+
+
+def test_a_damaged_checkpoint_is_named(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path)
+    file = tmp_path / "checkpoint-001" / "learner.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(EngramError, match=r"learner\.safetensors cannot be read"):
+        run(small(), vectors.first(1), out=tmp_path, resume=True)
+
+
+def test_a_run_that_leaves_the_finite_numbers_publishes_nothing(vectors: Stream, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="not finite at task 1, epoch"):
+        run(small(rate=1e30), vectors, out=tmp_path)
+    assert not (tmp_path / "result.json").exists()
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+class _CountedTrainings(Trainings):
+    """Counts what had to be trained."""
+
+    saved = 0
+
+    def save(self, learner: Learner, tasks: list[str], network: Network) -> None:
+        self.saved += 1
+        super().save(learner, tasks, network)
+
+
+def test_runs_that_differ_only_after_training_share_it(vectors: Stream, tmp_path: Path) -> None:
+    trainings = _CountedTrainings(tmp_path / "trained")
+    for method, settings in (
+        ("features", {}),
+        ("features-unadapted", {}),
+        ("gamma-lwf", {}),
+        ("features", {"alpha": 1.0, "features_per_class": 5}),
+    ):
+        shared = run(small(method, **settings), vectors, trainings=trainings)
+        assert comparable(shared) == comparable(run(small(method, **settings), vectors))
+    assert trainings.saved == len(vectors)
+    run(small("gamma-lwf", feature_distillation=0.5), vectors, trainings=trainings)
+    assert trainings.saved == 2 * len(vectors)
+    run(small("joint"), vectors, trainings=trainings)
+    assert len(list((tmp_path / "trained").glob("*.safetensors"))) == 2 * len(vectors)
+
+
+def test_another_seed_gives_another_class_order_and_other_weights() -> None:
+    digits = load("digits")
+    plan = Plan(method="gamma-lwf", tasks=1, settings={"epochs": 1})
+    first, second = plan.run(digits), plan.with_seed(1).run(digits)
+    assert first.class_order != second.class_order
+    one, other = plan.learner(digits), plan.with_seed(1).learner(digits)
+    stream = plan.stream(digits)
+    weights = [each.train(stream.tasks[0]).state_dict()["extractor.layers.0.weight"] for each in (one, other)]
+    assert not torch.allclose(*weights)
+
+
+def test_a_summary_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
+    digits = load("digits")
+    plan = Plan(method="finetune", tasks=2, settings={"epochs": 1})
+    results = [plan.with_seed(seed).run(digits) for seed in (0, 1)]
+    summary = summarise(results, tmp_path)
+    values = [result.average_incremental_accuracy for result in results]
+    assert summary["average_incremental_accuracy"]["mean"] == pytest.approx(sum(values) / 2)
+    assert summary["average_incremental_accuracy"]["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary

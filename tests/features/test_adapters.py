@@ -1,0 +1,288 @@
+"""Adapters recover a drift that is known, by the losses of the paper and the solution of the algebra."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engram.errors import TrainingError
+from engram.features import Adaptation, MLPAdapter, Pairs, fit_ridge
+from engram.randomness import generator as generator_for
+from engram.randomness import seeded
+
+D = 16
+CLASSES = 20  # the first ten are stored, the others are the task's
+
+
+def rotation(angle: float, seed: int = 0) -> Tensor:
+    """An orthogonal matrix, `angle` away from leaving everything where it is."""
+    matrix = torch.randn(D, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    skew = matrix - matrix.T
+    return torch.linalg.matrix_exp(angle * skew / torch.linalg.matrix_norm(skew, 2)).float()
+
+
+@dataclass
+class Drift:
+    """Clustered unit vectors in the old feature space, and where a rotation takes them in the new one."""
+
+    stored: Tensor  # vectors of old classes, old space
+    truth: Tensor  # the same in the new space
+    pairs: Pairs  # vectors of the task's classes in both, of various lengths
+    centres: Tensor  # of all classes in the new space: a head
+
+    def omega(self, adapted: Tensor) -> float:
+        """ω: the mean cosine between adapted vectors and true ones."""
+        return (adapted.double() * self.truth.double()).sum(1).mean().item()
+
+    def classification(self, features: Tensor, columns: Tensor) -> Tensor:
+        return F.cross_entropy(8 * F.normalize(features) @ self.centres.T, columns)
+
+
+def drift(angle: float, count: int = 3000) -> Drift:
+    random = torch.Generator().manual_seed(1)
+    centres = F.normalize(torch.randn(CLASSES, D, generator=random))
+    columns = torch.arange(count) % 10 + 10
+
+    def clustered(labels: Tensor) -> Tensor:
+        return F.normalize(centres[labels] + 0.2 * torch.randn(len(labels), D, generator=random))
+
+    turn = rotation(angle)
+    stored, old = clustered(torch.arange(500) % 10), clustered(columns)
+    lengths = [0.5 + 3 * torch.rand(count, 1, generator=random) for _ in range(2)]
+    pairs = Pairs(old * lengths[0], old @ turn.T * lengths[1], columns)
+    return Drift(stored, stored @ turn.T, pairs, centres @ turn.T)
+
+
+@pytest.fixture(scope="module")
+def far() -> Drift:
+    return drift(angle=2.5)
+
+
+@pytest.fixture(scope="module")
+def near() -> Drift:
+    return drift(angle=0.8)
+
+
+# Known drift
+
+
+@pytest.mark.parametrize("adapter", ["mlp", "ridge"])
+@pytest.mark.parametrize(("distance", "unadapted"), [("near", 0.95), ("far", 0.5)])
+def test_a_rotation_is_undone_for_classes_that_were_not_in_the_pairs(
+    adapter: str, distance: str, unadapted: float, request: pytest.FixtureRequest
+) -> None:
+    known: Drift = request.getfixturevalue(distance)
+    assert known.omega(known.stored) < unadapted
+    settings = Adaptation(adapter=adapter, adapter_epochs=20)  # type: ignore[arg-type]
+    adapted = settings.fit(known.pairs, known.classification, seed=0, task=1)(known.stored)
+    assert known.omega(adapted) > 0.98
+    torch.testing.assert_close(adapted.norm(dim=1), torch.ones(len(adapted)))
+    assert adapted.dtype == torch.float32
+    assert not adapted.requires_grad
+
+
+def test_without_alpha_nothing_asks_for_similarity(far: Drift) -> None:
+    omegas = {}
+    for alpha in (0.0, 100.0):
+        settings = Adaptation(alpha=alpha, adapter_epochs=4, adapter_width=64)
+        omegas[alpha] = far.omega(settings.fit(far.pairs, far.classification, seed=0, task=1)(far.stored))
+    assert omegas[0.0] < omegas[100.0] - 0.2
+
+
+def test_identity_leaves_vectors_as_they_are(far: Drift) -> None:
+    adapter = Adaptation(adapter="identity").fit(far.pairs, far.classification, seed=0, task=1)
+    assert torch.equal(adapter(far.stored), far.stored)
+
+
+# The loss
+
+
+def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
+    """Three steps of Adam on α (1 − cos(v, φ(v̄))) + L_cls(φ(v̄)), each with its own gradient by autograd."""
+    random = torch.Generator().manual_seed(3)
+    old, new = torch.randn(10, 4, generator=random), torch.randn(10, 4, generator=random)
+    columns, head = torch.arange(10) % 3, torch.randn(3, 4, generator=random)
+    settings = Adaptation(alpha=0.7, adapter_width=5, adapter_depth=1, adapter_epochs=3, adapter_batch=10)
+
+    def classification(features: Tensor, columns: Tensor) -> Tensor:
+        return F.cross_entropy(features @ head.T, columns)
+
+    with seeded(2, "adapter", 6):
+        first, second = nn.Linear(4, 5), nn.Linear(5, 4)
+    parameters = [first.weight, first.bias, second.weight, second.bias]
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+    # The rate falls along a cosine: 1, 3/4 and 1/4 of 0.001 at thirds of the way.
+    for step, rate in enumerate((1e-3, 0.75e-3, 0.25e-3), 1):
+        unit = old / old.square().sum(1, keepdim=True).sqrt()
+        hidden = (2 * unit @ first.weight.T + first.bias).clamp(min=0)  # √d = 2
+        out = hidden @ second.weight.T + second.bias
+        carried = out / out.square().sum(1, keepdim=True).sqrt()
+        lengths = new.square().sum(1, keepdim=True).sqrt()
+        similarity = (1 - (carried * new / lengths).sum(1)).mean()
+        scores = (carried * lengths) @ head.T
+        classes = -scores.log_softmax(1)[torch.arange(10), columns].mean()
+        gradients = torch.autograd.grad(0.7 * similarity + classes, parameters)
+        with torch.no_grad():
+            for p, gradient, (mean, square) in zip(parameters, gradients, moments, strict=True):
+                mean.mul_(0.9).add_(0.1 * gradient)
+                square.mul_(0.999).add_(0.001 * gradient**2)
+                p -= rate * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+
+    adapter = settings.fit(Pairs(old, new, columns), classification, seed=2, task=6)
+    assert isinstance(adapter, MLPAdapter)
+    for found, expected in zip(adapter.parameters(), parameters, strict=True):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_head_sees_carried_vectors_of_the_new_length_with_their_own_classes() -> None:
+    columns = torch.arange(50)
+    new = F.normalize(torch.randn(50, 4, generator=torch.Generator().manual_seed(0))) * (1 + columns[:, None])
+    seen: list[int] = []
+
+    def classification(features: Tensor, targets: Tensor) -> Tensor:
+        torch.testing.assert_close(features.detach().norm(dim=1), 1.0 + targets)
+        seen.extend(targets.tolist())
+        return features.sum() * 0
+
+    settings = Adaptation(adapter_epochs=2, adapter_batch=16, adapter_width=8)
+    settings.fit(Pairs(new.flip(1), new, columns), classification, seed=0, task=0)
+    assert sorted(seen) == sorted([*range(50)] * 2)
+
+
+def test_only_the_adapter_is_trained(near: Drift) -> None:
+    head = nn.Linear(D, CLASSES).requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    stored, old, new = near.stored.clone(), near.pairs.old.clone(), near.pairs.new.clone()
+    settings = Adaptation(adapter_epochs=1, adapter_width=8)
+    adapter = settings.fit(near.pairs, lambda v, y: F.cross_entropy(head(v), y), seed=0, task=0)
+    adapter(near.stored)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
+    assert torch.equal(near.stored, stored)
+    assert torch.equal(near.pairs.old, old) and torch.equal(near.pairs.new, new)
+
+
+# The network φ
+
+
+def shapes(adapter: object) -> list[tuple[int, ...]]:
+    assert isinstance(adapter, MLPAdapter)
+    return [tuple(layer.weight.shape) for layer in adapter.layers if isinstance(layer, nn.Linear)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [(64, 4), (64, 64), (4, 64)]),  # d → 16 d → 16 d → d
+        ({"adapter_depth": 1}, [(64, 4), (4, 64)]),
+        ({"adapter_depth": 4}, [(64, 4), (64, 64), (64, 64), (64, 64), (4, 64)]),
+        ({"adapter_width": 10}, [(10, 4), (10, 10), (4, 10)]),
+    ],
+)
+def test_depth_counts_hidden_layers_and_width_is_theirs(
+    settings: dict[str, int], expected: list[tuple[int, int]]
+) -> None:
+    vectors = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    pairs = Pairs(vectors, vectors, torch.zeros(6, dtype=torch.int64))
+    adapter = Adaptation(adapter_epochs=1, **settings).fit(pairs, lambda v, y: v.sum() * 0, seed=0, task=0)  # type: ignore[arg-type]
+    assert shapes(adapter) == expected
+    assert isinstance(adapter, MLPAdapter)
+    assert [type(layer) for layer in adapter.layers] == [nn.Linear, nn.ReLU] * (len(expected) - 1) + [nn.Linear]
+    assert not any(parameter.requires_grad for parameter in adapter.parameters())
+
+
+def test_the_papers_adapter_on_imagenet_has_75_million_parameters() -> None:
+    with torch.device("meta"):
+        adapter = MLPAdapter(512, 16 * 512, 2)
+    assert sum(p.numel() for p in adapter.parameters()) == 513 * 8192 + 8193 * 8192 + 8193 * 512 == 75_514_368
+
+
+def test_the_adapter_is_a_function_of_seed_and_task(near: Drift) -> None:
+    settings = Adaptation(adapter_epochs=2, adapter_width=16)
+
+    def adapted(seed: int, task: int) -> Tensor:
+        return settings.fit(near.pairs, near.classification, seed=seed, task=task)(near.stored)
+
+    first = adapted(0, 1)
+    torch.manual_seed(4)
+    before = torch.get_rng_state()
+    assert torch.equal(adapted(0, 1), first)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(adapted(1, 1), first)
+    assert not torch.equal(adapted(0, 2), first)
+
+
+def test_the_order_of_pairs_is_that_of_its_purpose() -> None:
+    columns = torch.arange(12)
+    vectors = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    seen: list[int] = []
+
+    def classification(features: Tensor, targets: Tensor) -> Tensor:
+        seen.extend(targets.tolist())
+        return features.sum() * 0
+
+    settings = Adaptation(adapter_epochs=2, adapter_batch=5, adapter_width=4)
+    settings.fit(Pairs(vectors, vectors, columns), classification, seed=3, task=1)
+    expected = [torch.randperm(12, generator=generator_for(3, "pairs", 1, epoch)).tolist() for epoch in (0, 1)]
+    assert seen == expected[0] + expected[1]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("adapter", ["mlp", "ridge"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("side", ["old", "new"])
+def test_pairs_that_are_not_finite_are_refused(adapter: str, bad: float, side: str) -> None:
+    vectors = {"old": torch.ones(20, 3), "new": torch.ones(20, 3)}
+    vectors[side][11, 2] = bad
+    pairs = Pairs(**vectors, columns=torch.zeros(20, dtype=torch.int64))
+    settings = Adaptation(adapter=adapter, adapter_epochs=1)  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match=r"not finite\. Nothing of this task was kept"):
+        settings.fit(pairs, lambda v, y: v.sum() * 0, seed=0, task=0)
+
+
+# Ridge
+
+
+def least_squares(pairs: Pairs, penalty: float) -> Callable[[np.ndarray], np.ndarray]:
+    """The penalised problem as ordinary least squares with rows added, solved by numpy."""
+
+    def unit(vectors: np.ndarray) -> np.ndarray:
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    old, new = unit(pairs.old.double().numpy()), unit(pairs.new.double().numpy())
+    x, change = old - old.mean(0), (new - new.mean(0)) - (old - old.mean(0))
+    strength = penalty * np.mean(np.var(old, axis=0)) * len(x)
+    added = np.sqrt(strength) * np.eye(x.shape[1])
+    solution, *_ = np.linalg.lstsq(np.vstack([x, added]), np.vstack([change, np.zeros_like(added)]), rcond=None)
+    return lambda v: unit((v - old.mean(0)) @ (np.eye(x.shape[1]) + solution) + new.mean(0))
+
+
+@pytest.mark.parametrize("penalty", [1e-6, 1e-3, 0.5, 20.0])
+@pytest.mark.parametrize("count", [300, 10])  # ten pairs do not determine sixteen dimensions
+def test_ridge_matches_least_squares_with_added_rows(penalty: float, count: int) -> None:
+    random = torch.Generator().manual_seed(5)
+    old, new = torch.randn(count, D, generator=random) + 0.5, torch.randn(count, D, generator=random) - 0.5
+    pairs = Pairs(old, new, torch.zeros(count, dtype=torch.int64))
+    stored = F.normalize(torch.randn(40, D, generator=random))
+    found = fit_ridge(pairs, penalty)(stored)
+    np.testing.assert_allclose(found, least_squares(pairs, penalty)(stored.double().numpy()), atol=1e-5)
+
+
+def test_ridge_leaves_vectors_as_they_are_where_nothing_has_moved() -> None:
+    vectors = torch.randn(50, D, generator=torch.Generator().manual_seed(0))
+    stored = F.normalize(torch.randn(9, D, generator=torch.Generator().manual_seed(1)))
+    adapter = fit_ridge(Pairs(vectors, 3 * vectors, torch.zeros(50, dtype=torch.int64)), 1e-3)
+    torch.testing.assert_close(adapter(stored), stored)
+
+
+def test_ridge_of_a_single_pair_moves_everything_along_with_it() -> None:
+    old, new = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    adapter = fit_ridge(Pairs(old, new, torch.zeros(1, dtype=torch.int64)), 1e-3)
+    torch.testing.assert_close(adapter(torch.tensor([[1.0, 0.0]])), torch.tensor([[0.0, 1.0]]))

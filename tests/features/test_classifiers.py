@@ -1,0 +1,255 @@
+"""The classifiers against scikit-learn, closed forms and their definitions."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sklearn.linear_model import RidgeClassifier
+from sklearn.svm import LinearSVC
+from torch import Tensor
+
+from engram.errors import DataError, EngramWarning, TrainingError, UsageError
+from engram.features import classifiers
+from engram.features.classifiers import CLASSIFIERS, Classifier, LinearSVM, NearestMean, Ridge
+
+
+def overlapping(sizes: list[int], width: int, noise: float = 1.5, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Unit features around one random direction per class, in random order, with labels 3, 6, 9, ..."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.nn.functional.normalize(torch.randn(len(sizes), width, generator=generator))
+    members = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    members = members[torch.randperm(len(members), generator=generator)]
+    spread = noise / width**0.5 * torch.randn(len(members), width, generator=generator)
+    return torch.nn.functional.normalize(centres[members] + spread), 3 * members + 3
+
+
+def objectives(features: Tensor, labels: Tensor, weight: Tensor, intercept: Tensor, C: float) -> Tensor:
+    """LinearSVC's objective for every class (K,), written as its documentation writes it."""
+    signs = torch.where(labels[:, None] == labels.unique(), 1.0, -1.0).double()
+    losses = (1 - signs * (features.double() @ weight.double().T + intercept.double())).clamp(min=0).square()
+    return 0.5 * (weight.double().square().sum(dim=1) + intercept.double().square()) + C * losses.sum(dim=0)
+
+
+def linear_svc(features: Tensor, labels: Tensor, C: float) -> tuple[Tensor, Tensor]:
+    """scikit-learn's weight (K, d) and intercept (K,), one fit per class so that two classes have two rows."""
+    fits = [
+        LinearSVC(C=C, tol=1e-8, max_iter=100_000, dual=False).fit(features.double().numpy(), (labels == label).numpy())
+        for label in labels.unique()
+    ]
+    weight = torch.from_numpy(np.concatenate([fit.coef_ for fit in fits]))
+    return weight, torch.from_numpy(np.concatenate([fit.intercept_ for fit in fits]))
+
+
+CASES = {
+    "ten classes": ([40] * 10, 32, 1.0),
+    "two classes": ([50, 60], 16, 1.0),
+    "unbalanced": ([300, 60, 12, 3, 1], 24, 1.0),
+    "two dimensions": ([50] * 4, 2, 1.0),
+    "fewer samples than dimensions": ([8] * 6, 128, 1.0),
+    "strongly regularised": ([40] * 6, 32, 0.01),
+    "weakly regularised": ([40] * 6, 32, 100.0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_svm_minimises_the_objective_of_linear_svc(case: str) -> None:
+    sizes, width, C = CASES[case]
+    features, labels = overlapping(sizes, width)
+    svm = LinearSVM(C=C).fit(features, labels)
+    weight, intercept = linear_svc(features, labels, C)
+    ours = objectives(features, labels, svm.weight_, svm.intercept_, C)
+    theirs = objectives(features, labels, weight, intercept, C)
+    assert svm.classes_.tolist() == labels.unique().tolist()
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    expected = (features.double() @ weight.T + intercept).float()
+    torch.testing.assert_close(svm.scores(features), expected, rtol=0, atol=1e-3)
+
+
+def test_the_scores_are_within_the_tolerance_of_the_optimum() -> None:
+    features, labels = overlapping([40] * 5, 32)
+    best = LinearSVM(tolerance=1e-9).fit(features, labels).scores(features)
+    for tolerance in (1.0, 1e-2, 1e-4):
+        scores = LinearSVM(tolerance=tolerance).fit(features, labels).scores(features)
+        assert (scores - best).abs().max() <= 2**0.5 * tolerance + 1e-6
+
+
+def test_the_svm_of_two_classes_has_two_opposite_columns() -> None:
+    features, labels = overlapping([30, 40], 8)
+    scores = LinearSVM(tolerance=1e-8).fit(features, labels).scores(features)
+    assert scores.shape == (70, 2)
+    torch.testing.assert_close(scores[:, 0], -scores[:, 1], rtol=0, atol=1e-5)
+
+
+def test_the_svm_of_one_class_matches_its_closed_form() -> None:
+    # Every sample is e₁ and positive, so w₁ = b = t minimises t² + nC (1 − 2t)²: t = 2nC / (1 + 4nC).
+    features = torch.zeros(5, 3)
+    features[:, 0] = 1
+    svm = LinearSVM(C=0.3).fit(features, torch.full((5,), 7))
+    assert svm.classes_.tolist() == [7]
+    torch.testing.assert_close(svm.scores(features), torch.full((5, 1), 2 * 3 / 7))
+
+
+def test_solving_the_classes_in_turns_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = overlapping([30] * 7, 16)
+    together = LinearSVM(tolerance=1e-8).fit(features, labels).scores(features)
+    monkeypatch.setattr(classifiers, "BLOCK", 3 * len(features))
+    in_turns = LinearSVM(tolerance=1e-8).fit(features, labels).scores(features)
+    torch.testing.assert_close(in_turns, together, rtol=0, atol=1e-5)
+
+
+def test_a_warm_start_reaches_the_same_solution_in_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = overlapping([40] * 8, 32)
+    old = labels != 12  # class 12 arrives later, between the others
+    earlier = LinearSVM().fit(features[old], labels[old])
+    solved: list[int] = []  # the number of classes in every Newton step
+    newton = classifiers._newton_direction
+
+    def counted(samples: Tensor, gram: Tensor, violated: Tensor, gradient: Tensor, C: float) -> Tensor:
+        solved.append(len(gradient))
+        return newton(samples, gram, violated, gradient, C)
+
+    monkeypatch.setattr(classifiers, "_newton_direction", counted)
+    cold = LinearSVM().fit(features, labels)
+    cold_solved = sum(solved)
+    solved.clear()
+    warm = LinearSVM().fit(features, labels, start=earlier)
+    assert 0 < sum(solved) < cold_solved
+    torch.testing.assert_close(warm.scores(features), cold.scores(features), rtol=0, atol=3e-4)
+    solved.clear()
+    again = LinearSVM(tolerance=1e-3).fit(features, labels, start=cold)
+    assert not solved
+    assert torch.equal(again.weight_, cold.weight_)
+
+
+def test_a_start_of_another_width_or_without_a_solution_is_refused() -> None:
+    features, labels = overlapping([10, 10], 8)
+    with pytest.raises(DataError, match="5 weights per class, and the features have 8"):
+        LinearSVM().fit(features, labels, start=LinearSVM().fit(features[:, :5], labels))
+    with pytest.raises(UsageError, match="Call fit first"):
+        LinearSVM().fit(features, labels, start=LinearSVM())
+
+
+def test_an_svm_that_cannot_be_solved_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classifiers, "NEWTON_STEPS", 2)
+    features, labels = overlapping([40] * 4, 16)
+    with pytest.warns(EngramWarning, match="left 4 classes short of their optimum"):
+        LinearSVM().fit(features, labels)
+
+
+def test_the_nearest_mean_matches_a_loop_over_its_definition() -> None:
+    features, labels = overlapping([20, 5, 1, 30], 12)
+    lengths = torch.linspace(0.5, 3, len(features))[:, None]  # which normalisation takes out again
+    fitted = NearestMean().fit(lengths * features, labels)
+    expected = torch.empty(len(features), 4, dtype=torch.float64)
+    for column, label in enumerate([3, 6, 9, 12]):
+        mean = torch.stack([x / x.norm() for x, y in zip(features.double(), labels, strict=True) if y == label]).mean(0)
+        for row, x in enumerate(features.double()):
+            expected[row, column] = -((x / x.norm() - mean / mean.norm()) ** 2).sum()
+    scores = fitted.scores(lengths * features)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores.double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [[30] * 5, [100, 20, 3], [25, 35]])
+@pytest.mark.parametrize("penalty", [1e-3, 1.0, 50.0])
+def test_ridge_matches_scikit_learn(sizes: list[int], penalty: float) -> None:
+    features, labels = overlapping(sizes, 20)
+    ours = Ridge(penalty).fit(features, labels).scores(features).numpy()
+    theirs = RidgeClassifier(alpha=penalty).fit(features.double().numpy(), labels.numpy())
+    expected = theirs.decision_function(features.double().numpy())
+    if len(sizes) == 2:  # scikit-learn has one column for two classes
+        expected = np.stack([-expected, expected], axis=1)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+def test_ridge_of_one_class_is_certain() -> None:
+    features, labels = overlapping([10], 6)
+    torch.testing.assert_close(Ridge().fit(features, labels).scores(features), torch.ones(10, 1))
+
+
+def fitted(name: str) -> tuple[Classifier, Tensor]:
+    features, labels = overlapping([20, 30, 15], 10)
+    return CLASSIFIERS[name]().fit(features, labels), features
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+class TestEveryClassifier:
+    def test_fitting_twice_gives_the_same_bits(self, name: str) -> None:
+        first, second = fitted(name)[0].state(), fitted(name)[0].state()
+        assert all(torch.equal(first[key], second[key]) for key in first)
+
+    def test_what_is_saved_comes_back_bit_for_bit(self, name: str, tmp_path: Path) -> None:
+        classifier, features = fitted(name)
+        save_file(classifier.state(), tmp_path / "classifier.safetensors")
+        restored = CLASSIFIERS[name]().restore(load_file(tmp_path / "classifier.safetensors"))
+        assert torch.equal(restored.classes_, classifier.classes_)
+        assert torch.equal(restored.scores(features), classifier.scores(features))
+
+    def test_a_damaged_state_is_refused(self, name: str) -> None:
+        with pytest.raises(DataError, match="lacks its classes and intercept"):
+            CLASSIFIERS[name]().restore({"weight": torch.ones(2, 3)})
+
+    def test_a_replaced_one_is_an_unfitted_twin(self, name: str) -> None:
+        classifier, features = fitted(name)
+        twin = dataclasses.replace(classifier)  # type: ignore[type-var]
+        assert twin == classifier
+        with pytest.raises(UsageError, match="Call fit first"):
+            twin.scores(features)
+        with pytest.raises(UsageError, match="Call fit first"):
+            twin.state()
+
+    def test_it_answers_better_than_chance_in_float32_for_every_class(self, name: str) -> None:
+        features, labels = overlapping([30] * 6, 32, noise=1.0)
+        classifier = CLASSIFIERS[name]().fit(features.double(), labels)
+        scores = classifier.scores(features.double())
+        assert scores.shape == (180, 6)
+        assert scores.dtype == torch.float32
+        assert (classifier.classes_[scores.argmax(dim=1)] == labels).float().mean() > 0.9
+
+    def test_the_order_of_the_samples_does_not_matter(self, name: str) -> None:
+        features, labels = overlapping([20] * 4, 12)
+        classifier = CLASSIFIERS[name]()
+        scores = classifier.fit(features, labels).scores(features)
+        torch.testing.assert_close(
+            classifier.fit(features.flip(0), labels.flip(0)).scores(features), scores, rtol=0, atol=3e-4
+        )
+
+    def test_features_that_are_not_finite_are_refused(self, name: str) -> None:
+        features, labels = overlapping([5, 5], 4)
+        features[3, 2] = torch.nan
+        with pytest.raises(TrainingError, match="not finite"):
+            CLASSIFIERS[name]().fit(features, labels)
+
+    @pytest.mark.parametrize(
+        ("features", "labels", "message"),
+        [
+            (torch.empty(0, 4), torch.empty(0, dtype=torch.int64), "at least one sample"),
+            (torch.ones(3, 4), torch.tensor([0, 1]), r"one label for each.*\(3, 4\) and \(2,\)"),
+            (torch.ones(3), torch.tensor([0, 1, 0]), r"features \(n, d\)"),
+            (torch.ones(2, 4), torch.tensor([0.0, 1.0]), "integer labels"),
+        ],
+    )
+    def test_wrong_input_is_refused(self, name: str, features: Tensor, labels: Tensor, message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            CLASSIFIERS[name]().fit(features, labels)
+
+    @pytest.mark.parametrize("shape", [(3, 9), (10,)])
+    def test_features_of_another_width_are_refused(self, name: str, shape: tuple[int, ...]) -> None:
+        with pytest.raises(DataError, match="fitted on features of 10 numbers"):
+            fitted(name)[0].scores(torch.ones(shape))
+
+
+@pytest.mark.parametrize("classifier", [LinearSVM(C=0), LinearSVM(C=-1), LinearSVM(tolerance=0), Ridge(penalty=0)])
+def test_settings_that_make_no_sense_are_refused(classifier: Classifier) -> None:
+    with pytest.raises(UsageError, match="must be above 0"):
+        classifier.fit(*overlapping([3, 3], 2))
+
+
+@pytest.mark.parametrize("classifier", [LinearSVM(C=1e9), Ridge(penalty=1e-9)])
+def test_features_beyond_what_floats_can_solve_are_refused(classifier: Classifier) -> None:
+    features = torch.ones(10, 3, dtype=torch.float64) * torch.linspace(1e9, 2e9, 10)[:, None]
+    with pytest.raises(TrainingError, match="Normalise them"):
+        classifier.fit(features, torch.arange(10) % 2)

@@ -1,0 +1,122 @@
+"""The paper's method: what it keeps, what it carries over, and what it leaves behind."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from engram.data import Samples, Stream
+from engram.features import LinearSVM, herd
+from engram.methods import Features, LwF, make
+from engram.network import Network, extract
+from engram.storage import save_tensors
+
+
+def learner(**settings: object) -> Features:
+    given = {"epochs": 3, "batch_size": 16, "rate": 0.2, "expected_classes": 6, "adapter_epochs": 5, **settings}
+    made = make("features", **given)
+    assert isinstance(made, Features)
+    return made
+
+
+def test_new_features_are_herded_and_stored_as_unit_vectors(vectors: Stream) -> None:
+    task = vectors.tasks[0]
+    one = learner(features_per_class=7)
+    kept = one.learn(task)
+    features = F.normalize(extract(one.network_, task.train))
+    for column, label in enumerate(task.classes):
+        positions = (task.train.labels == label).nonzero().squeeze(1)
+        expected = positions[herd(features[positions], 7)]
+        assert kept.features[7 * column : 7 * column + 7].tolist() == expected.tolist()
+    assert torch.equal(one.memory.features.rows, features[kept.features])
+    assert torch.allclose(one.memory.features.rows.norm(dim=1), torch.ones(14))
+    assert one.memory.nbytes == 14 * 64 * 4
+
+
+def test_old_features_are_adapted_and_not_herded_again(vectors: Stream) -> None:
+    one = learner(features_per_class=7)
+    one.learn(vectors.tasks[0])
+    before = one.memory.features.rows
+    kept = one.learn(vectors.tasks[1])
+    assert kept.features[:14].tolist() == [-1 - slot for slot in range(14)]
+    after = one.memory.features.rows[:14]
+    assert not torch.allclose(before, after, atol=1e-3)
+    assert torch.allclose(after.norm(dim=1), torch.ones(14))
+
+
+def test_unadapted_features_stay_as_they_are(vectors: Stream) -> None:
+    one = learner(features_per_class=7, adapter="identity")
+    one.learn(vectors.tasks[0])
+    before = one.memory.features.rows
+    one.learn(vectors.tasks[1])
+    assert torch.equal(before, one.memory.features.rows[:14])
+
+
+def test_the_classifier_is_the_svm_of_the_whole_balanced_memory(vectors: Stream) -> None:
+    one = learner(features_per_class=7)
+    for task in vectors:
+        one.learn(task)
+    memory = one.memory.features
+    assert memory.counts.tolist() == [7] * 6
+    inputs = vectors.tasks[0].test.batch(torch.arange(10))
+    features = F.normalize(extract(one.network_, Samples.of(inputs, torch.zeros(10, dtype=torch.int64))))
+    expected = LinearSVM(C=1.0).fit(memory.rows, memory.columns).scores(features)
+    assert torch.allclose(one.scores(inputs), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("classifier", ["svm", "nearest-mean", "ridge"])
+@pytest.mark.parametrize("adapter", ["mlp", "ridge"])
+def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, adapter: str, classifier: str) -> None:
+    one = learner(adapter=adapter, classifier=classifier, features_per_class=20, epochs=15, adapter_epochs=40)
+    correct = total = 0
+    for task in vectors:
+        one.learn(task)
+    for task in vectors:
+        best = one.scores(task.test.batch(torch.arange(len(task.test)))).argmax(1)
+        correct += int((torch.tensor(one.classes_)[best] == task.test.labels).sum())
+        total += len(task.test)
+    assert correct / total > 0.5  # chance is 1/6
+
+
+def test_features_and_gamma_lwf_train_the_very_same_network(vectors: Stream) -> None:
+    settings = {"epochs": 2, "batch_size": 16, "rate": 0.2, "expected_classes": 6}
+    features, lwf = make("features", adapter_epochs=1, **settings), make("gamma-lwf", **settings)
+    assert isinstance(lwf, LwF)
+    assert features.training_settings() == lwf.training_settings()
+    with pytest.warns(match="fewer than 250"):
+        for task in vectors:
+            features.learn(task)
+            lwf.learn(task)
+    assert isinstance(features.network_, Network) and isinstance(lwf.network_, Network)
+    left, right = features.network_.state_dict(), lwf.network_.state_dict()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_saved_learner_holds_one_network_and_no_image(images: Stream, tmp_path: Path) -> None:
+    one = learner(features_per_class=4)
+    for task in images:
+        one.learn(task)
+    state = one.state()
+    assert one.network_ is not None
+    parameters = sum(tensor.numel() for tensor in one.network_.state_dict().values())
+    assert sum(tensor.numel() for name, tensor in state.items() if name.startswith("network.")) == parameters
+    save_tensors(tmp_path / "learner.safetensors", state)
+    saved = (tmp_path / "learner.safetensors").read_bytes()
+    for task in images:
+        for image in task.train.batch(torch.arange(len(task.train))):
+            assert image.numpy().tobytes() not in saved
+            assert image.float().numpy().tobytes() not in saved
+            assert image[0].numpy().tobytes() not in saved  # nor a row of pixels
+
+
+def test_a_failed_absorption_leaves_the_learner_as_it_was(vectors: Stream) -> None:
+    one = learner(features_per_class=7)
+    one.learn(vectors.tasks[0])
+    before = {name: tensor.clone() for name, tensor in one.state().items()}
+    network = one.train(vectors.tasks[1])
+    with torch.no_grad():
+        network.head.weight.fill_(float("nan"))
+    with pytest.raises(Exception, match="not finite"):
+        one.absorb(vectors.tasks[1], network)
+    assert all(torch.equal(before[name], tensor) for name, tensor in one.state().items())

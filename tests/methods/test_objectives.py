@@ -1,0 +1,89 @@
+"""The objectives put the losses together as the equations say."""
+
+import math
+
+import pytest
+import torch
+
+from engram.data import Stream
+from engram.methods.objectives import Classification, Distillation
+from engram.network import Network, make_network
+
+
+def sigmoid(score: float) -> float:
+    return 1 / (1 + math.exp(-score))
+
+
+def binary(score: float, target: float) -> float:
+    return -(target * math.log(sigmoid(score)) + (1 - target) * math.log(1 - sigmoid(score)))
+
+
+@pytest.fixture
+def networks(vectors: Stream) -> tuple[Network, Network, torch.Tensor]:
+    """A student of four classes, its teacher of two, and three inputs, in float64."""
+    samples = vectors.tasks[0].train
+    teacher = make_network("mlp", "cosine", samples, seed=0).grown(2, 0, "head").double().frozen()
+    student = make_network("mlp", "cosine", samples, seed=1).grown(4, 1, "head").double()
+    return student, teacher, samples.batch(torch.arange(3)).double()
+
+
+def test_the_first_task_is_classification_alone(networks: tuple[Network, Network, torch.Tensor]) -> None:
+    student, _, inputs = networks
+    objective = Distillation(expected_classes=10)
+    columns = torch.tensor([3, 0, 1])
+    scores = student(inputs)[1].tolist()
+    expected = sum(binary(scores[i][k], float(k == columns[i])) for i in range(3) for k in range(4)) / 3 / 10
+    value = objective.loss(student, None, torch.ones(4, dtype=torch.bool))(inputs, columns)
+    assert value.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_old_classes_get_the_teachers_answers_and_no_zeros(networks: tuple[Network, Network, torch.Tensor]) -> None:
+    student, teacher, inputs = networks
+    objective = Distillation(expected_classes=10, distillation=0.7, feature_distillation=0.3)
+    columns = torch.tensor([2, 3, 2])
+    features, scores = (part.tolist() for part in student(inputs))
+    old_features, old_scores = (part.tolist() for part in teacher(inputs))
+    expected = 0.0
+    for i in range(3):
+        expected += sum(binary(scores[i][k], float(k == columns[i])) for k in (2, 3)) / 3 / 10
+        expected += 0.7 * sum(binary(scores[i][k], sigmoid(old_scores[i][k])) for k in (0, 1)) / 3 / 10
+        dot = sum(a * b for a, b in zip(features[i], old_features[i], strict=True))
+        expected += 0.3 * (1 - dot / math.hypot(*features[i]) / math.hypot(*old_features[i])) / 3
+    value = objective.loss(student, teacher, torch.tensor([False, False, True, True]))(inputs, columns)
+    assert value.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_known_class_with_new_images_counts_as_in_the_task(networks: tuple[Network, Network, torch.Tensor]) -> None:
+    student, teacher, inputs = networks
+    objective = Distillation(expected_classes=1, feature_distillation=0.0)
+    columns = torch.tensor([0, 3, 2])
+    scores, old_scores = student(inputs)[1].tolist(), teacher(inputs)[1].tolist()
+    expected = sum(binary(scores[i][k], float(k == columns[i])) for i in range(3) for k in (0, 2, 3)) / 3
+    expected += sum(binary(scores[i][1], sigmoid(old_scores[i][1])) for i in range(3)) / 3
+    value = objective.loss(student, teacher, torch.tensor([True, False, True, True]))(inputs, columns)
+    assert value.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_fine_tuning_calls_old_classes_wrong(networks: tuple[Network, Network, torch.Tensor]) -> None:
+    student, teacher, inputs = networks
+    columns = torch.tensor([2, 3, 2])
+    scores = student(inputs)[1].tolist()
+    expected = sum(binary(scores[i][k], float(k == columns[i])) for i in range(3) for k in range(4)) / 3
+    loss = Classification(expected_classes=1).loss(student, teacher, torch.tensor([False, False, True, True]))
+    assert loss(inputs, columns).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_softmax_is_a_setting(networks: tuple[Network, Network, torch.Tensor]) -> None:
+    student, teacher, inputs = networks
+    columns = torch.tensor([2, 3, 2])
+    objective = Distillation(loss_function="softmax", distillation=2.0, feature_distillation=0.0)
+    scores, old_scores = student(inputs)[1].tolist(), teacher(inputs)[1].tolist()
+    expected = 0.0
+    for i in range(3):
+        total = sum(map(math.exp, scores[i]))
+        expected -= math.log(math.exp(scores[i][columns[i]]) / total) / 3
+        new, old = [sum(math.exp(s) for s in row[:2]) for row in (scores[i], old_scores[i])]
+        for k in (0, 1):
+            expected -= 2.0 * math.exp(old_scores[i][k]) / old * math.log(math.exp(scores[i][k]) / new) / 3
+    value = objective.loss(student, teacher, torch.tensor([False, False, True, True]))(inputs, columns)
+    assert value.item() == pytest.approx(expected, rel=1e-9)

@@ -1,0 +1,52 @@
+"""Features extracted in parts are those of one pass, and never NaN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engram.data import Samples
+from engram.errors import TrainingError
+from engram.network import extract, extraction, make_network
+
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGES = torch.randint(0, 256, (20, 8, 8, 1), dtype=torch.uint8, generator=GENERATOR)
+SAMPLES = Samples.of(IMAGES, torch.zeros(20, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("size", [1, 7, 20, 500])
+def test_features_equal_those_of_a_single_pass(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extraction, "BATCH", size)
+    network = make_network("small", "cosine", SAMPLES, seed=0).frozen()
+    chosen = SAMPLES.select(torch.tensor([19, 3, 3, 0, *range(4, 12)]))
+    features = extract(network, chosen)
+    torch.testing.assert_close(features, network.features(IMAGES[chosen.rows]), rtol=1e-5, atol=1e-6)
+    assert features.dtype == torch.float32
+    assert not features.requires_grad
+
+
+def test_no_samples_give_no_features() -> None:
+    network = make_network("small", "cosine", SAMPLES, seed=0).frozen()
+    assert extract(network, SAMPLES.select(torch.arange(0))).shape == (0, 64)
+
+
+class Broken(nn.Module):
+    """Gives `bad` for the samples whose first number is large."""
+
+    def __init__(self, bad: float) -> None:
+        super().__init__()
+        self.bad = bad
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return torch.where(vectors[:, :1] > 2, self.bad, vectors)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_features_that_are_not_finite_are_refused(bad: float) -> None:
+    vectors = torch.zeros(30, 3)
+    network = make_network(Broken(bad), "cosine", Samples.of(vectors, torch.zeros(30, dtype=torch.int64)), seed=0)
+    assert extract(network, Samples.of(vectors, torch.zeros(30, dtype=torch.int64))).shape == (30, 3)
+    vectors[29, 0] = 100
+    with pytest.raises(TrainingError, match=r"features that are not finite\. Nothing of this task was kept"):
+        extract(network, Samples.of(vectors, torch.zeros(30, dtype=torch.int64)))

@@ -1,0 +1,110 @@
+"""Heads score by their definition, and grow without touching the classes they have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from engram.errors import UsageError
+from engram.network import HEADS
+from engram.network.head import INITIAL_SCALE, CosineHead, Head, LinearHead, make_head
+from engram.network.network import Network
+from engram.randomness import seeded
+
+
+def head_of(kind: str, classes: int, dimension: int = 6, seed: int = 0) -> Head:
+    head = make_head(kind, dimension)
+    with seeded(seed, "head"):
+        head.grow(classes)
+    if isinstance(head, LinearHead):
+        head.bias.data = torch.linspace(-1, 2, classes)  # as training would leave it
+    return head
+
+
+FEATURES = torch.rand(20, 6, generator=torch.Generator().manual_seed(0)) * 3
+
+
+def test_cosine_scores_are_scaled_cosines() -> None:
+    head = head_of("cosine", 4)
+    assert isinstance(head, CosineHead)
+    features, weight = FEATURES.double().numpy(), head.weight.detach().double().numpy() * 2.5
+    head.weight.data *= 2.5  # lengths of rows do not count
+    head.scale.data.fill_(3)
+    lengths = np.linalg.norm(features, axis=1)[:, None] * np.linalg.norm(weight, axis=1)[None]
+    np.testing.assert_allclose(head(FEATURES).detach(), 3 * features @ weight.T / lengths, atol=1e-5)
+
+
+def test_linear_scores_are_dot_products_plus_a_bias() -> None:
+    head = head_of("linear", 4)
+    assert isinstance(head, LinearHead)
+    head.bias.data = torch.tensor([1.0, -2.0, 0.5, 0.0])
+    weight, bias = head.weight.detach().double().numpy(), head.bias.detach().double().numpy()
+    np.testing.assert_allclose(head(FEATURES).detach(), FEATURES.double().numpy() @ weight.T + bias, atol=1e-5)
+
+
+def test_cosine_scores_do_not_depend_on_the_length_of_features_and_linear_ones_do() -> None:
+    cosine, linear = head_of("cosine", 4), head_of("linear", 4)
+    torch.testing.assert_close(cosine(FEATURES * 1000), cosine(FEATURES), rtol=1e-5, atol=1e-6)
+    assert (linear(FEATURES * 1000) - linear(FEATURES)).abs().max() > 100
+
+
+def test_a_new_cosine_head_lets_a_sigmoid_come_near_zero_and_one() -> None:
+    head = head_of("cosine", 1)
+    scores = head(torch.cat([head.weight, -head.weight]).detach())
+    torch.testing.assert_close(scores.flatten(), torch.tensor([INITIAL_SCALE, -INITIAL_SCALE]))
+    assert scores.sigmoid()[0] > 0.999
+    assert scores.sigmoid()[1] < 0.001
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_growing_leaves_the_rows_of_old_classes_as_they_were_bit_for_bit(kind: str) -> None:
+    head = head_of(kind, 3)
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    head.grow(5)
+    assert head.weight.shape == (8, 6)
+    assert torch.equal(head.weight[:3], before["weight"])
+    if isinstance(head, CosineHead):
+        assert torch.equal(head.scale, before["scale"])
+    else:
+        assert torch.equal(head.bias[:3], before["bias"])
+        assert head.bias.shape == (8,)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_growing_leaves_the_scores_of_old_classes_as_they_were_bit_for_bit(kind: str) -> None:
+    # Each row picks out one number of a feature: its score has one term, and no order of summing can change it.
+    head = head_of(kind, 6)
+    head.weight.data = 4 * torch.eye(6)
+    before = head(FEATURES)
+    head.grow(5)
+    assert torch.equal(head(FEATURES)[:, :6], before)
+    assert head(FEATURES).shape == (20, 11)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_new_rows_depend_on_the_seed_alone(kind: str) -> None:
+    network = Network(nn.Identity(), head_of(kind, 2), torch.zeros(6), torch.ones(6))
+    grown = [network.grown(3, seed, "head", task) for seed, task in ((0, 1), (0, 1), (1, 1), (0, 2))]
+    rows = [other.head.weight[2:] for other in grown]
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[2])
+    assert not torch.equal(rows[0], rows[3])
+    assert network.classes == 2
+    assert [other.classes for other in grown] == [5] * 4
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_new_rows_are_trained(kind: str) -> None:
+    head = head_of(kind, 2)
+    head.grow(3)
+    head(FEATURES).square().sum().backward()
+    assert {name for name, parameter in head.named_parameters() if parameter.grad is not None} == set(head.state_dict())
+    assert head.weight.grad is not None
+    assert bool(head.weight.grad.any(1).all())
+
+
+def test_an_unknown_head_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match=r"There is no head 'cosin'\. Did you mean 'cosine'\?"):
+        make_head("cosin", 3)

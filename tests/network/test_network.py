@@ -1,0 +1,164 @@
+"""A network takes raw inputs, is copied for its teacher and its student, and comes back from its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engram.data import Samples
+from engram.errors import UsageError
+from engram.network import HEADS, Network, make_network, restore_network
+from engram.network.network import IMAGENET_MEAN, IMAGENET_STD, normalise
+from engram.storage import load_tensors, save_tensors
+
+RANDOM = np.random.default_rng(2)
+IMAGES = RANDOM.integers(0, 256, (12, 8, 10, 3), dtype=np.uint8)
+LABELS = np.arange(12) % 3
+SAMPLES = Samples.of(IMAGES, LABELS)
+
+
+def all_of(samples: Samples) -> Tensor:
+    return samples.batch(torch.arange(len(samples)))
+
+
+# Normalisation
+
+
+def test_images_become_channels_first_and_stay_channels_last_in_memory() -> None:
+    mean, std = torch.tensor([0.5, 0.25, 0.1]), torch.tensor([0.25, 0.5, 1.0])
+    found = normalise(all_of(SAMPLES), mean, std)
+    expected = (IMAGES.astype(np.float64) / 255 - mean.double().numpy()) / std.double().numpy()
+    np.testing.assert_allclose(found, expected.transpose(0, 3, 1, 2), atol=1e-5)
+    assert found.dtype == torch.float32
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_vectors_are_normalised_by_dimension() -> None:
+    vectors = torch.tensor([[1.0, 10.0], [3.0, 30.0]])
+    found = normalise(vectors, torch.tensor([1.0, 20.0]), torch.tensor([2.0, 5.0]))
+    assert found.tolist() == [[0.0, -2.0], [1.0, 2.0]]
+
+
+def test_statistics_are_those_of_the_samples_per_channel() -> None:
+    network = make_network("auto", "cosine", SAMPLES, seed=0)
+    np.testing.assert_allclose(network.mean, (IMAGES / 255).mean((0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(network.std, (IMAGES / 255).std((0, 1, 2)), rtol=1e-6)
+
+
+def test_statistics_are_of_the_rows_that_the_samples_are_and_no_others() -> None:
+    network = make_network("auto", "cosine", SAMPLES.of_classes((1,)), seed=0)
+    np.testing.assert_allclose(network.mean, (IMAGES[LABELS == 1] / 255).mean((0, 1, 2)), rtol=1e-6)
+
+
+def test_a_constant_dimension_does_not_become_nan() -> None:
+    vectors = RANDOM.normal(3, 2, (50, 4))
+    vectors[:, 2] = 7
+    network = make_network("mlp", "cosine", Samples.of(vectors, np.zeros(50, np.int64)), seed=0)
+    np.testing.assert_allclose(network.mean, vectors.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(network.std, [*vectors.std(0)[:2], 1, vectors.std(0)[3]], rtol=1e-5)
+    assert bool(torch.isfinite(network.features(torch.from_numpy(vectors).float())).all())
+
+
+# Making
+
+
+def test_a_new_network_is_a_function_of_the_seed() -> None:
+    networks = []
+    for seed in (0, 0, 1):
+        torch.rand(3)  # what ran before does not matter
+        networks.append(make_network("small", "cosine", SAMPLES, seed=seed).state_dict())
+    assert all(torch.equal(networks[0][name], networks[1][name]) for name in networks[0])
+    weight = "extractor.layers.0.weight"
+    assert not torch.equal(networks[0][weight], networks[2][weight])
+
+
+def test_making_a_network_leaves_the_global_generator_as_it_was() -> None:
+    before = torch.get_rng_state()
+    make_network("small", "cosine", SAMPLES, seed=0).grown(2, 0, "head", 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_features_and_scores_are_those_of_extractor_and_head() -> None:
+    network = make_network("small", "linear", SAMPLES, seed=0).grown(4, 0, "head").eval()
+    assert (network.classes, network.dimension) == (4, 64)
+    features, scores = network(all_of(SAMPLES))
+    assert torch.equal(features, network.extractor(normalise(all_of(SAMPLES), network.mean, network.std)))
+    assert torch.equal(scores, network.head(features))
+    assert scores.shape == (12, 4)
+
+
+def test_a_module_of_ones_own_is_taken_and_left_as_it_was() -> None:
+    own = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
+    network = make_network(own, "cosine", SAMPLES, seed=0).grown(2, 0)
+    assert network.dimension == 5
+    network.train()(all_of(SAMPLES))[1].sum().backward()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in own.state_dict().items())
+    assert all(parameter.grad is None for parameter in own.parameters())
+
+
+def test_a_module_of_ones_own_that_gives_maps_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"must give features \(n, d\); Conv2d gave \(1, 5, 6, 8\)"):
+        make_network(nn.Conv2d(3, 5, 3), "cosine", SAMPLES, seed=0)
+
+
+def test_published_weights_come_with_the_statistics_they_were_trained_with(tmp_path: Path) -> None:
+    extractor = make_network("resnet18-small", "cosine", SAMPLES, seed=5).extractor
+    save_tensors(tmp_path / "weights", {**extractor.state_dict(), "fc.weight": torch.zeros(10, 512)})
+    network = make_network("resnet18-small", "cosine", SAMPLES, seed=0, weights=str(tmp_path / "weights"))
+    assert network.mean.tolist() == pytest.approx(IMAGENET_MEAN)
+    assert network.std.tolist() == pytest.approx(IMAGENET_STD)
+    assert torch.equal(network.extractor.state_dict()["conv1.weight"], extractor.state_dict()["conv1.weight"])
+
+
+# Copies
+
+
+def test_a_teacher_is_a_copy_that_nothing_trains() -> None:
+    network = make_network("small", "cosine", SAMPLES, seed=0).grown(2, 0).train()
+    teacher = network.frozen()
+    assert network.training and not teacher.training
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    features, scores = teacher(all_of(SAMPLES))
+    assert not features.requires_grad and not scores.requires_grad
+    pointers = {tensor.data_ptr() for tensor in network.state_dict().values()}
+    assert not pointers & {tensor.data_ptr() for tensor in teacher.state_dict().values()}
+
+
+def test_a_student_of_a_frozen_network_can_be_trained_again() -> None:
+    teacher = make_network("small", "cosine", SAMPLES, seed=0).grown(2, 0).frozen()
+    student = teacher.grown(3, 0, "head", 1)
+    assert all(parameter.requires_grad for parameter in student.parameters())
+    assert (teacher.classes, student.classes) == (2, 5)
+    assert torch.equal(student.head.weight[:2], teacher.head.weight)
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+
+
+# Restoring
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["small", "resnet32", "own", "mlp"])
+def test_a_network_comes_back_from_a_file_with_the_same_answers_bit_for_bit(
+    kind: str, head: str, tmp_path: Path
+) -> None:
+    own = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = own if kind == "own" else kind
+    samples = SAMPLES if kind != "mlp" else Samples.of(RANDOM.normal(size=(12, 7)), LABELS)
+    saved = make_network(network, head, samples, seed=0).grown(3, 0).grown(2, 1)
+    saved.train()(all_of(samples))  # moves the statistics of batch norms
+    save_tensors(tmp_path / "network", saved.state_dict())
+    restored = restore_network(network, head, samples.shape, load_tensors(tmp_path / "network"))
+    assert isinstance(restored, Network)
+    assert not restored.training
+    assert restored.classes == 5
+    with torch.no_grad():
+        for found, expected in zip(restored(all_of(samples)), saved.eval()(all_of(samples)), strict=True):
+            assert torch.equal(found, expected)
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(restored.state_dict()[name], tensor), name

@@ -1,0 +1,393 @@
+"""The training loop: its rates, its batches, its steps, how it goes on after a stop, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engram.data import Samples
+from engram.errors import TrainingError
+from engram.methods.objectives import Classification, Distillation
+from engram.network import Network, Training, make_network
+from engram.network.losses import softmax_cross_entropy
+from engram.progress import Phase
+
+
+def tiny_images(count: int = 40, classes: int = 4) -> Samples:
+    images = torch.randint(0, 256, (count, 8, 8, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return Samples.of(images, torch.arange(count) % classes)
+
+
+def numbered(count: int) -> Samples:
+    return Samples.of(torch.arange(count, dtype=torch.float32)[:, None], torch.zeros(count, dtype=torch.int64))
+
+
+def state_of(network: Network) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def cross_entropy(network: Network) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda inputs, columns: softmax_cross_entropy(network(inputs)[1], columns)
+
+
+# Rates
+
+
+def test_the_defaults_are_the_papers() -> None:
+    training = Training()
+    assert (training.epochs, training.batch_size, training.rate) == (70, 128, 2.0)
+    assert (training.momentum, training.weight_decay) == (0.9, 1e-5)
+
+
+def test_the_papers_rate_is_divided_by_five_at_epochs_50_and_64() -> None:
+    training, per_epoch = Training(), 40
+    rates = [
+        {training.rate_at(epoch * per_epoch + step, 70 * per_epoch) for step in range(per_epoch)} for epoch in range(70)
+    ]
+    assert all(len(found) == 1 for found in rates)
+    expected = [2.0] * 50 + [0.4] * 14 + [0.08] * 6
+    assert [found.pop() for found in rates] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_papers_rate_on_imagenet() -> None:
+    training = Training(epochs=60, milestones=(20 / 60, 30 / 60, 40 / 60, 50 / 60))
+    expected = [2.0] * 20 + [0.4] * 10 + [0.08] * 10 + [0.016] * 10 + [0.0032] * 10
+    assert [training.rate_at(epoch * 7, 60 * 7) for epoch in range(60)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_cycle_rises_to_its_peak_and_falls_to_nearly_nothing() -> None:
+    training = Training(schedule="one-cycle", rate=0.5, warm_up=0.3)
+    rates = [training.rate_at(step, 100) for step in range(100)]
+    assert rates.index(max(rates)) == 30
+    assert rates[30] == 0.5
+    assert rates[:31] == sorted(rates[:31]) and rates[30:] == sorted(rates[30:], reverse=True)
+    assert rates[0] == pytest.approx(0.5 / 31)
+    assert rates[14] - rates[13] == pytest.approx(0.5 / 31)  # in a straight line
+    assert rates[65] == pytest.approx(0.25)  # half way down the cosine
+    assert 0 < rates[99] < 0.001
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10])
+@pytest.mark.parametrize("warm_up", [0.01, 0.3, 1.0])
+def test_one_cycle_stays_between_nothing_and_its_peak_however_few_the_steps(steps: int, warm_up: float) -> None:
+    training = Training(schedule="one-cycle", rate=0.5, warm_up=warm_up)
+    assert all(0 < training.rate_at(step, steps) <= 0.5 for step in range(steps))
+
+
+# Batches
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"), [(1000, 128, [125] * 8), (10, 4, [4, 3, 3]), (129, 128, [65, 64]), (3, 128, [3])]
+)
+def test_every_sample_is_seen_once_per_epoch_in_batches_of_near_equal_size(
+    count: int, size: int, expected: list[int]
+) -> None:
+    training, samples = Training(batch_size=size), numbered(count)
+    batches = list(training.batches(samples, seed=0, task=0, epoch=0))
+    assert [len(positions) for _, positions in batches] == expected
+    assert training.batches_per_epoch(samples) == len(expected)
+    positions = torch.cat([positions for _, positions in batches])
+    assert positions.sort().values.tolist() == list(range(count))
+    assert torch.equal(torch.cat([inputs for inputs, _ in batches])[:, 0].long(), positions)
+
+
+def test_batches_depend_on_seed_task_and_epoch_alone() -> None:
+    training, samples = Training(batch_size=16, pad=1), tiny_images()
+
+    def batches(seed: int, task: int, epoch: int) -> list[tuple[Tensor, Tensor]]:
+        return list(training.batches(samples, seed, task, epoch))
+
+    first = batches(3, 1, 2)
+    torch.manual_seed(9)
+    list(training.batches(samples, 3, 1, 1))
+    again = batches(3, 1, 2)
+    assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
+    for other in (batches(4, 1, 2), batches(3, 2, 2), batches(3, 1, 3)):
+        assert not torch.equal(first[0][1], other[0][1])
+
+
+def test_images_are_left_alone_if_asked() -> None:
+    samples = tiny_images(6)
+    ((inputs, positions),) = Training(pad=0, flip=False).batches(samples, 0, 0, 0)
+    assert torch.equal(inputs, samples.batch(positions))
+
+
+def test_images_are_cropped_and_mirrored_anew_in_every_task_epoch_and_batch() -> None:
+    image = tiny_images(1).inputs  # all the same, so that their order does not matter
+    samples = Samples.of(image.repeat(12, 1, 1, 1), torch.zeros(12, dtype=torch.int64))
+    training = Training(batch_size=6, pad=2, flip=True)
+    drawn = [
+        inputs
+        for seed, task, epoch in ((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0))
+        for inputs, _ in training.batches(samples, seed, task, epoch)
+    ]
+    assert len(drawn) == 8
+    assert all(inputs.dtype == torch.uint8 for inputs in drawn)
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
+
+
+# Steps
+
+
+def by_hand(
+    vectors: np.ndarray, labels: np.ndarray, weights: list[np.ndarray], batches: list[np.ndarray], rates: list[float]
+) -> list[np.ndarray]:
+    """SGD with momentum .9 and weight decay .01 on one hidden layer and a softmax, with its gradients worked out."""
+    w1, b1, w2, b2 = weights
+    velocity = [np.zeros_like(weight) for weight in weights]
+    for batch, rate in zip(batches, rates, strict=True):
+        x = vectors[batch]
+        hidden = x @ w1.T + b1
+        active = np.maximum(hidden, 0)
+        scores = active @ w2.T + b2
+        p = np.exp(scores - scores.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        error = (p - np.eye(len(b2))[labels[batch]]) / len(batch)  # (n, K)
+        back = (error @ w2) * (hidden > 0)
+        gradients = [back.T @ x, back.sum(0), error.T @ active, error.sum(0)]
+        for weight, gradient, v in zip((w1, b1, w2, b2), gradients, velocity, strict=True):
+            v *= 0.9
+            v += gradient + 0.01 * weight
+            weight -= rate * v
+    return [w1, b1, w2, b2]
+
+
+def test_the_steps_are_those_of_sgd_with_momentum_and_weight_decay_written_by_hand() -> None:
+    random = np.random.default_rng(0)
+    vectors, labels = random.normal(1, 3, (20, 3)), np.arange(20) % 3
+    samples = Samples.of(vectors, labels)
+    own = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
+    network = make_network(own, "linear", samples, seed=0).grown(3, 0, "head")
+    training = Training(
+        epochs=4, batch_size=8, rate=0.2, momentum=0.9, weight_decay=0.01, milestones=(0.5, 0.75), decay=10
+    )
+    batches = [
+        positions.numpy()
+        for epoch in range(4)
+        for _, positions in training.batches(samples, seed=7, task=2, epoch=epoch)
+    ]
+    rates = [0.2] * 6 + [0.02] * 3 + [0.002] * 3  # three batches an epoch
+    names = ("extractor.0.weight", "extractor.0.bias", "head.weight", "head.bias")
+    weights = [network.state_dict()[name].double().numpy().copy() for name in names]
+    normalised = (vectors - vectors.mean(0)) / vectors.std(0)
+    expected = by_hand(normalised, labels, weights, batches, rates)
+    training.fit(network, samples, samples.labels, cross_entropy(network), seed=7, task=2)
+    for name, weight in zip(names, expected, strict=True):
+        np.testing.assert_allclose(network.state_dict()[name], weight, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_the_loss_is_given_the_columns_of_its_inputs() -> None:
+    samples = numbered(30)
+    columns = torch.arange(30) * 10
+    network = make_network(nn.Linear(1, 2), "linear", samples, seed=0).grown(1, 0)
+    seen: list[float] = []
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        assert torch.equal(inputs[:, 0] * 10, targets.float())
+        seen.extend(inputs[:, 0].tolist())
+        return network(inputs)[1].sum() * 0
+
+    Training(epochs=2, batch_size=7).fit(network, samples, columns, loss, seed=0, task=0)
+    assert sorted(seen) == sorted([*map(float, range(30))] * 2)
+
+
+class Listener:
+    """Adds up the steps of a phase."""
+
+    def __init__(self) -> None:
+        self.expected: int | None = None
+        self.done = 0
+
+    @contextmanager
+    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+        assert name == "train"
+        self.expected = steps
+        yield self
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.done += steps
+
+
+def test_training_on_tiny_images_learns_them_and_ends_in_evaluation_mode() -> None:
+    samples, listener = tiny_images(), Listener()
+    network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
+    loss = Classification(expected_classes=4).loss(network, None, torch.ones(4, dtype=torch.bool))
+    training = Training(epochs=12, batch_size=10, rate=0.2, schedule="one-cycle", pad=0, flip=False)
+    training.fit(network, samples, samples.labels, loss, seed=0, task=0, progress=listener)
+    assert (listener.expected, listener.done) == (48, 48)
+    assert not network.training
+    with torch.no_grad():
+        found = network(samples.inputs)[1].argmax(1)
+    assert (found == samples.labels).float().mean() == 1
+
+
+# Going on
+
+
+class InMemory:
+    """Keeps the last snapshot; raises when the training is to be stopped, once it is saved."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.saved: dict[str, Tensor] | None = None
+        self.stop_after = stop_after
+
+    def load(self) -> dict[str, Tensor] | None:
+        return None if self.saved is None else dict(self.saved)
+
+    def save(self, collect: Callable[[], dict[str, Tensor]]) -> None:
+        self.saved = {name: tensor.detach().clone() for name, tensor in collect().items()}
+        if int(self.saved["epoch"]) == self.stop_after:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def training() -> Training:
+    return Training(epochs=4, batch_size=16, rate=0.3, weight_decay=1e-3, schedule="one-cycle", pad=1)
+
+
+def fitted(training: Training, snapshots: InMemory | None, progress: Listener | None = None) -> Network:
+    """A small network, new each time, trained as far as it goes."""
+    samples = tiny_images()
+    network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
+    loss = Distillation(expected_classes=4).loss(network, None, torch.ones(4, dtype=torch.bool))
+    training.fit(
+        network,
+        samples,
+        samples.labels,
+        loss,
+        seed=5,
+        task=1,
+        progress=progress or Listener(),
+        snapshots=snapshots,
+    )
+    return network
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(training: Training) -> dict[str, Tensor]:
+    return state_of(fitted(training, None))
+
+
+def test_training_is_a_function_of_its_seed(training: Training, uninterrupted: dict[str, Tensor]) -> None:
+    torch.manual_seed(99)
+    assert_same(state_of(fitted(training, None)), uninterrupted)
+
+
+@pytest.mark.parametrize("epochs_done", [1, 2, 3])
+def test_a_training_stopped_after_an_epoch_goes_on_to_the_same_end_bit_for_bit(
+    epochs_done: int, training: Training, uninterrupted: dict[str, Tensor]
+) -> None:
+    snapshots = InMemory(stop_after=epochs_done)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(training, snapshots)
+    snapshots.stop_after = None
+    listener = Listener()
+    network = fitted(training, snapshots, listener)
+    assert_same(state_of(network), uninterrupted)
+    assert listener.done == listener.expected == 12
+
+
+def test_a_training_stopped_after_every_epoch_goes_on_to_the_same_end_bit_for_bit(
+    training: Training, uninterrupted: dict[str, Tensor]
+) -> None:
+    snapshots = InMemory()
+    for epoch in (1, 2, 3):
+        snapshots.stop_after = epoch
+        with pytest.raises(KeyboardInterrupt):
+            fitted(training, snapshots)
+    assert_same(state_of(fitted(training, snapshots)), uninterrupted)
+
+
+def test_a_snapshot_holds_the_network_its_momentum_and_how_far_it_came(training: Training) -> None:
+    snapshots = InMemory(stop_after=2)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(training, snapshots)
+    assert snapshots.saved is not None
+    network = make_network("small", "cosine", tiny_images(), seed=0).grown(4, 0, "head")
+    parameters = len(list(network.parameters()))
+    expected = {f"network.{name}" for name in network.state_dict()} | {f"momentum.{i}" for i in range(parameters)}
+    assert set(snapshots.saved) == expected | {"epoch"}
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (lambda scores: scores.sum() * math.nan, "loss"),
+        (lambda scores: scores.sum() * math.inf, "loss"),
+        (lambda scores: (scores * 0).sum().sqrt(), "gradient"),  # √0 is 0, and rises infinitely fast
+    ],
+    ids=["nan", "infinity", "gradient"],
+)
+def test_what_is_not_finite_stops_training_and_says_where(spoil: Callable[[Tensor], Tensor], what: str) -> None:
+    samples = numbered(20)
+    network = make_network("mlp", "linear", samples, seed=0).grown(2, 0)
+    calls = 0
+    before: dict[str, Tensor] = {}
+
+    def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        scores = network(inputs)[1]
+        if calls == 4 + 3:  # the third batch of the second epoch
+            before.update(state_of(network))
+            return spoil(scores)
+        return scores.square().mean()
+
+    with pytest.raises(TrainingError, match=f"The {what} is not finite at task 3, epoch 2, batch 3.*--set rate"):
+        Training(epochs=3, batch_size=5, rate=0.01).fit(network, samples, samples.labels, loss, seed=0, task=2)
+    assert_same(state_of(network), before)  # no step was taken
+
+
+# The teacher
+
+
+@pytest.mark.parametrize("loss_function", ["sigmoid", "softmax"])
+def test_the_teacher_is_not_changed_by_training_its_student(loss_function: str) -> None:
+    samples = tiny_images()
+    start = make_network("small", "cosine", samples, seed=0).grown(2, 0)
+    start.train()(samples.inputs)  # statistics of its own
+    teacher = start.frozen()
+    student = teacher.grown(2, 0, "head", 1)
+    before, began = state_of(teacher), state_of(student)
+    objective = Distillation(loss_function=loss_function, expected_classes=4, feature_distillation=0.5)  # type: ignore[arg-type]
+    loss = objective.loss(student, teacher, torch.tensor([False, False, True, True]))
+    Training(epochs=2, batch_size=16, rate=0.1, pad=1).fit(student, samples, samples.labels, loss, seed=0, task=1)
+    assert_same(state_of(teacher), before)
+    assert any("running_mean" in name for name in before)
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert not teacher.training
+    after = state_of(student)
+    assert not any(torch.equal(after[name], began[name]) for name in after if name not in ("mean", "std"))
+
+
+def test_distillation_alone_holds_the_old_scores_and_without_it_they_drift() -> None:
+    samples = tiny_images()
+    teacher = make_network("small", "cosine", samples, seed=0).grown(2, 0).frozen()
+    drifts = []
+    for weight in (0.0, 20.0):
+        student = teacher.grown(2, 0, "head", 1)
+        objective = Distillation(expected_classes=4, distillation=weight, feature_distillation=0.0)
+        loss = objective.loss(student, teacher, torch.tensor([False, False, True, True]))
+        training = Training(epochs=6, batch_size=20, rate=0.1, schedule="one-cycle", pad=0, flip=False)
+        training.fit(student, samples, 2 + samples.labels % 2, loss, seed=0, task=1)
+        with torch.no_grad():
+            old, now = teacher(samples.inputs)[1], student(samples.inputs)[1][:, :2]
+        drifts.append((old.sigmoid() - now.sigmoid()).abs().mean().item())
+    assert drifts[1] < drifts[0] / 2

@@ -1,0 +1,341 @@
+"""What is on disk is whole or absent, whoever is killed when; what is damaged is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from engram import storage
+from engram.errors import DataError, EngramError
+
+
+@contextmanager
+def process(code: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A second Python that runs `code` with `folder` and `storage` at hand, once it has printed a line."""
+    start = f"import sys, time; from pathlib import Path; from engram import storage; folder = Path({str(folder)!r})\n"
+    with subprocess.Popen([sys.executable, "-c", start + code], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "ready\n"
+            yield other
+        finally:
+            other.kill()
+
+
+WAIT = "print('ready', flush=True); time.sleep(60)"
+
+
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
+# Files
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with storage.writing(path) as aside:
+        aside.write_text("new")
+        assert path.read_text() == "old"
+        assert aside.name.startswith(storage.ASIDE)
+    assert path.read_text() == "new"
+    assert names(tmp_path) == {"a.txt"}
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_writer_that_fails_midway_leaves_the_old_file_and_no_litter(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(error), storage.writing(path) as aside:
+        aside.write_text("half")
+        raise error
+    assert path.read_text() == "old"
+    assert names(tmp_path) == {"a.txt"}
+
+
+def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        events.append("sync folder" if os.path.samestat(found, tmp_path.stat()) else f"sync {found.st_size} bytes")
+        fsync(descriptor)
+
+    def note_replace(source: Path, target: Path) -> None:
+        events.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    with storage.writing(tmp_path / "a.txt") as aside:
+        aside.write_text("all of it")
+    assert events == ["sync 9 bytes", "rename", "sync folder"]
+
+
+def test_a_writer_that_is_killed_leaves_the_old_file_and_the_next_one_sweeps(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    code = f"with storage.writing(folder / 'a.txt') as aside:\n aside.write_text('half'); {WAIT}"
+    with process(code, tmp_path) as other:
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+    assert path.read_text() == "old"
+    assert len(names(tmp_path)) == 2
+    with storage.locked(tmp_path):
+        assert names(tmp_path) == {"a.txt", ".lock"}
+
+
+# Folders
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+
+    def fill(folder: Path) -> None:
+        (folder / "a").write_text("1")
+        assert not path.exists()
+        (folder / "b").write_text("2")
+
+    storage.publish_folder(path, fill)
+    assert names(tmp_path) == {"model"}
+    assert names(path) == {"a", "b"}
+
+
+def test_a_folder_that_cannot_be_filled_never_appears(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "a").write_text("1")
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        storage.publish_folder(tmp_path / "model", fill)
+    assert names(tmp_path) == set()
+
+
+def test_a_folder_that_exists_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    storage.publish_folder(path, lambda folder: (folder / "a").write_text("1") and None)
+    with pytest.raises(OSError):
+        storage.publish_folder(path, lambda folder: (folder / "b").write_text("2") and None)
+    assert names(path) == {"a"}
+    assert names(tmp_path) == {"model"}
+
+
+def test_files_and_folders_are_removed_and_what_is_absent_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("1")
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    (tmp_path / "folder" / "deep" / "file").write_text("1")
+    for name in ("file", "folder", "absent"):
+        storage.remove(tmp_path / name)
+    assert names(tmp_path) == set()
+
+
+def test_a_removal_that_stops_midway_leaves_nothing_half_removed_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").write_text("1")
+
+    def stop(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage.shutil, "rmtree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        storage.remove(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    monkeypatch.undo()
+    storage.sweep(tmp_path)
+    assert names(tmp_path) == set()
+
+
+def test_sweeping_takes_only_what_was_left_aside(tmp_path: Path) -> None:
+    (tmp_path / f"{storage.ASIDE}file").write_text("1")
+    (tmp_path / f"{storage.ASIDE}folder").mkdir()
+    (tmp_path / f"{storage.ASIDE}folder" / "a").write_text("1")
+    (tmp_path / "kept").write_text("1")
+    (tmp_path / ".hidden").write_text("1")
+    storage.sweep(tmp_path)
+    assert names(tmp_path) == {"kept", ".hidden"}
+
+
+# Locks
+
+
+def test_a_folder_that_another_process_works_in_is_refused_until_that_one_ends_however_it_ends(tmp_path: Path) -> None:
+    with process(f"with storage.locked(folder):\n {WAIT}", tmp_path) as other:
+        (tmp_path / f"{storage.ASIDE}of-the-holder").write_text("half")
+        with pytest.raises(EngramError, match=f"Another process is working in {tmp_path}"), storage.locked(tmp_path):
+            pytest.fail("both hold the lock")
+        assert f"{storage.ASIDE}of-the-holder" in names(tmp_path)  # only the holder sweeps
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+        with storage.locked(tmp_path):
+            pass
+
+
+def test_a_lock_is_let_go_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), storage.locked(tmp_path):
+        raise KeyError
+    with storage.locked(tmp_path):
+        pass
+
+
+def test_a_folder_in_which_no_lock_can_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EngramError, match=r"file is not writable: Not a directory"), storage.locked(tmp_path / "file"):
+        pass
+
+
+# JSON
+
+
+def test_json_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    value = {"name": "Σ façade", "curve": [0.1, 1 / 3], "none": None}
+    storage.write_json(tmp_path / "a.json", value)
+    assert storage.read_json(tmp_path / "a.json") == value
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert "Σ façade" in text
+    assert text.endswith("}\n")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_json_is_refused_and_the_old_file_stays(number: float, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    storage.write_json(path, {"accuracy": 0.5})
+    with pytest.raises(ValueError):
+        storage.write_json(path, {"accuracy": number})
+    assert json.loads(path.read_text()) == {"accuracy": 0.5}
+    assert names(tmp_path) == {"a.json"}
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff\xfe{}"])
+def test_damaged_json_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"result\.json cannot be read as JSON: "):
+        storage.read_json(path)
+
+
+def test_json_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.json cannot be read as JSON: "):
+        storage.read_json(tmp_path / "absent.json")
+
+
+# Tensors
+
+TENSORS = {
+    "weight": torch.arange(24.0).reshape(2, 3, 4).to(torch.float32) / 7,
+    "counts": torch.tensor([3, 1, 4]),
+    "images": torch.arange(12, dtype=torch.uint8).reshape(1, 2, 2, 3),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "empty": torch.empty(0, 5),
+}
+
+
+def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+    storage.save_tensors(tmp_path / "a.safetensors", TENSORS)
+    loaded = storage.load_tensors(tmp_path / "a.safetensors")
+    assert set(loaded) == set(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+    assert names(tmp_path) == {"a.safetensors"}
+
+
+def test_the_same_tensors_give_the_same_bytes_whatever_their_order_and_layout(tmp_path: Path) -> None:
+    other = dict(reversed([(name, tensor.clone()) for name, tensor in TENSORS.items()]))
+    other["weight"] = other["weight"].permute(2, 0, 1).contiguous().permute(1, 2, 0).requires_grad_()
+    assert not other["weight"].is_contiguous()
+    for name, tensors in (("a", TENSORS), ("b", other)):
+        storage.save_tensors(tmp_path / name, tensors)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert storage.checksum(tmp_path / "a") == storage.checksum(tmp_path / "b")
+
+
+def test_tensors_that_share_memory_are_saved_each_for_itself(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    storage.save_tensors(tmp_path / "a", {"whole": whole, "part": whole[2:4]})
+    assert storage.load_tensors(tmp_path / "a")["part"].tolist() == [2.0, 3.0]
+
+
+def test_a_file_of_tensors_is_as_readable_as_any_other(tmp_path: Path) -> None:
+    storage.write_json(tmp_path / "a.json", 1)
+    storage.save_tensors(tmp_path / "a.safetensors", TENSORS)
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "a.json").stat().st_mode
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -3])
+def test_a_damaged_file_of_tensors_is_named(keep: int, tmp_path: Path) -> None:
+    path = tmp_path / "learner.safetensors"
+    storage.save_tensors(path, TENSORS)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"learner\.safetensors cannot be read as safetensors: "):
+        storage.load_tensors(path)
+
+
+def test_a_missing_file_of_tensors_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.safetensors cannot be read as safetensors: "):
+        storage.load_tensors(tmp_path / "absent.safetensors")
+
+
+def test_a_checksum_is_the_digest_of_the_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"engram")
+    assert storage.checksum(tmp_path / "a") == hashlib.sha256(b"engram").hexdigest()
+    assert storage.checksum(tmp_path / "a", "md5") == hashlib.md5(b"engram").hexdigest()
+
+
+# Folders to write to
+
+
+def test_a_folder_is_made_with_its_parents_and_may_exist(tmp_path: Path) -> None:
+    for _ in range(2):
+        storage.make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_said_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EngramError, match=r"The folder .*file/runs cannot be made: Not a directory\. Choose another"):
+        storage.make_folder(tmp_path / "file" / "runs")
+    with pytest.raises(EngramError, match=r"The folder .*file cannot be made: File exists\. Choose another"):
+        storage.make_folder(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system in which nobody can make a folder")
+def test_a_folder_where_none_can_be_made_is_refused_to_root_too() -> None:
+    with pytest.raises(EngramError, match="The folder /proc/engram-runs cannot be made: "):
+        storage.make_folder(Path("/proc/engram-runs"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write whatever the permissions say")
+def test_a_folder_one_may_not_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(EngramError, match="is not writable"):
+            storage.make_folder(tmp_path)
+        with pytest.raises(EngramError, match="is not writable: Permission denied"), storage.locked(tmp_path):
+            pass
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_folder_that_the_system_calls_read_only_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as on a read-only file system, for root as well
+    with pytest.raises(EngramError, match=f"The folder {tmp_path} is not writable. Choose another with --out"):
+        storage.make_folder(tmp_path)
