@@ -48,7 +48,7 @@ def test_old_classes_get_the_teachers_answers_and_no_zeros(networks: tuple[Netwo
         expected += sum(binary(scores[i][k], float(k == columns[i])) for k in (2, 3)) / 3 / 10
         expected += 0.7 * sum(binary(scores[i][k], sigmoid(old_scores[i][k])) for k in (0, 1)) / 3 / 10
         dot = sum(a * b for a, b in zip(features[i], old_features[i], strict=True))
-        expected += 0.3 * (1 - dot / math.hypot(*features[i]) / math.hypot(*old_features[i])) / 3
+        expected += 0.3 * (1 - dot / math.hypot(*features[i]) / math.hypot(*old_features[i])) / 3 / 10
     value = objective.loss(student, teacher, torch.tensor([False, False, True, True]))(inputs, columns)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
@@ -76,7 +76,7 @@ def test_fine_tuning_calls_old_classes_wrong(networks: tuple[Network, Network, t
 def test_softmax_is_a_setting(networks: tuple[Network, Network, torch.Tensor]) -> None:
     student, teacher, inputs = networks
     columns = torch.tensor([2, 3, 2])
-    objective = Distillation(loss_function="softmax", distillation=2.0, feature_distillation=0.0)
+    objective = Distillation(loss_function="softmax", distillation=2.0, feature_distillation=0.0, expected_classes=1)
     scores, old_scores = student(inputs)[1].tolist(), teacher(inputs)[1].tolist()
     expected = 0.0
     for i in range(3):

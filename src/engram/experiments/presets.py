@@ -34,7 +34,6 @@ def preset(name: str, method: str, dataset: Dataset) -> dict[str, Any]:
         raise unknown("preset", name, PRESETS)
     if method not in METHODS:
         raise unknown("method", method, METHODS, "engram methods")
-    # §5.1: the rate belongs to a loss averaged over the classes of the data set.
     settings = {"expected_classes": len(dataset.class_names), **AUGMENTATION.get(dataset.name, CAREFUL)}
     if name == "short":
         settings |= SHORT.get(dataset.name, SHORT_DEFAULT)

@@ -6,14 +6,14 @@ import hashlib
 import json
 from pathlib import Path
 
-from engram import storage
+from engram import __version__, storage
 from engram.methods import Learner
 from engram.methods.learner import choose_device
 from engram.network import Network, restore_network
 
 
 class Trainings:
-    """A folder of networks, each under the hash of everything that its training depended on."""
+    """A folder of networks, each under the hash of all that its training depended on, engram's version included."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -21,7 +21,7 @@ class Trainings:
 
     def path(self, learner: Learner, tasks: list[str]) -> Path:
         """Where the network of `learner` is, trained up to the last of these tasks (by their fingerprints)."""
-        key = json.dumps({"settings": learner.training_settings(), "tasks": tasks}, sort_keys=True)
+        key = json.dumps([__version__, learner.training_settings(), tasks], sort_keys=True)
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
 
     def load(self, learner: Learner, tasks: list[str], shape: tuple[int, ...]) -> Network | None:

@@ -31,12 +31,14 @@ class Classification:
     """L_CE (Eq. 2) over all classes, old ones too: an ordinary classifier that knows nothing of tasks."""
 
     loss_function: Literal["sigmoid", "softmax"] = "sigmoid"  # σ, §5.1
-    expected_classes: PositiveInt = 100  # the sum over sigmoids is divided by this (see `engram.network.losses`)
+    expected_classes: PositiveInt = (
+        100  # K: the paper's rate of 2.0 is for L / K, K the data set's classes (iCaRL's code)
+    )
 
     def loss(self, student: Network, teacher: Network | None, in_task: Tensor) -> Loss:
         def loss(inputs: Tensor, columns: Tensor) -> Tensor:
             _, scores = student(inputs)
-            return self.classification(scores, columns, torch.ones_like(in_task))
+            return self.classification(scores, columns, torch.ones_like(in_task)) / self.expected_classes
 
         return loss
 
@@ -45,7 +47,7 @@ class Classification:
         if self.loss_function == "softmax":
             return softmax_cross_entropy(scores, columns)
         targets = F.one_hot(columns, scores.shape[1]).to(scores.dtype)
-        return sigmoid_cross_entropy(scores[:, among], targets[:, among], self.expected_classes)
+        return sigmoid_cross_entropy(scores[:, among], targets[:, among])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class Distillation(Classification):
     def loss(self, student: Network, teacher: Network | None, in_task: Tensor) -> Loss:
         def first(inputs: Tensor, columns: Tensor) -> Tensor:
             _, scores = student(inputs)
-            return self.classification(scores, columns, in_task)
+            return self.classification(scores, columns, in_task) / self.expected_classes
 
         if teacher is None:
             return first
@@ -74,7 +76,8 @@ class Distillation(Classification):
                 teacher_features, teacher_scores = teacher(inputs)
             total = self.classification(scores, columns, in_task)
             total = total + self.distillation * self._distil(scores[:, :old], teacher_scores, others)
-            return total + self.feature_distillation * feature_distillation(features, teacher_features)
+            total = total + self.feature_distillation * feature_distillation(features, teacher_features)
+            return total / self.expected_classes
 
         return loss
 
@@ -82,4 +85,4 @@ class Distillation(Classification):
         """L_KD (Eq. 3) of (n, K_old) scores, on the classes `others`."""
         if self.loss_function == "softmax":
             return softmax_distillation(scores[:, others], teacher_scores[:, others])
-        return sigmoid_cross_entropy(scores[:, others], teacher_scores[:, others].sigmoid(), self.expected_classes)
+        return sigmoid_cross_entropy(scores[:, others], teacher_scores[:, others].sigmoid())

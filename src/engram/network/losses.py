@@ -1,8 +1,6 @@
-"""The losses, one function per equation of the paper; each is a mean over the batch.
+"""The losses, one function per equation of the paper: a sum over classes, a mean over the batch.
 
-σ is a sigmoid (the paper's choice) or a softmax. With sigmoids each class is a yes-or-no question of its own, so a loss
-is a sum over classes; `divisor` is what the sum is divided by. The paper's rate of 2.0 belongs to a division by the
-number of classes of the whole data set, as in the original iCaRL code, constant over the tasks.
+σ is a sigmoid (the paper's choice), where each class is a yes-or-no question of its own, or a softmax.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def sigmoid_cross_entropy(scores: Tensor, targets: Tensor, divisor: float) -> Tensor:
+def sigmoid_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     """Binary cross-entropy of scores against targets, both (n, k): Eq. 2 of one-hot ones, Eq. 3 of a teacher's."""
-    return F.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / (len(scores) * divisor)
+    return F.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / len(scores)
 
 
 def softmax_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:

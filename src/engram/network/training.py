@@ -37,7 +37,7 @@ class Training:
 
     epochs: PositiveInt = 70  # §5.1; 60 on ImageNet
     batch_size: PositiveInt = 128  # §5.1
-    rate: PositiveFloat = 2.0  # §5.1, for a loss that is a mean over the data set's classes
+    rate: PositiveFloat = 2.0  # §5.1, for a loss divided by the data set's number of classes
     momentum: NonNegativeFloat = 0.9  # iCaRL's code
     weight_decay: NonNegativeFloat = 1e-5  # §5.1
     schedule: Literal["steps", "one-cycle"] = "steps"  # steps: §5.1
