@@ -15,7 +15,7 @@ from engram.experiments import Result
 from engram.storage import ASIDE
 
 KILLS = 20
-SLOW_ENOUGH = ["--epochs", "60", "--set", "batch_size=2", "--set", "adapter_epochs=15", "--set", "rate=0.2"]
+SLOW_ENOUGH = ["--epochs", "150", "--set", "batch_size=2", "--set", "adapter_epochs=15", "--set", "rate=0.2"]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def wait_until(process: subprocess.Popen[bytes], moment: str, out: Path, draws: 
         if moment == "mid-save" and any(name.startswith(ASIDE) for name in now):
             return
         if moment == "later" and now != seen:
-            time.sleep(draws.uniform(0.0, 0.3))
+            time.sleep(draws.uniform(0.0, 0.6))
             return
         time.sleep(0.0002)
 

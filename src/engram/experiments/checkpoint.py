@@ -50,8 +50,10 @@ class RunFolder:
             raise UsageError(f"{self.path} holds something else ({sorted(entries)[0]}). Choose an empty or new folder.")
         if not resume:
             raise UsageError(f"{self.path} already holds a run. Continue it with --resume, or choose another --out.")
-        self._refuse_another(storage.read_json(self.path / "run.json"), request)
-        storage.write_json(self.path / "run.json", request)
+        before = storage.read_json(self.path / "run.json")
+        self._refuse_another(before, request)
+        if before != request:
+            storage.write_json(self.path / "run.json", request)
 
     def _refuse_another(self, before: dict[str, Any], now: dict[str, Any]) -> None:
         """Only the same run goes on. One that was asked for fewer tasks of the same stream may be carried further."""

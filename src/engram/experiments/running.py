@@ -20,7 +20,7 @@ from engram.experiments.metrics import average_incremental_accuracy, forgetting,
 from engram.experiments.results import Result, environment, megabytes
 from engram.experiments.trainings import Trainings
 from engram.methods import Learner, choose_device
-from engram.network import Network
+from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress, Stopwatch
 from engram.settings import flatten
 
@@ -45,7 +45,8 @@ def run(
     if learner.tasks_:
         raise UsageError("run() wants a learner that has learned nothing yet. Make a new one.")
     fingerprints = stream.fingerprints()
-    with _opened(out, _request(learner, stream, fingerprints), resume) as folder:
+    request = _request(learner, stream, fingerprints)
+    with _opened(out, request, resume) as folder, threads_for(stream.tasks[0].train.shape):
         measurements, seconds = _learn(learner, stream, fingerprints, folder, trainings, progress, after_task)
         result = _result(learner, stream, measurements, seconds)
         if folder is not None:

@@ -4,6 +4,7 @@ from engram.network.extraction import extract
 from engram.network.extractors import EXTRACTORS, choose_extractor
 from engram.network.head import HEADS, CosineHead, Head, LinearHead
 from engram.network.network import Network, make_network, restore_network
+from engram.network.threads import threads_for
 from engram.network.training import Loss, Snapshots, Training
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "extract",
     "make_network",
     "restore_network",
+    "threads_for",
 ]

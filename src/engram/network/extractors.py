@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from engram.errors import DataError, UsageError, unknown
 from engram.storage import load_tensors
 
+SMALL_SIDE = 24  # pixels: images below are for the small network, and one thread does them
+
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
@@ -147,7 +149,7 @@ def choose_extractor(shape: tuple[int, ...]) -> str:
     if len(shape) == 1:
         return "mlp"
     side = min(shape[:2])
-    return "small" if side < 24 else "resnet32" if side < 64 else "resnet18"
+    return "small" if side < SMALL_SIDE else "resnet32" if side < 64 else "resnet18"
 
 
 def make_extractor(network: str | nn.Module, shape: tuple[int, ...]) -> nn.Module:
