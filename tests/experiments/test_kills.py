@@ -15,7 +15,7 @@ from engram.experiments import Result
 from engram.storage import ASIDE
 
 KILLS = 20
-SLOW_ENOUGH = ["--epochs", "150", "--set", "batch_size=2", "--set", "adapter_epochs=15", "--set", "rate=0.2"]
+SLOW_ENOUGH = ["--epochs", "150", "--set", "batch_size=2", "--set", "adapter_steps=200", "--set", "rate=0.2"]
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ def test_originals_come_back_in_the_order_of_the_memory(vectors: Stream) -> None
 
 
 def test_omega_and_the_ceiling_match_a_replay_with_the_old_images(vectors: Stream) -> None:
-    result = run(small(features_per_class=9, adapter_epochs=3), vectors)
-    replay, places = small(features_per_class=9, adapter_epochs=3), []
+    result = run(small(features_per_class=9, adapter_steps=10), vectors)
+    replay, places = small(features_per_class=9, adapter_steps=10), []
     for task in vectors:
         kept = replay.learn(task).features
         places += [(task, int(source)) for source in kept if source >= 0]
@@ -69,5 +69,5 @@ def test_the_curve_is_the_share_of_right_answers_over_all_classes_seen(vectors: 
 
 
 def test_memory_is_counted_to_the_byte(vectors: Stream) -> None:
-    assert run(small(features_per_class=9, adapter_epochs=1), vectors).memory_bytes == 6 * 9 * 64 * 4
+    assert run(small(features_per_class=9, adapter_steps=1), vectors).memory_bytes == 6 * 9 * 64 * 4
     assert run(small("joint", epochs=1), vectors).memory_bytes == 6 * 24 * 12 * 4

@@ -17,7 +17,7 @@ from engram.network import Network
 def small(method: str = "features", **settings: object) -> Learner:
     given = {"epochs": 2, "batch_size": 16, "rate": 0.2, "expected_classes": 6, **settings}
     if method.startswith("features"):
-        given = {"features_per_class": 8, "adapter_epochs": 2, **given}
+        given = {"features_per_class": 8, "adapter_steps": 10, **given}
     return make(method, **given)
 
 

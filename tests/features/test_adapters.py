@@ -79,7 +79,7 @@ def test_a_rotation_is_undone_for_classes_that_were_not_in_the_pairs(
 ) -> None:
     known: Drift = request.getfixturevalue(distance)
     assert known.omega(known.stored) < unadapted
-    settings = Adaptation(adapter=adapter, adapter_epochs=20)  # type: ignore[arg-type]
+    settings = Adaptation(adapter=adapter, adapter_steps=500)  # type: ignore[arg-type]
     adapted = settings.fit(known.pairs, known.classification, seed=0, task=1)(known.stored)
     assert known.omega(adapted) > 0.98
     torch.testing.assert_close(adapted.norm(dim=1), torch.ones(len(adapted)))
@@ -90,7 +90,7 @@ def test_a_rotation_is_undone_for_classes_that_were_not_in_the_pairs(
 def test_without_alpha_nothing_asks_for_similarity(far: Drift) -> None:
     omegas = {}
     for alpha in (0.0, 100.0):
-        settings = Adaptation(alpha=alpha, adapter_epochs=4, adapter_width=64)
+        settings = Adaptation(alpha=alpha, adapter_steps=100, adapter_width=64)
         omegas[alpha] = far.omega(settings.fit(far.pairs, far.classification, seed=0, task=1)(far.stored))
     assert omegas[0.0] < omegas[100.0] - 0.2
 
@@ -108,7 +108,7 @@ def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
     random = torch.Generator().manual_seed(3)
     old, new = torch.randn(10, 4, generator=random), torch.randn(10, 4, generator=random)
     columns, head = torch.arange(10) % 3, torch.randn(3, 4, generator=random)
-    settings = Adaptation(alpha=0.7, adapter_width=5, adapter_depth=1, adapter_epochs=3, adapter_batch=10)
+    settings = Adaptation(alpha=0.7, adapter_width=5, adapter_depth=1, adapter_steps=3, adapter_batch=10)
 
     def classification(features: Tensor, columns: Tensor) -> Tensor:
         return F.cross_entropy(features @ head.T, columns)
@@ -150,7 +150,7 @@ def test_the_head_sees_carried_vectors_of_the_new_length_with_their_own_classes(
         seen.extend(targets.tolist())
         return features.sum() * 0
 
-    settings = Adaptation(adapter_epochs=2, adapter_batch=16, adapter_width=8)
+    settings = Adaptation(adapter_steps=8, adapter_batch=16, adapter_width=8)
     settings.fit(Pairs(new.flip(1), new, columns), classification, seed=0, task=0)
     assert sorted(seen) == sorted([*range(50)] * 2)
 
@@ -159,7 +159,7 @@ def test_only_the_adapter_is_trained(near: Drift) -> None:
     head = nn.Linear(D, CLASSES).requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     stored, old, new = near.stored.clone(), near.pairs.old.clone(), near.pairs.new.clone()
-    settings = Adaptation(adapter_epochs=1, adapter_width=8)
+    settings = Adaptation(adapter_steps=10, adapter_width=8)
     adapter = settings.fit(near.pairs, lambda v, y: F.cross_entropy(head(v), y), seed=0, task=0)
     adapter(near.stored)
     assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
@@ -189,7 +189,7 @@ def test_depth_counts_hidden_layers_and_width_is_theirs(
 ) -> None:
     vectors = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     pairs = Pairs(vectors, vectors, torch.zeros(6, dtype=torch.int64))
-    adapter = Adaptation(adapter_epochs=1, **settings).fit(pairs, lambda v, y: v.sum() * 0, seed=0, task=0)  # type: ignore[arg-type]
+    adapter = Adaptation(adapter_steps=1, **settings).fit(pairs, lambda v, y: v.sum() * 0, seed=0, task=0)  # type: ignore[arg-type]
     assert shapes(adapter) == expected
     assert isinstance(adapter, MLPAdapter)
     assert [type(layer) for layer in adapter.layers] == [nn.Linear, nn.ReLU] * (len(expected) - 1) + [nn.Linear]
@@ -203,7 +203,7 @@ def test_the_papers_adapter_on_imagenet_has_75_million_parameters() -> None:
 
 
 def test_the_adapter_is_a_function_of_seed_and_task(near: Drift) -> None:
-    settings = Adaptation(adapter_epochs=2, adapter_width=16)
+    settings = Adaptation(adapter_steps=20, adapter_width=16)
 
     def adapted(seed: int, task: int) -> Tensor:
         return settings.fit(near.pairs, near.classification, seed=seed, task=task)(near.stored)
@@ -226,10 +226,23 @@ def test_the_order_of_pairs_is_that_of_its_purpose() -> None:
         seen.extend(targets.tolist())
         return features.sum() * 0
 
-    settings = Adaptation(adapter_epochs=2, adapter_batch=5, adapter_width=4)
+    settings = Adaptation(adapter_steps=6, adapter_batch=5, adapter_width=4)
     settings.fit(Pairs(vectors, vectors, columns), classification, seed=3, task=1)
     expected = [torch.randperm(12, generator=generator_for(3, "pairs", 1, epoch)).tolist() for epoch in (0, 1)]
     assert seen == expected[0] + expected[1]
+
+
+def test_as_many_steps_are_taken_as_were_asked_for_however_few_the_pairs() -> None:
+    vectors = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    steps: list[int] = []
+
+    def classification(features: Tensor, targets: Tensor) -> Tensor:
+        steps.append(len(targets))
+        return features.sum() * 0
+
+    settings = Adaptation(adapter_steps=8, adapter_batch=5, adapter_width=4)
+    settings.fit(Pairs(vectors, vectors, torch.arange(12)), classification, seed=3, task=1)
+    assert steps == [4] * 8
 
 
 # Refusals
@@ -242,7 +255,7 @@ def test_pairs_that_are_not_finite_are_refused(adapter: str, bad: float, side: s
     vectors = {"old": torch.ones(20, 3), "new": torch.ones(20, 3)}
     vectors[side][11, 2] = bad
     pairs = Pairs(**vectors, columns=torch.zeros(20, dtype=torch.int64))
-    settings = Adaptation(adapter=adapter, adapter_epochs=1)  # type: ignore[arg-type]
+    settings = Adaptation(adapter=adapter, adapter_steps=1)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match=r"not finite\. Nothing of this task was kept"):
         settings.fit(pairs, lambda v, y: v.sum() * 0, seed=0, task=0)
 

@@ -16,7 +16,7 @@ QUICK = {
     "batch_size": 16,
     "rate": 0.2,
     "expected_classes": 6,
-    "adapter_epochs": 2,
+    "adapter_steps": 10,
     "features_per_class": 8,
 }
 

@@ -14,7 +14,7 @@ from engram.storage import save_tensors
 
 
 def learner(**settings: object) -> Features:
-    given = {"epochs": 3, "batch_size": 16, "rate": 0.2, "expected_classes": 6, "adapter_epochs": 5, **settings}
+    given = {"epochs": 3, "batch_size": 16, "rate": 0.2, "expected_classes": 6, "adapter_steps": 20, **settings}
     made = make("features", **given)
     assert isinstance(made, Features)
     return made
@@ -68,7 +68,7 @@ def test_the_classifier_is_the_svm_of_the_whole_balanced_memory(vectors: Stream)
 @pytest.mark.parametrize("classifier", ["svm", "nearest-mean", "ridge"])
 @pytest.mark.parametrize("adapter", ["mlp", "ridge"])
 def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, adapter: str, classifier: str) -> None:
-    one = learner(adapter=adapter, classifier=classifier, features_per_class=20, epochs=15, adapter_epochs=40)
+    one = learner(adapter=adapter, classifier=classifier, features_per_class=20, epochs=15, adapter_steps=300)
     correct = total = 0
     for task in vectors:
         one.learn(task)
@@ -81,7 +81,7 @@ def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, a
 
 def test_features_and_gamma_lwf_train_the_very_same_network(vectors: Stream) -> None:
     settings = {"epochs": 2, "batch_size": 16, "rate": 0.2, "expected_classes": 6}
-    features, lwf = make("features", adapter_epochs=1, **settings), make("gamma-lwf", **settings)
+    features, lwf = make("features", adapter_steps=1, **settings), make("gamma-lwf", **settings)
     assert isinstance(lwf, LwF)
     assert features.training_settings() == lwf.training_settings()
     with pytest.warns(match="fewer than 250"):

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from engram.errors import unknown
 
-INITIAL_SCALE = 8.0  # so that a sigmoid of a cosine can come near 0 and 1 from the start
+INITIAL_SCALE = 16.0  # chosen on CIFAR-100 validation: 8 learns more slowly, for a sigmoid of a small score says little
 
 
 class CosineHead(nn.Module):
