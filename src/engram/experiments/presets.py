@@ -20,7 +20,7 @@ AUGMENTATION: Mapping[str, dict[str, Any]] = {
 }
 CAREFUL = {"pad": 0, "flip": False}  # for data nothing is known of
 
-# Of digits: chosen on its validation split (20 %, seeds 100–102). A task has 290 images, so the adapter is narrower than 16 d.
+# Digits: chosen on its validation split. A task has 290 images, so the adapter is narrower than 16 d.
 SHORT: Mapping[str, dict[str, Any]] = {
     "digits": {
         **{"epochs": 20, "batch_size": 32, "schedule": "one-cycle", "rate": 0.5, "features_per_class": 100},

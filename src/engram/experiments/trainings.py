@@ -26,13 +26,17 @@ class Trainings:
 
     def load(self, learner: Learner, tasks: list[str], shape: tuple[int, ...]) -> Network | None:
         """The network, if it was trained before."""
-        path = self.path(learner, tasks)
-        if not learner.shares_training or not path.exists():
+        if not _shares(learner) or not (path := self.path(learner, tasks)).exists():
             return None
         network = restore_network(learner.network, learner.head, shape, storage.load_tensors(path))
         return network.requires_grad_(False).to(choose_device(learner.device))
 
     def save(self, learner: Learner, tasks: list[str], network: Network) -> None:
         """Keep a network for others."""
-        if learner.shares_training:
+        if _shares(learner):
             storage.save_tensors(self.path(learner, tasks), network.state_dict())
+
+
+def _shares(learner: Learner) -> bool:
+    """Whether the settings say all about the training: not of a module of one's own, nor of weights from a file."""
+    return learner.shares_training and isinstance(learner.network, str) and learner.weights is None

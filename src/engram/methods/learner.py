@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,6 +43,7 @@ class Learner(ABC):
 
     network: str | nn.Module = "auto"  # §5.1: resnet32 for CIFAR, resnet18 for ImageNet; auto goes by the inputs' shape
     head: Literal["cosine", "linear"] = "cosine"  # §4.1
+    scale: PositiveFloat = 16.0  # what a cosine head's learned scale begins at; ours, chosen on CIFAR-100's validation
     weights: str | None = None  # a safetensors file to start the extractor from
     training: Training = field(default_factory=Training)
     seed: int = 0
@@ -106,9 +108,8 @@ class Learner(ABC):
 
     def training_settings(self) -> dict[str, object]:
         """All settings on which a trained network depends, beside the stream."""
-        parts = {"objective": type(self.objective).__name__, "network": self.network, "head": self.head}
-        plain = {name: value if isinstance(value, str) else type(value).__name__ for name, value in parts.items()}
-        return plain | {"weights": self.weights, "seed": self.seed} | flatten(self.training) | flatten(self.objective)
+        own = {name: getattr(self, name) for name in ("network", "head", "scale", "weights", "seed")}
+        return {"objective": type(self.objective).__name__, **own, **flatten(self.training), **flatten(self.objective)}
 
     # For methods: what they share.
 
@@ -130,7 +131,9 @@ class Learner(ABC):
         start: Network | None,
     ) -> Network:
         """Train a network on `samples` by the objective: from `start`, which is also the teacher, or anew."""
-        base = start or make_network(self.network, self.head, samples, seed=self.seed, weights=self.weights)
+        base = start or make_network(
+            self.network, self.head, samples, seed=self.seed, scale=self.scale, weights=self.weights
+        )
         classes = self.classes_with(task)
         student = base.grown(len(classes) - base.classes, self.seed, "head", self.tasks_).to(choose_device(self.device))
         in_task = torch.isin(torch.tensor(classes), torch.tensor(task.classes))

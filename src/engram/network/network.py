@@ -73,7 +73,13 @@ class Network(nn.Module):
 
 
 def make_network(
-    network: str | nn.Module, head: str, samples: Samples, *, seed: int, weights: str | None = None
+    network: str | nn.Module,
+    head: str,
+    samples: Samples,
+    *,
+    seed: int,
+    scale: float = 16.0,
+    weights: str | None = None,
 ) -> Network:
     """A new network without classes for samples like these, initialised from `seed` or from published weights."""
     with seeded(seed, "weights"):
@@ -83,7 +89,7 @@ def make_network(
     extractor = _channels_last(extractor)
     mean, std = _statistics(samples, published=weights is not None)
     dimension = feature_dimension(extractor, normalise(samples.batch(torch.arange(1)), mean, std))
-    return Network(extractor, make_head(head, dimension), mean, std)
+    return Network(extractor, make_head(head, dimension, scale), mean, std)
 
 
 def restore_network(
@@ -92,7 +98,7 @@ def restore_network(
     """The network whose state dict `tensors` is, for samples of this shape."""
     classes, dimension = tensors["head.weight"].shape
     extractor = _channels_last(make_extractor(network, shape))
-    restored = Network(extractor, make_head(head, dimension), tensors["mean"], tensors["std"])
+    restored = Network(extractor, make_head(head, dimension, scale=1.0), tensors["mean"], tensors["std"])
     restored.head.grow(classes)
     restored.load_state_dict(dict(tensors))
     return restored.eval()
