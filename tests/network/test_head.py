@@ -9,13 +9,13 @@ from torch import nn
 
 from engram.errors import UsageError
 from engram.network import HEADS
-from engram.network.head import INITIAL_SCALE, CosineHead, Head, LinearHead, make_head
+from engram.network.head import CosineHead, Head, LinearHead, make_head
 from engram.network.network import Network
 from engram.randomness import seeded
 
 
 def head_of(kind: str, classes: int, dimension: int = 6, seed: int = 0) -> Head:
-    head = make_head(kind, dimension)
+    head = make_head(kind, dimension, scale=16.0)
     with seeded(seed, "head"):
         head.grow(classes)
     if isinstance(head, LinearHead):
@@ -53,7 +53,7 @@ def test_cosine_scores_do_not_depend_on_the_length_of_features_and_linear_ones_d
 def test_a_new_cosine_head_lets_a_sigmoid_come_near_zero_and_one() -> None:
     head = head_of("cosine", 1)
     scores = head(torch.cat([head.weight, -head.weight]).detach())
-    torch.testing.assert_close(scores.flatten(), torch.tensor([INITIAL_SCALE, -INITIAL_SCALE]))
+    torch.testing.assert_close(scores.flatten(), torch.tensor([16.0, -16.0]))
     assert scores.sigmoid()[0] > 0.999
     assert scores.sigmoid()[1] < 0.001
 
@@ -107,4 +107,4 @@ def test_new_rows_are_trained(kind: str) -> None:
 
 def test_an_unknown_head_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"There is no head 'cosin'\. Did you mean 'cosine'\?"):
-        make_head("cosin", 3)
+        make_head("cosin", 3, scale=16.0)
