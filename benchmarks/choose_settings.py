@@ -1,4 +1,4 @@
-"""Choose settings on the validation split: several settings of one method, each over the same seeds, never the reported.
+"""Choose settings on the validation split: several settings of one method, each over the same seeds.
 
     python benchmarks/choose_settings.py digits -o benchmarks/results/choices-digits.json rate=0.5 rate=0.2,alpha=10
 

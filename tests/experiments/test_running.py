@@ -157,6 +157,14 @@ def test_runs_that_differ_only_after_training_share_it(vectors: Stream, tmp_path
     assert len(list((tmp_path / "trained").glob("*.safetensors"))) == 2 * len(vectors)
 
 
+def test_a_network_of_ones_own_is_not_shared_for_its_name_does_not_say_what_it_is(
+    vectors: Stream, tmp_path: Path
+) -> None:
+    own = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.ReLU())
+    run(small("gamma-lwf", network=own), vectors.first(1), trainings=Trainings(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
 def test_another_seed_gives_another_class_order_and_other_weights() -> None:
     digits = load("digits")
     plan = Plan(method="gamma-lwf", tasks=1, settings={"epochs": 1})
