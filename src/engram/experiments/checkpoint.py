@@ -55,6 +55,11 @@ class RunFolder:
         if before != request:
             storage.write_json(self.path / "run.json", request)
 
+    def withdraw(self) -> None:
+        """After an error: a run that has nothing to go on from yet leaves the folder free for another."""
+        if not self._checkpoints() and not self._training.exists():
+            storage.remove(self.path / "run.json")
+
     def _refuse_another(self, before: dict[str, Any], now: dict[str, Any]) -> None:
         """Only the same run goes on. One that was asked for fewer tasks of the same stream may be carried further."""
         done, wanted = before["tasks"], now["tasks"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engram import storage
 from engram.data import Stream, Task
-from engram.errors import UsageError
+from engram.errors import EngramError, UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
 from engram.experiments.measuring import Measurement, measure
 from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
@@ -64,7 +64,11 @@ def _opened(out: Path | str | None, request: dict[str, Any], resume: bool) -> It
     with storage.locked(path):
         folder = RunFolder(path)
         folder.open(request, resume=resume)
-        yield folder
+        try:
+            yield folder
+        except EngramError:
+            folder.withdraw()
+            raise
 
 
 def _request(learner: Learner, stream: Stream, fingerprints: list[str]) -> dict[str, Any]:
