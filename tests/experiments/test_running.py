@@ -69,9 +69,14 @@ def test_a_run_cut_off_between_tasks_goes_on_to_the_same_end(vectors: Stream, tm
     assert final_bytes(tmp_path / "whole") == final_bytes(tmp_path / "cut")
 
 
-def test_a_finished_run_resumed_is_the_same_result_at_once(vectors: Stream, tmp_path: Path) -> None:
+def test_a_finished_run_resumed_is_the_same_result_at_once_and_tells_its_tasks(vectors: Stream, tmp_path: Path) -> None:
     first = run(small(), vectors, out=tmp_path)
-    assert run(small(), vectors, out=tmp_path, resume=True) == first
+    told = []
+    again = run(
+        small(), vectors, out=tmp_path, resume=True, after_task=lambda *task: told.append((task[0], task[1].accuracy))
+    )
+    assert again == first
+    assert told == list(enumerate(first.curve))
 
 
 def test_fewer_tasks_can_be_carried_further(vectors: Stream, tmp_path: Path) -> None:

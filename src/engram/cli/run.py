@@ -116,7 +116,7 @@ def _line(task: int, measured: Measurement, seconds: dict[str, float]) -> str:
     return (
         f"{task + 1:4}  {measured.classes:7}  {measured.accuracy:8.3f}  {measured.accuracy_top5:5.3f}  "
         f"{number(measured.head_accuracy, 5)}  {quality}  {number(measured.ceiling, 7)}  {number(gap, 5)}  "
-        f"{measured.memory_bytes / 2**20:5.2f} MB  {sum(seconds.values()):8.0f}"
+        f"{measured.memory_bytes / 2**20:5.2f} MB  {f'{sum(seconds.values()):.0f}' if seconds else 'before':>8}"
     )
 
 

@@ -24,7 +24,8 @@ from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress, Stopwatch
 from engram.settings import flatten
 
-AfterTask = Callable[[int, Measurement, dict[str, float]], None]  # (task, what was measured, seconds by phase so far)
+# (task, what was measured, seconds by phase so far; none of a task that was done before the run was resumed)
+AfterTask = Callable[[int, Measurement, dict[str, float]], None]
 
 
 def run(
@@ -87,6 +88,9 @@ def _learn(
 ) -> tuple[list[Measurement], dict[str, float]]:
     origins, measurements, seconds = _recall(learner, folder)
     watch = Stopwatch(progress, seconds)
+    if after_task is not None:
+        for done, measured in enumerate(measurements):
+            after_task(done, measured, {})
     with progress.phase("run", len(stream)) as whole:
         whole.advance(learner.tasks_)
         for task in stream.tasks[learner.tasks_ :]:
