@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from engram import data, experiments, features, methods, network
     from engram.data import Dataset, Samples, Stream, Task, load, split
     from engram.errors import DataError, EngramError, EngramWarning, TrainingError, UsageError
-    from engram.experiments import Result, run
+    from engram.experiments import Plan, Result, run
     from engram.methods import METHODS, Learner, make
 
 __version__ = "0.1.0"
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     **dict.fromkeys(("Dataset", "Samples", "Stream", "Task", "load", "split"), "engram.data"),
     **dict.fromkeys(("DataError", "EngramError", "EngramWarning", "TrainingError", "UsageError"), "engram.errors"),
-    **dict.fromkeys(("Result", "run"), "engram.experiments"),
+    **dict.fromkeys(("Plan", "Result", "run"), "engram.experiments"),
     **dict.fromkeys(("METHODS", "Learner", "make"), "engram.methods"),
 }
 _ROOMS = ("data", "experiments", "features", "methods", "network")
@@ -30,6 +30,7 @@ __all__ = [
     "EngramError",
     "EngramWarning",
     "Learner",
+    "Plan",
     "Result",
     "Samples",
     "Stream",

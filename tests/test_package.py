@@ -1,0 +1,43 @@
+"""The package as others import it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engram
+from engram.methods import Method
+from engram.settings import build
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("name", engram.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(engram, name) is not None
+    assert name in dir(engram)
+
+
+def test_the_readmes_example_runs_as_it_stands() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 1
+    names: dict[str, object] = {}
+    exec(compile(blocks[0], "README.md", "exec"), names)
+    result = names["result"]
+    assert isinstance(result, engram.Result)
+    assert result.average_incremental_accuracy > 0.85
+    assert result.memory_bytes == 10 * 100 * 64 * 4
+
+
+def test_the_documented_method_can_be_added_and_run() -> None:
+    text = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+    definition, entry = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {
+        "METHODS": dict(engram.METHODS),
+        "Method": Method,
+    }  # a copy: other tests share the real one
+    exec(definition + entry, names)
+    learner = build(names["METHODS"]["means"].learner, {"epochs": 1}, "method 'means'")
+    stream = engram.split(engram.load("digits"), classes_per_task=5, seed=0)
+    assert len(engram.run(learner, stream).curve) == 2
