@@ -337,5 +337,7 @@ def test_a_folder_one_may_not_write_to_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_the_system_calls_read_only_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as on a read-only file system, for root as well
-    with pytest.raises(EngramError, match=f"The folder {tmp_path} is not writable. Choose another with --out"):
+    with pytest.raises(
+        EngramError, match=f"The folder {tmp_path} is not writable. Choose another, or change its permissions"
+    ):
         storage.make_folder(tmp_path)

@@ -131,9 +131,9 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EngramError(f"The folder {path} cannot be made: {error.strerror}. Choose another with --out.") from error
+        raise EngramError(f"The folder {path} cannot be made: {error.strerror}. Choose another.") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise EngramError(f"The folder {path} is not writable. Choose another with --out, or change its permissions.")
+        raise EngramError(f"The folder {path} is not writable. Choose another, or change its permissions.")
 
 
 @contextmanager

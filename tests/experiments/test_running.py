@@ -42,6 +42,7 @@ def test_a_run_leaves_its_result_and_last_checkpoint_and_nothing_else(vectors: S
         "run.json",
     ]
     assert Result.load(tmp_path / "run" / "result.json") == result
+    assert result.split == {"first_task": None, "class_order": "seed", "validation": 0.0}
 
 
 def test_the_same_seed_gives_the_same_bytes(vectors: Stream, tmp_path: Path) -> None:

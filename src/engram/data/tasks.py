@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ class Stream:
     tasks: tuple[Task, ...]
     class_names: tuple[str, ...]  # by label
     classes_per_task: int | None = None  # as it was asked for; None for a stream of one's own
+    split: Mapping[str, Any] = field(default_factory=dict)  # how `split` was asked to make it, for the record
 
     def __post_init__(self) -> None:
         if [task.index for task in self.tasks] != list(range(len(self.tasks))):
@@ -103,7 +105,12 @@ def split(
     first = first_task or classes_per_task
     groups = [order[:first], *(order[i : i + classes_per_task] for i in range(first, len(order), classes_per_task))]
     tasks = (Task(index, group, train.of_classes(group), test.of_classes(group)) for index, group in enumerate(groups))
-    return Stream(dataset.name, tuple(tasks), dataset.class_names, classes_per_task)
+    asked = {
+        "first_task": first_task,
+        "class_order": class_order if isinstance(class_order, str) else list(order),
+        "validation": validation,
+    }
+    return Stream(dataset.name, tuple(tasks), dataset.class_names, classes_per_task, asked)
 
 
 def _class_order(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Result:
     memory_mb: float
     seconds: dict[str, float]  # by phase
     environment: dict[str, str]
+    split: dict[str, Any] = field(default_factory=dict)  # how the stream was made of the data set
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -60,10 +61,10 @@ class Result:
             raise DataError(f"{path} is not a result of engram: it has no schema.")
         if values["schema"] != SCHEMA:
             raise DataError(f"{path} has schema {values['schema']}; this version reads {SCHEMA}. Run it again.")
-        known = {field.name for field in fields(cls)}
-        if missing := known - set(values):
+        known = {each.name for each in fields(cls)}
+        if missing := known - {"split"} - set(values):
             raise DataError(f"{path} is not a whole result: {', '.join(sorted(missing))} missing.")
-        return cls(**{name: values[name] for name in known})
+        return cls(**{name: values[name] for name in known & set(values)})
 
 
 def megabytes(count: int) -> float:

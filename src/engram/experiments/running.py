@@ -165,4 +165,5 @@ def _result(learner: Learner, stream: Stream, measured: list[Measurement], secon
         memory_mb=megabytes(learner.memory.nbytes),
         seconds=seconds,
         environment=environment(str(choose_device(learner.device))),
+        split=dict(stream.split),
     )

@@ -1,0 +1,43 @@
+"""Result files: those that were committed can be read, and damaged or foreign ones are refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engram.errors import DataError
+from engram.experiments import Result
+
+COMMITTED = sorted((Path(__file__).parents[2] / "benchmarks" / "results").rglob("result.json"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: str(path.parent.name) + "-" + path.parent.parent.name)
+def test_every_committed_result_can_be_read_and_agrees_with_itself(path: Path) -> None:
+    result = Result.load(path)
+    assert result.average_incremental_accuracy == pytest.approx(sum(result.curve) / len(result.curve))
+    assert [len(row) for row in result.accuracy_matrix] == list(range(1, len(result.curve) + 1))
+    assert result.memory_mb == pytest.approx(result.memory_bytes / 2**20)
+    if result.drift_gap is not None and result.ceiling_curve is not None:
+        gaps = [ceiling - reached for ceiling, reached in zip(result.ceiling_curve, result.curve, strict=True)]
+        assert result.drift_gap == pytest.approx(gaps)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda values: values.pop("schema"), "it has no schema"),
+        (lambda values: values.update(schema=99), "has schema 99; this version reads 1"),
+        (lambda values: values.pop("curve"), "not a whole result: curve missing"),
+    ],
+)
+def test_a_foreign_or_damaged_file_is_refused(change: object, said: str, tmp_path: Path) -> None:
+    values = json.loads(COMMITTED[0].read_text())
+    change(values)  # type: ignore[operator]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(DataError, match=said) as caught:
+        Result.load(path)
+    assert str(path) in str(caught.value)
+    path.write_text("{")
+    with pytest.raises(DataError, match="cannot be read as JSON"):
+        Result.load(path)
