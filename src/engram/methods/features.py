@@ -66,7 +66,7 @@ class Features(Learner):
         stored = self.memory_.features
         if self.network_ is None:
             return FeatureMemory.empty(network.dimension)
-        if self.adaptation.adapter == "identity":
+        if self.adaptation.adapter == "identity":  # no pairs are needed, and extracting them is the costly part
             return stored
         device = network.mean.device
         old = extract(self.network_, task.train, progress)  # (n, d): v̄ = h_{t−1}(x)
