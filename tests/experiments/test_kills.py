@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +45,20 @@ def finish(process: subprocess.Popen[bytes]) -> None:
     assert process.returncode == 0, errors.decode()
 
 
+def contents(out: Path) -> dict[str, int]:
+    """What is in the folder and when it was changed; what the running process removes meanwhile is left out."""
+    found = {}
+    for path in out.glob("*"):
+        with suppress(FileNotFoundError):
+            found[path.name] = path.stat().st_mtime_ns
+    return found
+
+
 def wait_until(process: subprocess.Popen[bytes], moment: str, out: Path, draws: random.Random) -> None:
     """Until the run has begun to work, and then until a save is under way or a random while has passed."""
-    seen = {path.name: path.stat().st_mtime_ns for path in out.glob("*")}
+    seen = contents(out)
     while process.poll() is None:
-        now = {path.name: path.stat().st_mtime_ns for path in out.glob("*") if path.exists()}
+        now = contents(out)
         if moment == "mid-save" and any(name.startswith(ASIDE) for name in now):
             return
         if moment == "later" and now != seen:
