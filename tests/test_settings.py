@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 from torch import nn
 
 from engram.errors import UsageError
-from engram.methods import METHODS, make
+from engram.methods import METHODS, OBJECTIVES, make, setting_names
 from engram.settings import build, differences, fields, flatten
 
 
@@ -139,10 +139,11 @@ def test_differences_name_each_setting_with_both_values() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_setting_of_a_method_has_a_name_of_its_own(method: str) -> None:
-    counts = Counter(name for name, _, _ in fields(METHODS[method].learner))
+    chosen = {"objective": OBJECTIVES[METHODS[method].objective]}
+    counts = Counter(name for name, _, _ in fields(METHODS[method].learner, chosen))
     assert {name: count for name, count in counts.items() if count > 1} == {}
     assert set(METHODS[method].settings) <= set(counts)
-    assert set(flatten(make(method))) == set(counts)
+    assert set(flatten(make(method))) == set(counts) == setting_names(method)
 
 
 def test_a_method_is_named_when_a_setting_of_it_is_mistyped() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pydantic
@@ -20,41 +21,50 @@ def _types(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _group(cls: type, field: dataclasses.Field[Any]) -> type | None:
+def _group(cls: type, field: dataclasses.Field[Any], chosen: Mapping[str, type]) -> type | None:
     """The dataclass that a field holds, where it is a group of settings and not one setting."""
     kind = _types(cls)[field.name]
-    return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return None
+    if field.name in chosen:
+        return chosen[field.name]
+    return field.default_factory if isinstance(field.default_factory, type) else kind
 
 
-def fields(cls: type) -> Iterator[tuple[str, dataclasses.Field[Any], type]]:
-    """Every setting of a dataclass and of the groups within it: name, field, and the class that declares it."""
+def fields(
+    cls: type, chosen: Mapping[str, type] = MappingProxyType({})
+) -> Iterator[tuple[str, dataclasses.Field[Any], type]]:
+    """Every setting of a dataclass and of the groups within it: name, field, and the class that declares it.
+
+    `chosen` says, by a field's name, which class of a group to take where it is not the default's.
+    """
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        group = _group(cls, field)
+        group = _group(cls, field, chosen)
         if group is not None:
             yield from fields(group)
         else:
             yield field.name, field, cls
 
 
-def build(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
+def build(cls: type[T], values: Mapping[str, Any], owner: str, chosen: Mapping[str, type] = MappingProxyType({})) -> T:
     """Make `cls` from flat `values`, each checked against its field's type; `owner` names it in errors."""
-    known = {name for name, _, _ in fields(cls)}
+    known = {name for name, _, _ in fields(cls, chosen)}
     for name in values:
         if name not in known:
             raise UsageError(f"The {owner} has no setting '{name}'. {nearest(name, known)}")
-    return _build(cls, values)
+    return _build(cls, values, chosen)
 
 
-def _build(cls: type[T], values: Mapping[str, Any]) -> T:
+def _build(cls: type[T], values: Mapping[str, Any], chosen: Mapping[str, type]) -> T:
     arguments: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if not field.init:
             continue
-        group = _group(cls, field)
+        group = _group(cls, field, chosen)
         if group is not None:
-            arguments[field.name] = _build(group, values)
+            arguments[field.name] = _build(group, values, {})
         elif field.name in values:
             arguments[field.name] = _checked(field.name, _types(cls)[field.name], values[field.name])  # type: ignore[arg-type]
     return cls(**arguments)

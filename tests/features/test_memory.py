@@ -10,7 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.errors import EngramWarning
-from engram.features import MEGABYTE, FeatureMemory, ImageMemory, Memory, herd, preserved_bytes, select_features
+from engram.features import (
+    MEGABYTE,
+    FeatureMemory,
+    ImageMemory,
+    Memory,
+    herd,
+    preserved_bytes,
+    select,
+    warn_of_small_classes,
+)
 
 
 def vectors(count: int, dimension: int = 8, seed: int = 0) -> Tensor:
@@ -27,7 +36,7 @@ def stored(*counts: int, dimension: int = 8, seed: int = 7) -> FeatureMemory:
 
 def test_the_first_classes_are_herded_each_for_itself() -> None:
     features, columns = vectors(60), torch.arange(60) % 3
-    sources, counts = select_features(FeatureMemory.empty(8), features, columns, per_class=5)
+    sources, counts = select(FeatureMemory.empty(8), features, columns, per_class=5)
     assert counts.tolist() == [5, 5, 5]
     for column in range(3):
         own = (columns == column).nonzero().squeeze(1)
@@ -38,16 +47,14 @@ def test_the_first_classes_are_herded_each_for_itself() -> None:
 def test_vectors_are_herded_by_direction_and_not_by_length() -> None:
     features, columns = vectors(30), torch.zeros(30, dtype=torch.int64)
     lengths = torch.linspace(0.01, 100, 30)[:, None]
-    chosen = [
-        select_features(FeatureMemory.empty(8), v, columns, 6)[0] for v in (features, F.normalize(features) * lengths)
-    ]
+    chosen = [select(FeatureMemory.empty(8), v, columns, 6)[0] for v in (features, F.normalize(features) * lengths)]
     assert torch.equal(chosen[0], chosen[1])
 
 
 def test_new_classes_join_and_known_ones_keep_their_rows() -> None:
     memory, features = stored(4, 4), vectors(20)
     columns = torch.tensor([2, 3] * 10)
-    sources, counts = select_features(memory, features, columns, per_class=4)
+    sources, counts = select(memory, features, columns, per_class=4)
     assert counts.tolist() == [4, 4, 4, 4]
     assert sources[:8].tolist() == [-1, -2, -3, -4, -5, -6, -7, -8]
     after = memory.rearranged(F.normalize(features), sources, counts)
@@ -60,7 +67,7 @@ def test_a_smaller_budget_keeps_the_first_rows_of_every_class() -> None:
     memory = stored(5, 3, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sources, counts = select_features(memory, vectors(9), torch.full((9,), 3), per_class=3)
+        sources, counts = select(memory, vectors(9), torch.full((9,), 3), per_class=3)
     assert counts.tolist() == [3, 3, 3, 3]
     assert sources[:9].tolist() == [-1, -2, -3, -6, -7, -8, -9, -10, -11]
     after = memory.rearranged(F.normalize(vectors(9)), sources, counts)
@@ -70,7 +77,7 @@ def test_a_smaller_budget_keeps_the_first_rows_of_every_class() -> None:
 def test_a_known_class_with_new_samples_is_herded_anew_from_both() -> None:
     memory, features = stored(3, 4, 2), vectors(12)
     columns = torch.tensor([1, 3, 3, 1, 3, 3, 1, 3, 1, 3, 1, 3])  # class 1 comes back beside a new class 3
-    sources, counts = select_features(memory, features, columns, per_class=4)
+    sources, counts = select(memory, features, columns, per_class=4)
     assert counts.tolist() == [3, 4, 2, 4]
     assert sources[:3].tolist() == [-1, -2, -3]
     assert sources[7:9].tolist() == [-8, -9]
@@ -87,26 +94,29 @@ def test_a_known_class_with_new_samples_is_herded_anew_from_both() -> None:
 
 def test_a_class_with_fewer_samples_keeps_all_and_a_person_is_told() -> None:
     columns = torch.tensor([0] * 10 + [1] * 3 + [2] * 2)
-    with pytest.warns(EngramWarning, match=r"2 classes have fewer than 4 samples \(the fewest: 2\); all are kept"):
-        sources, counts = select_features(FeatureMemory.empty(8), vectors(15), columns, per_class=4)
+    sources, counts = select(FeatureMemory.empty(8), vectors(15), columns, per_class=4)
     assert counts.tolist() == [4, 3, 2]
+    with pytest.warns(EngramWarning, match=r"2 classes have fewer than 4 samples \(the fewest: 2\); all are kept"):
+        warn_of_small_classes(counts, torch.tensor([True, True, True]), 4)
     assert sorted(sources[4:].tolist()) == [10, 11, 12, 13, 14]
 
 
 def test_enough_samples_give_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        select_features(FeatureMemory.empty(8), vectors(8), torch.tensor([0, 1] * 4), per_class=4)
+        _, counts = select(FeatureMemory.empty(8), vectors(8), torch.tensor([0, 1] * 4), per_class=4)
+        warn_of_small_classes(counts, torch.tensor([True, True]), 4)
+        warn_of_small_classes(torch.tensor([1, 4]), torch.tensor([False, True]), 4)  # the first was told of before
 
 
 def test_a_class_that_has_no_samples_yet_has_no_rows() -> None:
-    sources, counts = select_features(FeatureMemory.empty(8), vectors(6), torch.tensor([2] * 6), per_class=3)
+    sources, counts = select(FeatureMemory.empty(8), vectors(6), torch.tensor([2] * 6), per_class=3)
     assert counts.tolist() == [0, 0, 3]
     assert FeatureMemory(vectors(6)[sources], counts).columns.tolist() == [2, 2, 2]
 
 
 def test_nothing_new_only_trims() -> None:
-    sources, counts = select_features(stored(3, 2), vectors(0), torch.empty(0, dtype=torch.int64), per_class=2)
+    sources, counts = select(stored(3, 2), vectors(0), torch.empty(0, dtype=torch.int64), per_class=2)
     assert sources.tolist() == [-1, -2, -4, -5]
     assert counts.tolist() == [2, 2]
 

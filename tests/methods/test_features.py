@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Stream
 from engram.features import LinearSVM, herd
-from engram.methods import Features, LwF, make
+from engram.methods import Features, Memoryless, make
 from engram.network import Network, extract
 from engram.storage import save_tensors
 
@@ -82,7 +82,7 @@ def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, a
 def test_features_and_gamma_lwf_train_the_very_same_network(vectors: Stream) -> None:
     settings = {"epochs": 2, "batch_size": 16, "rate": 0.2, "expected_classes": 6}
     features, lwf = make("features", adapter_steps=1, **settings), make("gamma-lwf", **settings)
-    assert isinstance(lwf, LwF)
+    assert isinstance(lwf, Memoryless)
     assert features.training_settings() == lwf.training_settings()
     with pytest.warns(match="fewer than 250"):
         for task in vectors:

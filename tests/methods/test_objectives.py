@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from lessons import lesson
 
 from engram.data import Stream
 from engram.methods.objectives import Classification, Distillation
@@ -33,7 +34,7 @@ def test_the_first_task_is_classification_alone(networks: tuple[Network, Network
     columns = torch.tensor([3, 0, 1])
     scores = student(inputs)[1].tolist()
     expected = sum(binary(scores[i][k], float(k == columns[i])) for i in range(3) for k in range(4)) / 3 / 10
-    value = objective.loss(student, None, torch.ones(4, dtype=torch.bool))(inputs, columns)
+    value = objective.loss(lesson(student, None, torch.ones(4, dtype=torch.bool)))(inputs, columns)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -49,7 +50,7 @@ def test_old_classes_get_the_teachers_answers_and_no_zeros(networks: tuple[Netwo
         expected += 0.7 * sum(binary(scores[i][k], sigmoid(old_scores[i][k])) for k in (0, 1)) / 3 / 10
         dot = sum(a * b for a, b in zip(features[i], old_features[i], strict=True))
         expected += 0.3 * (1 - dot / math.hypot(*features[i]) / math.hypot(*old_features[i])) / 3 / 10
-    value = objective.loss(student, teacher, torch.tensor([False, False, True, True]))(inputs, columns)
+    value = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))(inputs, columns)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -60,7 +61,7 @@ def test_a_known_class_with_new_images_counts_as_in_the_task(networks: tuple[Net
     scores, old_scores = student(inputs)[1].tolist(), teacher(inputs)[1].tolist()
     expected = sum(binary(scores[i][k], float(k == columns[i])) for i in range(3) for k in (0, 2, 3)) / 3
     expected += sum(binary(scores[i][1], sigmoid(old_scores[i][1])) for i in range(3)) / 3
-    value = objective.loss(student, teacher, torch.tensor([True, False, True, True]))(inputs, columns)
+    value = objective.loss(lesson(student, teacher, torch.tensor([True, False, True, True])))(inputs, columns)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -69,7 +70,7 @@ def test_fine_tuning_calls_old_classes_wrong(networks: tuple[Network, Network, t
     columns = torch.tensor([2, 3, 2])
     scores = student(inputs)[1].tolist()
     expected = sum(binary(scores[i][k], float(k == columns[i])) for i in range(3) for k in range(4)) / 3
-    loss = Classification(expected_classes=1).loss(student, teacher, torch.tensor([False, False, True, True]))
+    loss = Classification(expected_classes=1).loss(lesson(student, teacher, torch.tensor([False, False, True, True])))
     assert loss(inputs, columns).item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -85,5 +86,5 @@ def test_softmax_is_a_setting(networks: tuple[Network, Network, torch.Tensor]) -
         new, old = [sum(math.exp(s) for s in row[:2]) for row in (scores[i], old_scores[i])]
         for k in (0, 1):
             expected -= 2.0 * math.exp(old_scores[i][k]) / old * math.log(math.exp(scores[i][k]) / new) / 3
-    value = objective.loss(student, teacher, torch.tensor([False, False, True, True]))(inputs, columns)
+    value = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))(inputs, columns)
     assert value.item() == pytest.approx(expected, rel=1e-9)

@@ -100,7 +100,9 @@ def test_new_rows_are_trained(kind: str) -> None:
     head = head_of(kind, 2)
     head.grow(3)
     head(FEATURES).square().sum().backward()
-    assert {name for name, parameter in head.named_parameters() if parameter.grad is not None} == set(head.state_dict())
+    assert {name for name, parameter in head.named_parameters() if parameter.grad is not None} == {
+        name for name, _ in head.named_parameters()
+    }
     assert head.weight.grad is not None
     assert bool(head.weight.grad.any(1).all())
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from lessons import lesson
 from torch import Tensor, nn
 
 from engram.data import Samples
@@ -225,7 +226,7 @@ class Listener:
 def test_training_on_tiny_images_learns_them_and_ends_in_evaluation_mode() -> None:
     samples, listener = tiny_images(), Listener()
     network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
-    loss = Classification(expected_classes=4).loss(network, None, torch.ones(4, dtype=torch.bool))
+    loss = Classification(expected_classes=4).loss(lesson(network, None, torch.ones(4, dtype=torch.bool)))
     training = Training(epochs=12, batch_size=10, rate=0.2, schedule="one-cycle", pad=0, flip=False)
     training.fit(network, samples, samples.labels, loss, seed=0, task=0, progress=listener)
     assert (listener.expected, listener.done) == (48, 48)
@@ -263,7 +264,7 @@ def fitted(training: Training, snapshots: InMemory | None, progress: Listener | 
     """A small network, new each time, trained as far as it goes."""
     samples = tiny_images()
     network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
-    loss = Distillation(expected_classes=4).loss(network, None, torch.ones(4, dtype=torch.bool))
+    loss = Distillation(expected_classes=4).loss(lesson(network, None, torch.ones(4, dtype=torch.bool)))
     training.fit(
         network,
         samples,
@@ -367,7 +368,7 @@ def test_the_teacher_is_not_changed_by_training_its_student(loss_function: str) 
     student = teacher.grown(2, 0, "head", 1)
     before, began = state_of(teacher), state_of(student)
     objective = Distillation(loss_function=loss_function, expected_classes=4, feature_distillation=0.5)  # type: ignore[arg-type]
-    loss = objective.loss(student, teacher, torch.tensor([False, False, True, True]))
+    loss = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))
     Training(epochs=2, batch_size=16, rate=0.1, pad=1).fit(student, samples, samples.labels, loss, seed=0, task=1)
     assert_same(state_of(teacher), before)
     assert any("running_mean" in name for name in before)
@@ -384,7 +385,7 @@ def test_distillation_alone_holds_the_old_scores_and_without_it_they_drift() -> 
     for weight in (0.0, 5.0):
         student = teacher.grown(2, 0, "head", 1)
         objective = Distillation(expected_classes=4, distillation=weight, feature_distillation=0.0)
-        loss = objective.loss(student, teacher, torch.tensor([False, False, True, True]))
+        loss = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))
         training = Training(epochs=10, batch_size=20, rate=0.02, schedule="one-cycle", pad=0, flip=False)
         training.fit(student, samples, 2 + samples.labels % 2, loss, seed=0, task=1)
         with torch.no_grad():

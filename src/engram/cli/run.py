@@ -37,6 +37,14 @@ def run(
         Literal["paper", "short"], typer.Option(help="paper: the paper's settings; short: a few epochs, one cycle.")
     ] = "short",
     features_per_class: Annotated[int | None, typer.Option(help="Features kept per class.")] = None,
+    images_per_class: Annotated[int | None, typer.Option(help="Images kept per class.")] = None,
+    images_total: Annotated[
+        int | None, typer.Option(help="Images kept in all, shared out among the classes seen.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="What may be kept for all classes, such as 6MB: chooses the above."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of class order, weights and everything drawn.")] = 0,
     seeds: Annotated[int | None, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = None,
     device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
@@ -52,10 +60,17 @@ def run(
     """Learn a data set task by task with one method, and measure it after every task."""
     from engram.cli.display import Display
     from engram.data import load
-    from engram.experiments import Plan, Trainings, summarise
+    from engram.experiments import Plan, Trainings, parse_bytes, summarise
     from engram.methods import make
 
-    flags = {"network": network, "epochs": epochs, "features_per_class": features_per_class, "device": device}
+    flags = {
+        "network": network,
+        "epochs": epochs,
+        "features_per_class": features_per_class,
+        "images_per_class": images_per_class,
+        "images_total": images_total,
+        "device": device,
+    }
     settings = {name: value for name, value in flags.items() if value is not None} | _pairs(set or [])
     plan = Plan(
         method=method,
@@ -66,6 +81,7 @@ def run(
         tasks=tasks,
         class_order=class_order,
         validation=validation,
+        budget=None if budget is None else parse_bytes(budget),
         seed=seed,
     )
     make(method, **settings)  # a mistyped method or setting is told before any data is read
@@ -75,6 +91,8 @@ def run(
     with Display(quiet=quiet) as display:
         try:
             loaded = load(dataset, data, display)
+            if budget is not None:
+                display.say(f"{budget} for {_chosen(plan.chosen(loaded), len(plan.stream(loaded).classes))}")
             results = []
             for each, place in places.items():
                 display.say(f"{method} on {dataset}, seed {each}, in {place}")
@@ -100,6 +118,16 @@ def run(
     if summary is not None:
         spread = summary["average_incremental_accuracy"]
         typer.echo(f"over {seeds} seeds: average {spread['mean']:.3f} ± {spread['deviation']:.3f}, in {folder}")
+
+
+def _chosen(numbers: dict[str, int], classes: int) -> str:
+    """What a budget has chosen, in words."""
+    words = {
+        "images_per_class": "images a class",
+        "images_total": "images in all",
+        "features_per_class": "features a class",
+    }
+    return f"{classes} classes: " + " and ".join(f"{count:,} {words[name]}" for name, count in numbers.items())
 
 
 HEADER = "task  classes  accuracy  top-5   head  ω(t-1)   ω(1)  ceiling    gap      kept   seconds"

@@ -1,4 +1,4 @@
-"""Random crops and flips of whole batches of uint8 images."""
+"""Random crops, flips and changes of light, of whole batches of uint8 images."""
 
 from __future__ import annotations
 
@@ -20,3 +20,19 @@ def crop_and_flip(images: Tensor, pad: int, flip: bool, generator: torch.Generat
         mirrored = torch.rand(count, generator=generator) < 0.5
         images = torch.where(mirrored[:, None, None, None], images.flip(2), images)
     return images.contiguous()
+
+
+def change_light(images: Tensor, brightness: float, contrast: float, generator: torch.Generator) -> Tensor:
+    """A third of the images (n, h, w, c) as they are, a third brighter or darker, a third of another contrast.
+
+    `brightness` is the most that is added to or taken from every value; contrast is multiplied, about each channel's
+    mean, by 1 − `contrast` to 1 + `contrast` (EEIL, §4.1).
+    """
+    count = len(images)
+    kind = torch.randint(0, 3, (count, 1, 1, 1), generator=generator)
+    draws = 2 * torch.rand(count, 1, 1, 1, generator=generator) - 1
+    values = images.float()
+    mean = values.mean((1, 2), keepdim=True)
+    shift = torch.where(kind == 1, brightness * draws, torch.zeros(()))
+    factor = torch.where(kind == 2, 1 + contrast * draws, torch.ones(()))
+    return ((values - mean) * factor + mean + shift).round().clamp(0, 255).to(torch.uint8)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.data import Dataset, Stream, split
+from engram.experiments.budget import fit_budget
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.results import SCHEMA, Result
 from engram.experiments.running import AfterTask, run
@@ -30,6 +31,7 @@ class Plan:
     tasks: int | None = None  # None: all
     class_order: str | Sequence[int] = "seed"
     validation: float = 0.0
+    budget: int | None = None  # bytes that may be kept for all classes: how much of what is chosen by it
     seed: int = 0
 
     def stream(self, dataset: Dataset) -> Stream:
@@ -46,8 +48,17 @@ class Plan:
 
     def learner(self, dataset: Dataset) -> Learner:
         """The learner, new."""
-        settings = {**preset(self.preset, self.method, dataset), **self.settings}
+        settings = self._settings(dataset) | self.chosen(dataset)
         return make(self.method, seed=self.seed, **settings)
+
+    def chosen(self, dataset: Dataset) -> dict[str, int]:
+        """How many images and features the budget allows; without one, nothing is chosen."""
+        if self.budget is None:
+            return {}
+        return fit_budget(self.method, self._settings(dataset), self.settings, self.budget, self.stream(dataset))
+
+    def _settings(self, dataset: Dataset) -> dict[str, Any]:
+        return {**preset(self.preset, self.method, dataset, self.settings.get("objective")), **self.settings}
 
     def run(
         self,

@@ -22,7 +22,6 @@ from engram.experiments.trainings import Trainings
 from engram.methods import Learner, choose_device
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress, Stopwatch
-from engram.settings import flatten
 
 # (task, what was measured, seconds by phase so far; none of a task that was done before the run was resumed)
 AfterTask = Callable[[int, Measurement, dict[str, float]], None]
@@ -74,7 +73,7 @@ def _opened(out: Path | str | None, request: dict[str, Any], resume: bool) -> It
 
 def _request(learner: Learner, stream: Stream, fingerprints: list[str]) -> dict[str, Any]:
     """What makes a run this run and no other."""
-    return {"method": learner.name, "dataset": stream.name, "settings": flatten(learner), "tasks": fingerprints}
+    return {"method": learner.name, "dataset": stream.name, "settings": learner.settings(), "tasks": fingerprints}
 
 
 def _learn(
@@ -148,7 +147,7 @@ def _result(learner: Learner, stream: Stream, measured: list[Measurement], secon
         classes_per_task=stream.classes_per_task,
         class_order=[stream.class_names[label] for label in stream.classes],
         classes_seen=[each.classes for each in measured],
-        settings=flatten(learner),
+        settings=learner.settings(),
         curve=curve,
         average_incremental_accuracy=average_incremental_accuracy(curve),
         curve_top5=top5,

@@ -28,7 +28,8 @@ class Trainings:
         """The network, if it was trained before."""
         if not _shares(learner) or not (path := self.path(learner, tasks)).exists():
             return None
-        network = restore_network(learner.network, learner.head, shape, storage.load_tensors(path))
+        tensors = storage.load_tensors(path)
+        network = restore_network(learner.network, learner.head, shape, tensors, last_relu=learner.last_relu)
         return network.requires_grad_(False).to(choose_device(learner.device))
 
     def save(self, learner: Learner, tasks: list[str], network: Network) -> None:

@@ -3,7 +3,15 @@
 from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, fit_ridge
 from engram.features.classifiers import CLASSIFIERS, Classifier, LinearSVM, NearestMean, Ridge
 from engram.features.herding import herd
-from engram.features.memory import MEGABYTE, FeatureMemory, ImageMemory, Memory, preserved_bytes, select_features
+from engram.features.memory import (
+    MEGABYTE,
+    FeatureMemory,
+    ImageMemory,
+    Memory,
+    preserved_bytes,
+    select,
+    warn_of_small_classes,
+)
 
 __all__ = [
     "CLASSIFIERS",
@@ -22,5 +30,6 @@ __all__ = [
     "fit_ridge",
     "herd",
     "preserved_bytes",
-    "select_features",
+    "select",
+    "warn_of_small_classes",
 ]

@@ -77,17 +77,17 @@ class Memory:
         return self.features.nbytes + self.images.nbytes
 
 
-def select_features(memory: FeatureMemory, vectors: Tensor, columns: Tensor, per_class: int) -> tuple[Tensor, Tensor]:
+def select(memory: FeatureMemory, vectors: Tensor, columns: Tensor, per_class: int) -> tuple[Tensor, Tensor]:
     """Which rows a memory of at most `per_class` per class holds after `vectors` (n, d) of classes `columns` (n,) came.
 
     A class that receives new vectors is herded anew, from its old rows and the new ones together; any other keeps its
-    first rows. Returns (sources, counts) as `rearranged` takes them.
+    first rows. Returns (sources, counts) as `rearranged` takes them. Images are chosen by their features, so `memory`
+    is then that of the kept images' features in the same network.
     """
     unit = F.normalize(vectors)
     classes = max(len(memory.counts), int(columns.max()) + 1 if len(columns) else 0)
     slots = torch.arange(len(memory)).split(memory.counts.tolist())  # one tensor of rows per class so far
     sources: list[Tensor] = []
-    short: list[int] = []
     for column in range(classes):
         arrived = (columns == column).nonzero().squeeze(1)
         stored = slots[column] if column < len(slots) else torch.empty(0, dtype=torch.int64)
@@ -95,15 +95,19 @@ def select_features(memory: FeatureMemory, vectors: Tensor, columns: Tensor, per
         if len(arrived):
             candidates = torch.cat([memory.rows[stored], unit[arrived]]) if len(stored) else unit[arrived]
             chosen = chosen[herd(candidates, per_class)]
-            short += [len(chosen)] if len(chosen) < per_class else []
         sources.append(chosen[:per_class])
-    if short:
+    return torch.cat(sources), torch.tensor([len(part) for part in sources], dtype=torch.int64)
+
+
+def warn_of_small_classes(counts: Tensor, among: Tensor, asked: int) -> None:
+    """Say so if classes `among` (bool, (K,)) have fewer rows than were asked for."""
+    short = counts[among & (counts < asked)]
+    if len(short):
         warnings.warn(
-            f"{len(short)} classes have fewer than {per_class} samples (the fewest: {min(short)}); all are kept.",
+            f"{len(short)} classes have fewer than {asked} samples (the fewest: {int(short.min())}); all are kept.",
             EngramWarning,
             stacklevel=2,
         )
-    return torch.cat(sources), torch.tensor([len(part) for part in sources])
 
 
 def preserved_bytes(

@@ -1,4 +1,8 @@
-"""Who learns: one short file per system, all of them in `METHODS`."""
+"""Who learns: an objective that trains the network, and a learner that keeps something of the task.
+
+`METHODS` puts the two together under the names that the field knows. Any objective goes with any learner:
+`make("features", objective="lucir")`.
+"""
 
 from __future__ import annotations
 
@@ -7,58 +11,133 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engram.errors import unknown
+from engram.methods.bic import BiasCorrection
+from engram.methods.eeil import CrossDistillation
 from engram.methods.features import Features
-from engram.methods.finetune import Finetune
+from engram.methods.hybrid import Hybrid
 from engram.methods.joint import Joint
 from engram.methods.learner import Kept, Learner, choose_device, columns_of
-from engram.methods.lwf import LwF
-from engram.settings import build
+from engram.methods.lucir import Rebalancing
+from engram.methods.memoryless import Memoryless
+from engram.methods.objectives import Classification, Distillation, Lesson, Objective
+from engram.methods.replay import Exemplars, Rehearsing, Replay
+from engram.settings import build, fields
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "classification": Classification,
+    "distillation": Distillation,
+    "eeil": CrossDistillation,
+    "lucir": Rebalancing,
+    "bic": BiasCorrection,
+}
 
 
 @dataclass(frozen=True)
 class Method:
-    """An entry of the table: a learner, the settings that make it this method, and a line on it."""
+    """An entry of the table: a learner, an objective, the settings that make it this method, and a line on it."""
 
     learner: type[Learner]
     summary: str
     keeps: str
+    objective: str = "distillation"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+PLAIN = {"head": "linear", "feature_distillation": 0.0}  # as they were before the paper's γ variants
+TOTAL = {"images_total": 2000}  # what their own papers keep on CIFAR-100; 20,000 on ImageNet-1000
+
 METHODS: dict[str, Method] = {
     "features": Method(Features, "the paper's: stored features, adapted to the new network, and an SVM", "features"),
+    "hybrid": Method(Hybrid, "features, and images replayed in training", "features and images"),
     "features-unadapted": Method(
-        Features, "the same, the stored features left as they are", "features", {"adapter": "identity"}
+        Features, "the same as features, left as they are", "features", settings={"adapter": "identity"}
     ),
-    "lwf": Method(
-        LwF, "distil the previous network's answers", "nothing", {"head": "linear", "feature_distillation": 0.0}
+    "gamma-lwf": Method(Memoryless, "lwf with a cosine head and feature distillation", "nothing"),
+    "lwf": Method(Memoryless, "distil the previous network's answers", "nothing", settings=PLAIN),
+    "gamma-icarl": Method(
+        Replay,
+        "icarl with a cosine head and feature distillation",
+        "images",
+        settings={"answer": "nearest-mean", "images_per_class": 20},
     ),
-    "gamma-lwf": Method(LwF, "lwf with a cosine head and feature distillation", "nothing"),
-    "finetune": Method(Finetune, "train on the new classes alone: the lower bound", "nothing"),
-    "joint": Method(Joint, "train anew on everything seen: the upper bound", "every image"),
+    "icarl": Method(
+        Replay,
+        "replay images, distil, answer by the nearest mean of the images",
+        "images",
+        settings={**PLAIN, **TOTAL, "answer": "nearest-mean"},
+    ),
+    "eeil": Method(Replay, "a distilling head per task, then fine-tuning on balanced images", "images", "eeil", TOTAL),
+    "lucir": Method(
+        Replay,
+        "rebalancing: cosine head, features held, margins between old and new",
+        "images",
+        "lucir",
+        {"images_per_class": 20},
+    ),
+    "bic": Method(Replay, "distil, then correct the bias toward new classes", "images", "bic", TOTAL),
+    "bic-uncorrected": Method(Replay, "bic without the correction", "images", "bic", {**TOTAL, "head": "linear"}),
+    "finetune": Method(Memoryless, "train on the new classes alone: the lower bound", "nothing", "classification"),
+    "joint": Method(Joint, "train anew on everything seen: the upper bound", "every image", "classification"),
 }
+
+EITHER = {"images_per_class", "images_total"}  # who gives one does not mean the method's own other one
 
 
 def make(method: str, **settings: Any) -> Learner:
     """A learner of this method. Settings are flat names: `network="resnet32", features_per_class=250, rate=0.5`."""
-    if method not in METHODS:
-        raise unknown("method", method, METHODS, "engram methods")
-    entry = METHODS[method]
-    learner = build(entry.learner, {**entry.settings, **settings}, f"method '{method}'")
+    entry, objective = _entry(method), settings.pop("objective", None)
+    chosen = {"objective": _objective(method, objective)}
+    known = {name for name, _, _ in fields(entry.learner, chosen)}
+    own = {**chosen["objective"].defaults, **entry.settings}
+    if EITHER & settings.keys():
+        own = {name: value for name, value in own.items() if name not in EITHER}
+    # With another objective than its own, what the method sets of its own one has no place.
+    values = {**{name: value for name, value in own.items() if name in known}, **settings}
+    learner = build(entry.learner, values, f"method '{method}'", chosen)
     learner.name = method
     return learner
 
 
+def setting_names(method: str, objective: str | None = None) -> set[str]:
+    """The settings of a method, with its own objective or another."""
+    return {name for name, _, _ in fields(_entry(method).learner, {"objective": _objective(method, objective)})}
+
+
+def _entry(method: str) -> Method:
+    if method not in METHODS:
+        raise unknown("method", method, METHODS, "engram methods")
+    return METHODS[method]
+
+
+def _objective(method: str, objective: str | None) -> type[Objective]:
+    name = objective if objective is not None else METHODS[method].objective
+    if name not in OBJECTIVES:
+        raise unknown("objective", name, OBJECTIVES)
+    return OBJECTIVES[name]
+
+
 __all__ = [
     "METHODS",
+    "OBJECTIVES",
+    "BiasCorrection",
+    "Classification",
+    "CrossDistillation",
+    "Distillation",
+    "Exemplars",
     "Features",
-    "Finetune",
+    "Hybrid",
     "Joint",
     "Kept",
     "Learner",
-    "LwF",
+    "Lesson",
+    "Memoryless",
     "Method",
+    "Objective",
+    "Rebalancing",
+    "Rehearsing",
+    "Replay",
     "choose_device",
     "columns_of",
     "make",
+    "setting_names",
 ]

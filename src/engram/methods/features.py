@@ -10,7 +10,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.data import Task
+from engram.data import Samples, Task
 from engram.features import (
     Adaptation,
     Classifier,
@@ -20,11 +20,11 @@ from engram.features import (
     NearestMean,
     Pairs,
     Ridge,
-    select_features,
+    select,
+    warn_of_small_classes,
 )
-from engram.methods.learner import NOTHING, Kept, Learner
-from engram.methods.objectives import Distillation
-from engram.network import Network, Snapshots, extract
+from engram.methods.learner import Kept, Learner
+from engram.network import Network, extract
 from engram.progress import SILENT, Progress
 
 
@@ -32,27 +32,27 @@ from engram.progress import SILENT, Progress
 class Features(Learner):
     """Memory-efficient incremental learning through feature adaptation (Iscen et al., 2020): Algorithm 1."""
 
-    objective: Distillation = field(default_factory=Distillation)
     features_per_class: PositiveInt = 250  # L, §5.3
     adaptation: Adaptation = field(default_factory=Adaptation)
     classifier: Literal["svm", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
     C: PositiveFloat = 1.0  # of the SVM; LinearSVC's default
     penalty: PositiveFloat = 1.0  # of ridge
 
-    def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
-        return self.fit(task, task.train, progress, snapshots, start=self.network_)
-
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
-        features = extract(network, task.train, progress)  # (n, d): v = h_t(x)
-        columns = self.columns(task, task.train.labels)
-        memory = self._carry_over(task, network, features, columns, progress)
+        samples = self.rehearsal(task)
+        columns = self.columns(task, samples.labels)
+        features = extract(network, samples, progress)  # (n, d): v = h_t(x)
+        memory = self._carry_over(samples, network, features, columns, progress)
+        kept = len(samples) - len(task.train)  # images that were kept have features in the memory already
         with progress.phase("herd"):
-            sources, counts = select_features(memory, features, columns, self.features_per_class)
-            memory = memory.rearranged(F.normalize(features), sources, counts)
+            sources, counts = select(memory, features[kept:], columns[kept:], self.features_per_class)
+            memory = memory.rearranged(F.normalize(features[kept:]), sources, counts)
+            images, image_sources = self.keep_images(task, features)
+        warn_of_small_classes(counts, self.in_task(task), self.features_per_class)
         with progress.phase("classify"):
             classifier = self.make_classifier().fit(memory.rows, memory.columns)
-        self.take_over(task, network, Memory(memory, self.memory_.images), classifier)
-        return Kept(sources, NOTHING)
+        self.take_over(task, network, Memory(memory, images), classifier)
+        return Kept(sources, image_sources)
 
     def make_classifier(self) -> Classifier:
         return {"svm": LinearSVM(C=self.C), "nearest-mean": NearestMean(), "ridge": Ridge(self.penalty)}[
@@ -60,7 +60,7 @@ class Features(Learner):
         ]
 
     def _carry_over(
-        self, task: Task, network: Network, features: Tensor, columns: Tensor, progress: Progress
+        self, samples: Samples, network: Network, features: Tensor, columns: Tensor, progress: Progress
     ) -> FeatureMemory:
         """φ(M_{t−1}): the stored vectors in the new network's feature space."""
         stored = self.memory_.features
@@ -69,13 +69,13 @@ class Features(Learner):
         if self.adaptation.adapter == "identity":  # no pairs are needed, and extracting them is the costly part
             return stored
         device = network.mean.device
-        old = extract(self.network_, task.train, progress)  # (n, d): v̄ = h_{t−1}(x)
+        old = extract(self.network_, samples, progress)  # (n, d): v̄ = h_{t−1}(x)
         pairs = Pairs(old.to(device), features.to(device), columns.to(device))
-        in_task = torch.zeros(network.classes, dtype=torch.bool)
-        in_task[columns] = True
+        paired = torch.zeros(network.classes, dtype=torch.bool)
+        paired[columns] = True
 
         def classification(carried: Tensor, targets: Tensor) -> Tensor:
-            return self.objective.classification(network.head(carried), targets, in_task)
+            return self.objective.classification(network.head(carried), targets, paired)
 
         adapter = self.adaptation.fit(pairs, classification, seed=self.seed, task=self.tasks_, progress=progress)
         return FeatureMemory(adapter(stored.rows.to(device)).cpu(), stored.counts)

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from engram.data import Samples, Task, concatenate
+from engram.data import Task
 from engram.features import ImageMemory, Memory
 from engram.methods.learner import NOTHING, Kept, Learner
-from engram.methods.objectives import Classification
+from engram.methods.objectives import Classification, Objective
 from engram.network import Network, Snapshots
 from engram.progress import SILENT, Progress
 
@@ -21,15 +21,10 @@ class Joint(Learner):
 
     shares_training: ClassVar[bool] = False
 
-    objective: Classification = field(default_factory=Classification)
+    objective: Objective = field(default_factory=Classification)
 
     def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
-        images = self.memory_.images
-        samples = task.train
-        if len(images):
-            labels = torch.tensor(self.classes_)[images.columns]
-            samples = concatenate(Samples.of(images.rows, labels), samples)
-        return self.fit(task, samples, progress, snapshots, start=None)
+        return self.fit(task, progress, snapshots, start=None)
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)

@@ -1,4 +1,4 @@
-"""`Learner`: the one extension point. A method says how the network is trained on a task and what is kept of it."""
+"""`Learner`: the one extension point. It trains a network by an objective, and says what is kept of the task."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pydantic import PositiveFloat
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engram.data import Samples, Task
+from engram.data import Samples, Task, concatenate
 from engram.errors import DataError, EngramError
 from engram.features import Classifier, FeatureMemory, ImageMemory, Memory
-from engram.methods.objectives import Objective
+from engram.methods.objectives import Distillation, Lesson, Objective
 from engram.network import Network, Snapshots, Training, extract, make_network, restore_network
 from engram.progress import SILENT, Progress
 from engram.settings import flatten
@@ -38,25 +38,26 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 class Learner(ABC):
     """Learns tasks one after another. Fields are settings; what is learned ends in `_`.
 
-    A subclass gives `objective`, `train` and `absorb`.
+    A subclass gives `absorb`: what is kept, and who answers. How the network is trained is the objective's business.
     """
 
     network: str | nn.Module = "auto"  # §5.1: resnet32 for CIFAR, resnet18 for ImageNet; auto goes by the inputs' shape
-    head: Literal["cosine", "linear"] = "cosine"  # §4.1
+    head: Literal["cosine", "linear", "corrected"] = "cosine"  # §4.1; corrected is BiC's
     scale: PositiveFloat = 16.0  # what a cosine head's learned scale begins at; ours, chosen on CIFAR-100's validation
+    last_relu: bool = True  # whether the extractor ends in a ReLU; LUCIR's does not
     weights: str | None = None  # a safetensors file to start the extractor from
+    objective: Objective = field(default_factory=Distillation)  # what training makes small
     training: Training = field(default_factory=Training)
     seed: int = 0
     device: str = "auto"
 
-    objective: Objective = field(init=False)  # what training makes small; each method declares its own
-
-    # Whether training depends on settings, seed and stream alone, not on what is kept: such networks can be shared.
+    # Whether training depends on `training_settings` and the stream alone: such networks can be shared.
     shares_training: ClassVar[bool] = True
 
     name: str = field(default="", init=False)  # the entry of METHODS it was made from
     network_: Network | None = field(default=None, init=False, repr=False)
     classes_: tuple[int, ...] = field(default=(), init=False, repr=False)  # labels, in the order of the head's columns
+    brought_by_: tuple[int, ...] = field(default=(), init=False, repr=False)  # the task that brought each class
     tasks_: int = field(default=0, init=False, repr=False)  # how many tasks were learned
     shape_: tuple[int, ...] = field(default=(), init=False, repr=False)  # of one input
     memory_: Memory = field(init=False, repr=False)
@@ -66,9 +67,9 @@ class Learner(ABC):
         self.name = self.name or type(self).__name__.lower()
         self.memory_ = Memory(FeatureMemory.empty(), ImageMemory.empty())
 
-    @abstractmethod
     def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
         """A network trained on the task, started from the present one. The learner itself stays as it is."""
+        return self.fit(task, progress, snapshots, start=self.network_)
 
     @abstractmethod
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
@@ -106,9 +107,13 @@ class Learner(ABC):
             raise DataError(f"This learner has learned inputs of shape {self.shape_}; these are {samples.shape}.")
         return self.classify(self.extract(samples))
 
+    def settings(self) -> dict[str, object]:
+        """All settings as plain values by their flat names, and the objective by the name of its class."""
+        return {**flatten(self), "objective": type(self.objective).__name__}
+
     def training_settings(self) -> dict[str, object]:
-        """All settings on which a trained network depends, beside the stream."""
-        own = {name: getattr(self, name) for name in ("network", "head", "scale", "weights", "seed")}
+        """All settings on which the network that is trained next depends, beside the stream."""
+        own = {name: getattr(self, name) for name in ("network", "head", "scale", "last_relu", "weights", "seed")}
         return {"objective": type(self.objective).__name__, **own, **flatten(self.training), **flatten(self.objective)}
 
     # For methods: what they share.
@@ -121,37 +126,82 @@ class Learner(ABC):
         """Labels as columns of the head that the task leads to."""
         return columns_of(labels, self.classes_with(task))
 
-    def fit(
-        self,
-        task: Task,
-        samples: Samples,
-        progress: Progress,
-        snapshots: Snapshots | None,
-        *,
-        start: Network | None,
-    ) -> Network:
-        """Train a network on `samples` by the objective: from `start`, which is also the teacher, or anew."""
-        base = start or make_network(
-            self.network, self.head, samples, seed=self.seed, scale=self.scale, weights=self.weights
-        )
-        classes = self.classes_with(task)
-        student = base.grown(len(classes) - base.classes, self.seed, "head", self.tasks_).to(choose_device(self.device))
-        in_task = torch.isin(torch.tensor(classes), torch.tensor(task.classes))
-        loss = self.objective.loss(student, start.frozen() if start is not None else None, in_task)
+    def in_task(self, task: Task) -> Tensor:
+        """Which of the classes known once the task is learned are in it, bool (K,)."""
+        return torch.isin(torch.tensor(self.classes_with(task)), torch.tensor(task.classes))
+
+    def rehearsal(self, task: Task) -> Samples:
+        """The images that were kept, and then the task's."""
+        images = self.memory_.images
+        if not len(images):
+            return task.train
+        return concatenate(Samples.of(images.rows, torch.tensor(self.classes_)[images.columns]), task.train)
+
+    def held_out(self, task: Task) -> Tensor:
+        """Which samples of the rehearsal are kept apart from training, bool (n,): none, unless a method says so."""
+        return torch.zeros(len(self.memory_.images) + len(task.train), dtype=torch.bool)
+
+    def keep_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
+        """The images to keep after the task, and where each came from: none, unless a method says so.
+
+        `features` (n, d) are those of the rehearsal in the new network.
+        """
+        return self.memory_.images, NOTHING
+
+    def fit(self, task: Task, progress: Progress, snapshots: Snapshots | None, *, start: Network | None) -> Network:
+        """Train a network on the rehearsal by the objective: from `start`, which is also the teacher, or anew."""
+        lesson = self._lesson(task, start, progress)
+        self.objective.prepare(lesson)
         self.training.fit(
-            student,
-            samples,
-            columns_of(samples.labels, classes),
-            loss,
+            lesson.student,
+            lesson.samples,
+            lesson.columns,
+            self.objective.loss(lesson),
             seed=self.seed,
             task=self.tasks_,
             progress=progress,
             snapshots=snapshots,
         )
-        return student.requires_grad_(False)
+        self.objective.finish(lesson)
+        return lesson.student.eval().requires_grad_(False)
+
+    def _lesson(self, task: Task, start: Network | None, progress: Progress) -> Lesson:
+        samples, held_out = self.rehearsal(task), self.held_out(task)
+        columns = self.columns(task, samples.labels)
+        trained, apart = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+        base = start or make_network(
+            self.network,
+            self.head,
+            samples,
+            seed=self.seed,
+            scale=self.scale,
+            last_relu=self.last_relu,
+            weights=self.weights,
+        )
+        classes = self.classes_with(task)
+        student = base.grown(len(classes) - base.classes, self.seed, "head", self.tasks_).to(choose_device(self.device))
+        return Lesson(
+            student=student,
+            teacher=start.frozen() if start is not None else None,
+            samples=samples if not len(apart) else samples.select(trained),
+            columns=columns[trained],
+            kept=int((trained < len(self.memory_.images)).sum()),
+            in_task=self.in_task(task),
+            brought_by=torch.tensor(self._brought_by(task)),
+            held_out=(samples.select(apart), columns[apart]) if len(apart) else None,
+            training=self.training,
+            seed=self.seed,
+            task=self.tasks_,
+            progress=progress,
+        )
+
+    def _brought_by(self, task: Task) -> tuple[int, ...]:
+        new = len(self.classes_with(task)) - len(self.classes_)
+        return (*self.brought_by_, *([self.tasks_] * new))
 
     def take_over(self, task: Task, network: Network, memory: Memory, classifier: Classifier | None) -> None:
         """The last step of `absorb`: from here on nothing of the state before remains."""
+        self.brought_by_ = self._brought_by(task)
         self.classes_ = self.classes_with(task)
         self.shape_ = task.train.shape
         self.network_ = network
@@ -172,16 +222,23 @@ class Learner(ABC):
             state |= {f"classifier.{name}": tensor for name, tensor in self.classifier_.state().items()}
         for kind, memory in (("features", self.memory_.features), ("images", self.memory_.images)):
             state |= {f"memory.{kind}.rows": memory.rows, f"memory.{kind}.counts": memory.counts}
-        numbers = {"classes": self.classes_, "shape": self.shape_, "tasks": (self.tasks_,)}
+        numbers = {
+            "classes": self.classes_,
+            "brought_by": self.brought_by_,
+            "shape": self.shape_,
+            "tasks": (self.tasks_,),
+        }
         return state | {name: torch.tensor(value, dtype=torch.int64) for name, value in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Become the learner, of the same settings, whose `state()` this is."""
         try:
             self.classes_ = tuple(state["classes"].tolist())
+            self.brought_by_ = tuple(state["brought_by"].tolist())
             self.shape_ = tuple(state["shape"].tolist())
             self.tasks_ = int(state["tasks"])
-            network = restore_network(self.network, self.head, self.shape_, _part(state, "network"))
+            tensors = _part(state, "network")
+            network = restore_network(self.network, self.head, self.shape_, tensors, last_relu=self.last_relu)
             self.network_ = network.requires_grad_(False).to(choose_device(self.device))
             features = FeatureMemory(**_part(state, "memory.features"))
             self.memory_ = Memory(features, ImageMemory(**_part(state, "memory.images")))

@@ -1,44 +1,120 @@
-"""Objectives: what the training of a network makes small, put together from the losses."""
+"""Objectives: what the training of a network makes small, put together from the losses.
+
+An objective is half of a method; the other half is what is kept. Any goes with any, as far as it makes sense.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.network import Loss, Network
+from engram.data import Samples
+from engram.features import herd
+from engram.network import Loss, Network, Training, extract
 from engram.network.losses import (
     feature_distillation,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
     softmax_distillation,
 )
+from engram.progress import SILENT, Progress
+from engram.randomness import derive
 
 
-class Objective(Protocol):
-    """Makes the loss of one task's training."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Lesson:
+    """The training of one network on one task, as its objective sees it."""
 
-    def loss(self, student: Network, teacher: Network | None, in_task: Tensor) -> Loss:
-        """The loss of `student`, of whose classes `in_task` (bool, (K,)) are in the task; `teacher`: the one before."""
+    student: Network  # the network to be trained, its head grown
+    teacher: Network | None  # the one before, frozen; None in the first task
+    samples: Samples  # what is trained on: the images that were kept first, then the task's
+    columns: Tensor  # int64 (n,): their classes, as columns of the student's head
+    kept: int  # how many of them were kept from earlier tasks
+    in_task: Tensor  # bool (K,): the classes of the task
+    brought_by: Tensor  # int64 (K,): the task that brought each class
+    held_out: tuple[Samples, Tensor] | None = None  # samples, and columns, that are not trained on
+    training: Training
+    seed: int
+    task: int
+    progress: Progress = SILENT
+
+    @property
+    def old(self) -> int:
+        """How many classes the teacher knows."""
+        return self.teacher.classes if self.teacher is not None else 0
+
+    def balanced(self) -> Tensor:
+        """Positions of the kept images and of as many of every class in the task, herded by the student's features."""
+        per_class = int(torch.bincount(self.columns[: self.kept]).max())
+        features = F.normalize(extract(self.student.eval(), self.samples, self.progress))
+        chosen = [torch.arange(self.kept)]
+        for column in self.in_task.nonzero().squeeze(1).tolist():
+            arrived = (self.columns[self.kept :] == column).nonzero().squeeze(1) + self.kept
+            chosen.append(arrived[herd(features[arrived], per_class)])
+        return torch.cat(chosen)
+
+    def fine_tune(self, loss: Loss, positions: Tensor, *, epochs: int, rate: float) -> None:
+        """Train the student further on these samples alone, with a rate of its own.
+
+        A kill in this stage goes back to the last snapshot of the one before, from where all is done again.
+        """
+        replace(self.training, epochs=epochs, rate=rate).fit(
+            self.student,
+            self.samples.select(positions),
+            self.columns[positions],
+            loss,
+            seed=derive(self.seed, "fine-tuning"),
+            task=self.task,
+            progress=self.progress,
+            phase="fine-tune",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification:
+class Objective(ABC):
+    """Makes the loss of one task's training; may do something before it, and after."""
+
+    # Settings of the learner that the objective's own paper has otherwise; what is asked for goes before them.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    # Whether some of the images are kept apart from training, from the day they come.
+    holds_out: ClassVar[bool] = False
+
+    def prepare(self, lesson: Lesson) -> None:  # noqa: B027 (most objectives have nothing to prepare)
+        """What is done to the student before training."""
+
+    @abstractmethod
+    def loss(self, lesson: Lesson) -> Loss:
+        """The loss of a batch."""
+
+    def finish(self, lesson: Lesson) -> None:  # noqa: B027 (nor to finish)
+        """What is done to the student after training."""
+
+    def classification(self, scores: Tensor, columns: Tensor, among: Tensor) -> Tensor:
+        """The loss of scores (n, K) as a classifier's: L_cls of the adapter. `among`: the classes of the task."""
+        return softmax_cross_entropy(scores, columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(Objective):
     """L_CE (Eq. 2) over all classes, old ones too: an ordinary classifier that knows nothing of tasks."""
 
     loss_function: Literal["sigmoid", "softmax"] = "sigmoid"  # σ, §5.1
-    expected_classes: PositiveInt = (
-        100  # K: the paper's rate of 2.0 is for L / K, K the data set's classes (iCaRL's code)
-    )
+    # K: the paper's rate of 2.0 is for L / K, K the data set's classes (iCaRL's code)
+    expected_classes: PositiveInt = 100
 
-    def loss(self, student: Network, teacher: Network | None, in_task: Tensor) -> Loss:
+    def loss(self, lesson: Lesson) -> Loss:
+        everything = torch.ones_like(lesson.in_task)
+
         def loss(inputs: Tensor, columns: Tensor) -> Tensor:
-            _, scores = student(inputs)
-            return self.classification(scores, columns, torch.ones_like(in_task)) / self.expected_classes
+            _, scores = lesson.student(inputs)
+            return self.classification(scores, columns, everything) / self.expected_classes
 
         return loss
 
@@ -54,13 +130,17 @@ class Classification:
 class Distillation(Classification):
     """L_CE + λ L_KD + γ L_FD (Eq. 6): learn the task's classes, answer for the others as the teacher does.
 
-    With sigmoids, a class in the task has one-hot targets and any other the teacher's answers alone, not zeros too.
+    With sigmoids, a class in the task has one-hot targets and any other the teacher's answers alone, not zeros too;
+    kept images are no exception (iCaRL, Algorithm 3), unless their own labels are asked for.
     """
 
     distillation: NonNegativeFloat = 1.0  # λ, Eq. 4
     feature_distillation: NonNegativeFloat = 0.05  # γ, Eq. 6; §5.4
+    kept_targets: Literal["teacher", "label"] = "teacher"  # what a kept image should give for old classes
 
-    def loss(self, student: Network, teacher: Network | None, in_task: Tensor) -> Loss:
+    def loss(self, lesson: Lesson) -> Loss:
+        student, teacher, in_task = lesson.student, lesson.teacher, lesson.in_task
+
         def first(inputs: Tensor, columns: Tensor) -> Tensor:
             _, scores = student(inputs)
             return self.classification(scores, columns, in_task) / self.expected_classes
@@ -75,14 +155,19 @@ class Distillation(Classification):
             with torch.no_grad():
                 teacher_features, teacher_scores = teacher(inputs)
             total = self.classification(scores, columns, in_task)
-            total = total + self.distillation * self._distil(scores[:, :old], teacher_scores, others)
+            total = total + self.distillation * self._distil(scores[:, :old], teacher_scores, columns, others)
             total = total + self.feature_distillation * feature_distillation(features, teacher_features)
             return total / self.expected_classes
 
         return loss
 
-    def _distil(self, scores: Tensor, teacher_scores: Tensor, others: Tensor) -> Tensor:
+    def _distil(self, scores: Tensor, teacher_scores: Tensor, columns: Tensor, others: Tensor) -> Tensor:
         """L_KD (Eq. 3) of (n, K_old) scores, on the classes `others`."""
         if self.loss_function == "softmax":
             return softmax_distillation(scores[:, others], teacher_scores[:, others])
-        return sigmoid_cross_entropy(scores[:, others], teacher_scores[:, others].sigmoid())
+        targets = teacher_scores.sigmoid()
+        if self.kept_targets == "label":
+            own = F.one_hot(columns, max(len(others), int(columns.max()) + 1))[:, : len(others)].to(scores.dtype)
+            kept = (own * others).sum(1, keepdim=True) > 0  # (n, 1): samples of classes that are not in the task
+            targets = torch.where(kept, own, targets)
+        return sigmoid_cross_entropy(scores[:, others], targets[:, others])

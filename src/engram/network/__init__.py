@@ -2,7 +2,7 @@
 
 from engram.network.extraction import extract
 from engram.network.extractors import EXTRACTORS, choose_extractor
-from engram.network.head import HEADS, CosineHead, Head, LinearHead
+from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
 from engram.network.network import Network, make_network, restore_network
 from engram.network.threads import threads_for
 from engram.network.training import Loss, Snapshots, Training
@@ -10,6 +10,7 @@ from engram.network.training import Loss, Snapshots, Training
 __all__ = [
     "EXTRACTORS",
     "HEADS",
+    "CorrectedHead",
     "CosineHead",
     "Head",
     "LinearHead",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,8 +24,9 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Co
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions around a shortcut (He et al., 2016). Parameter names are torchvision's."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, *, projection: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, *, projection: bool, relu: bool = True) -> None:
         super().__init__()
+        self.relu = relu
         self.conv1 = _convolution(inputs, outputs, 3, stride)
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = _convolution(outputs, outputs, 3)
@@ -37,7 +39,8 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
-        return F.relu(out + self._shortcut(x), inplace=True)
+        out = out + self._shortcut(x)
+        return F.relu(out, inplace=True) if self.relu else out
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.downsample is not None:
@@ -50,10 +53,13 @@ class BasicBlock(nn.Module):
         )
 
 
-def _stage(inputs: int, outputs: int, blocks: int, stride: int, *, projection: bool) -> nn.Sequential:
+def _stage(
+    inputs: int, outputs: int, blocks: int, stride: int, *, projection: bool, last_relu: bool = True
+) -> nn.Sequential:
     return nn.Sequential(
         BasicBlock(inputs, outputs, stride, projection=projection),
-        *(BasicBlock(outputs, outputs, 1, projection=projection) for _ in range(blocks - 1)),
+        *(BasicBlock(outputs, outputs, 1, projection=projection) for _ in range(blocks - 2)),
+        BasicBlock(outputs, outputs, 1, projection=projection, relu=last_relu),
     )
 
 
@@ -65,13 +71,13 @@ def _initialise(module: nn.Module) -> None:
 class ResNet32(nn.Module):
     """He et al.'s ResNet-32 for 32×32 images: d = 64."""
 
-    def __init__(self, channels: int = 3) -> None:
+    def __init__(self, channels: int = 3, *, last_relu: bool = True) -> None:
         super().__init__()
         self.conv1 = _convolution(channels, 16, 3)
         self.bn1 = nn.BatchNorm2d(16)
         self.layer1 = _stage(16, 16, 5, 1, projection=False)
         self.layer2 = _stage(16, 32, 5, 2, projection=False)
-        self.layer3 = _stage(32, 64, 5, 2, projection=False)
+        self.layer3 = _stage(32, 64, 5, 2, projection=False, last_relu=last_relu)
         self.apply(_initialise)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -86,7 +92,7 @@ class ResNet18(nn.Module):
     `small` gives it a stem for small images: one 3×3 convolution, no pooling.
     """
 
-    def __init__(self, channels: int = 3, *, small: bool = False) -> None:
+    def __init__(self, channels: int = 3, *, small: bool = False, last_relu: bool = True) -> None:
         super().__init__()
         self.conv1 = _convolution(channels, 64, 3) if small else _convolution(channels, 64, 7, 2)
         self.bn1 = nn.BatchNorm2d(64)
@@ -94,7 +100,7 @@ class ResNet18(nn.Module):
         self.layer1 = _stage(64, 64, 2, 1, projection=True)
         self.layer2 = _stage(64, 128, 2, 2, projection=True)
         self.layer3 = _stage(128, 256, 2, 2, projection=True)
-        self.layer4 = _stage(256, 512, 2, 2, projection=True)
+        self.layer4 = _stage(256, 512, 2, 2, projection=True, last_relu=last_relu)
         self.apply(_initialise)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -106,12 +112,12 @@ class ResNet18(nn.Module):
 class SmallCNN(nn.Module):
     """Three convolutions for images of a few pixels, such as the 8×8 digits: d = 64."""
 
-    def __init__(self, channels: int = 1) -> None:
+    def __init__(self, channels: int = 1, *, last_relu: bool = True) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             *(_convolution(channels, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True)),
             *(_convolution(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
-            *(_convolution(64, 64, 3), nn.BatchNorm2d(64), nn.ReLU(inplace=True)),
+            *(_convolution(64, 64, 3), nn.BatchNorm2d(64), nn.ReLU(inplace=True) if last_relu else nn.Identity()),
         )
         self.apply(_initialise)
 
@@ -122,23 +128,24 @@ class SmallCNN(nn.Module):
 class MLP(nn.Module):
     """Two hidden layers for inputs that are vectors: d = 64. No batch norm, so that a single sample will do."""
 
-    def __init__(self, inputs: int, hidden: int = 128, outputs: int = 64) -> None:
+    def __init__(self, inputs: int, hidden: int = 128, outputs: int = 64, *, last_relu: bool = True) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             *(nn.Linear(inputs, hidden), nn.ReLU()),
             *(nn.Linear(hidden, hidden), nn.ReLU()),
-            *(nn.Linear(hidden, outputs), nn.ReLU()),
+            *(nn.Linear(hidden, outputs), nn.ReLU() if last_relu else nn.Identity()),
         )
 
     def forward(self, vectors: Tensor) -> Tensor:
         return self.layers(vectors)  # type: ignore[no-any-return]
 
 
-# Each is made for the number of channels of its images or, where inputs are vectors, of their numbers.
-EXTRACTORS: dict[str, Callable[[int], nn.Module]] = {
+# Each is made for the number of channels of its images or, where inputs are vectors, of their numbers; without its
+# last ReLU its features have both signs (LUCIR).
+EXTRACTORS: dict[str, Callable[..., nn.Module]] = {
     "resnet32": ResNet32,
     "resnet18": ResNet18,
-    "resnet18-small": lambda channels: ResNet18(channels, small=True),
+    "resnet18-small": functools.partial(ResNet18, small=True),
     "small": SmallCNN,
     "mlp": MLP,
 }
@@ -152,8 +159,8 @@ def choose_extractor(shape: tuple[int, ...]) -> str:
     return "small" if side < SMALL_SIDE else "resnet32" if side < 64 else "resnet18"
 
 
-def make_extractor(network: str | nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """The extractor called `network` for inputs of this shape, or a copy of one's own module."""
+def make_extractor(network: str | nn.Module, shape: tuple[int, ...], *, last_relu: bool = True) -> nn.Module:
+    """The extractor called `network` for inputs of this shape, or a copy of one's own module, which ends as it ends."""
     if isinstance(network, nn.Module):
         return copy.deepcopy(network)
     name = choose_extractor(shape) if network == "auto" else network
@@ -162,7 +169,7 @@ def make_extractor(network: str | nn.Module, shape: tuple[int, ...]) -> nn.Modul
     if (name == "mlp") != (len(shape) == 1):
         kind = "vectors" if len(shape) == 1 else "images"
         raise UsageError(f"The network '{name}' does not take {kind} of shape {shape}. Try --network auto.")
-    return EXTRACTORS[name](shape[-1])
+    return EXTRACTORS[name](shape[-1], last_relu=last_relu)
 
 
 def load_weights(extractor: nn.Module, path: Path) -> None:

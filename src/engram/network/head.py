@@ -23,8 +23,13 @@ class CosineHead(nn.Module):
         nn.init.normal_(new)  # a row's length does not matter, only its direction
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), F.normalize(new)]))
 
+    def cosines(self, features: Tensor, fixed: int = 0) -> Tensor:
+        """The cosines alone, (n, K); nothing is learned through the first `fixed` rows."""
+        weight = torch.cat([self.weight[:fixed].detach(), self.weight[fixed:]]) if fixed else self.weight
+        return F.linear(F.normalize(features), F.normalize(weight))
+
     def forward(self, features: Tensor) -> Tensor:
-        return self.scale * F.linear(F.normalize(features), F.normalize(self.weight))  # (n, K)
+        return self.scale * self.cosines(features)  # (n, K)
 
 
 class LinearHead(nn.Module):
@@ -47,12 +52,49 @@ class LinearHead(nn.Module):
         return F.linear(features, self.weight, self.bias)  # (n, K)
 
 
+class CorrectedHead(LinearHead):
+    """A linear head whose scores of the newest classes pass through α s + β (BiC, Eq. 4).
+
+    The pair belongs to the classes of one task: when the head grows for the next, it is dropped.
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    newest: Tensor
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__(dimension)
+        self.register_buffer("alpha", torch.tensor(1.0))
+        self.register_buffer("beta", torch.tensor(0.0))
+        self.register_buffer("newest", torch.empty(0, dtype=torch.bool))  # (K,): the classes that are corrected
+
+    def grow(self, classes: int) -> None:
+        """Add rows for new classes, and drop the correction of those before."""
+        super().grow(classes)
+        self.correct(1.0, 0.0, torch.zeros(len(self.weight), dtype=torch.bool))
+
+    def correct(self, alpha: float, beta: float, newest: Tensor) -> None:
+        """From now on pass the scores of the classes `newest` (bool, (K,)) through this pair."""
+        self.alpha, self.beta = self.weight.new_tensor(alpha), self.weight.new_tensor(beta)
+        self.newest = newest.to(self.weight.device)
+
+    def uncorrected(self, features: Tensor) -> Tensor:
+        """The scores (n, K) as they are learned."""
+        return super().forward(features)
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores = self.uncorrected(features)
+        return torch.where(self.newest, self.alpha * scores + self.beta, scores)  # (n, K)
+
+
 Head = CosineHead | LinearHead
-HEADS = ("cosine", "linear")
+HEADS = ("cosine", "linear", "corrected")
 
 
 def make_head(name: str, dimension: int, scale: float) -> Head:
     """A head of this kind with no classes yet; `scale` is where a cosine head's begins."""
     if name not in HEADS:
         raise unknown("head", name, HEADS)
-    return CosineHead(dimension, scale) if name == "cosine" else LinearHead(dimension)
+    if name == "cosine":
+        return CosineHead(dimension, scale)
+    return LinearHead(dimension) if name == "linear" else CorrectedHead(dimension)

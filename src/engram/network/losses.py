@@ -24,6 +24,19 @@ def softmax_distillation(scores: Tensor, teacher_scores: Tensor, temperature: fl
     return F.cross_entropy(scores / temperature, (teacher_scores / temperature).softmax(1))
 
 
+def margin_ranking(cosines: Tensor, columns: Tensor, new: Tensor, *, hardest: int, margin: float) -> Tensor:
+    """LUCIR's Eq. 8: an old class's sample (its cosine with its class) ahead of its hardest new classes by a margin.
+
+    `cosines` (n, K); `new` (bool, (K,)) are the new classes. A mean over the samples of old classes and their hardest.
+    """
+    old = ~new[columns]  # (n,)
+    hardest = min(hardest, int(new.sum()))
+    if not hardest or not bool(old.any()):
+        return cosines.new_zeros(())
+    own = cosines[old].gather(1, columns[old, None])  # (m, 1)
+    return (margin - own + cosines[old][:, new].topk(hardest).values).clamp(min=0).mean()
+
+
 def feature_distillation(features: Tensor, teacher_features: Tensor) -> Tensor:
     """Eq. 5: one minus the cosine between new and old features (n, d); also L_sim of the adapter."""
     return (1 - F.cosine_similarity(features, teacher_features)).mean()

@@ -79,11 +79,12 @@ def make_network(
     *,
     seed: int,
     scale: float = 16.0,
+    last_relu: bool = True,
     weights: str | None = None,
 ) -> Network:
     """A new network without classes for samples like these, initialised from `seed` or from published weights."""
     with seeded(seed, "weights"):
-        extractor = make_extractor(network, samples.shape)
+        extractor = make_extractor(network, samples.shape, last_relu=last_relu)
     if weights is not None:
         load_weights(extractor, Path(weights))
     extractor = _channels_last(extractor)
@@ -93,11 +94,16 @@ def make_network(
 
 
 def restore_network(
-    network: str | nn.Module, head: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
+    network: str | nn.Module,
+    head: str,
+    shape: tuple[int, ...],
+    tensors: Mapping[str, Tensor],
+    *,
+    last_relu: bool = True,
 ) -> Network:
     """The network whose state dict `tensors` is, for samples of this shape."""
     classes, dimension = tensors["head.weight"].shape
-    extractor = _channels_last(make_extractor(network, shape))
+    extractor = _channels_last(make_extractor(network, shape, last_relu=last_relu))
     restored = Network(extractor, make_head(head, dimension, scale=1.0), tensors["mean"], tensors["std"])
     restored.head.grow(classes)
     restored.load_state_dict(dict(tensors))

@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from engram.data import Samples
-from engram.data.augment import crop_and_flip
+from engram.data.augment import change_light, crop_and_flip
 from engram.errors import TrainingError
 from engram.network.network import Network
 from engram.progress import SILENT, Progress
@@ -46,6 +46,10 @@ class Training:
     warm_up: PositiveFloat = 0.3  # of one-cycle: the share of the steps in which the rate rises
     pad: NonNegativeInt = 4  # iCaRL's code: zeros around an image before it is cropped back at random
     flip: bool = True  # iCaRL's code: mirror half of the images
+    brightness: NonNegativeFloat = 0.0  # EEIL, §4.1: 63; the most that is added to a third of the images
+    contrast: NonNegativeFloat = 0.0  # EEIL, §4.1: 0.8; the most by which another third's differs from 1
+    gradient_noise: NonNegativeFloat = 0.0  # EEIL, §4.1: η = 0.3, of noise on the gradient of a batch's sum
+    gradient_noise_decay: NonNegativeFloat = 0.55  # EEIL, §4.1: γ; the noise of epoch e is η / (1 + e)^γ
 
     def rate_at(self, step: int, steps: int) -> float:
         """The learning rate at a step, counted from 0, of so many."""
@@ -67,6 +71,8 @@ class Training:
             if inputs.ndim == 4:
                 draws = generator(seed, "augment", task, epoch, number)
                 inputs = crop_and_flip(inputs, self.pad, self.flip, draws)
+                if self.brightness or self.contrast:
+                    inputs = change_light(inputs, self.brightness, self.contrast, draws)
             yield inputs, positions
 
     def batches_per_epoch(self, samples: Samples) -> int:
@@ -84,6 +90,7 @@ class Training:
         task: int,
         progress: Progress = SILENT,
         snapshots: Snapshots | None = None,
+        phase: str = "train",
     ) -> None:
         """Train `network` in place to make `loss` small on `samples`, whose classes are the head's `columns` (n,).
 
@@ -95,8 +102,8 @@ class Training:
         per_epoch = self.batches_per_epoch(samples)
         steps = self.epochs * per_epoch
         first = _go_on(network, optimiser, snapshots)
-        with progress.phase("train", steps) as phase:
-            phase.advance(first * per_epoch)
+        with progress.phase(phase, steps) as running:
+            running.advance(first * per_epoch)
             for epoch in range(first, self.epochs):
                 network.train()
                 for number, (inputs, positions) in enumerate(self.batches(samples, seed, task, epoch)):
@@ -104,13 +111,23 @@ class Training:
                     optimiser.zero_grad()
                     value = loss(inputs, columns[positions].to(network.mean.device))
                     value.backward()
+                    if self.gradient_noise:
+                        self._disturb(network, len(positions), epoch, generator(seed, "noise", task, epoch, number))
                     _refuse_non_finite(value, network, f"task {task + 1}, epoch {epoch + 1}, batch {number + 1}")
                     optimiser.step()
-                    phase.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {value.item():.4f}")
+                    running.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {value.item():.4f}")
                 if snapshots is not None and epoch + 1 < self.epochs:
                     done = epoch + 1
                     snapshots.save(lambda done=done: _state(network, optimiser, done))  # type: ignore[misc]
         network.eval()
+
+    def _disturb(self, network: Network, batch: int, epoch: int, draws: torch.Generator) -> None:
+        """Add noise to the gradient. EEIL's code adds it to that of a sum over the batch; ours is of a mean."""
+        deviation = self.gradient_noise / (1 + epoch) ** self.gradient_noise_decay / batch
+        for parameter in network.parameters():
+            if parameter.grad is not None:
+                noise = torch.randn(parameter.shape, generator=draws)
+                parameter.grad.add_(noise.to(parameter.device), alpha=deviation)
 
 
 def _refuse_non_finite(loss: Tensor, network: Network, where: str) -> None:

@@ -1,0 +1,69 @@
+"""A budget in bytes: how many images, how many features, or how many of both, fit what may be kept."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from engram.data import Stream
+from engram.errors import UsageError
+from engram.features import MEGABYTE
+from engram.methods import Features, Learner, Rehearsing, make
+from engram.network import make_network
+
+UNITS = {"B": 1, "KB": 2**10, "MB": MEGABYTE, "GB": 2**30}  # the paper's MB
+
+
+def parse_bytes(text: str) -> int:
+    """`6MB`, `500 KB`, `1.5GB` or a plain number of bytes; powers of 1024, as the paper counts."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    count = int(float(found[1]) * UNITS[f"{found[2]}B".upper()]) if found else 0
+    if not count:
+        raise UsageError(f"'{text}' is no number of bytes. Write 6MB, 500KB or 1.5GB.")
+    return count
+
+
+def fit_budget(
+    method: str, settings: Mapping[str, Any], asked: Mapping[str, Any], budget: int, stream: Stream
+) -> dict[str, int]:
+    """How many images and features a method may keep so that those of all the stream's classes fit `budget` bytes.
+
+    `settings` are all there are, `asked` those of them that must stay. Where images and features are both to be
+    chosen, each gets half of the bytes.
+    """
+    costs = _costs(make(method, **settings), stream)
+    if not costs:
+        raise UsageError(f"What the method '{method}' keeps cannot be chosen by a budget. Leave out --budget.")
+    given = {name: int(asked[name]) for name in costs if asked.get(name) is not None}
+    open_ones = [name for name in costs if name not in given]
+    if not open_ones:
+        raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
+    left = budget - sum(costs[name] * count for name, count in given.items())
+    chosen: dict[str, int] = {}
+    for number, name in enumerate(open_ones):
+        chosen[name] = max(0, left) // (len(open_ones) - number) // costs[name]
+        left -= chosen[name] * costs[name]
+    fewest = {name: len(stream.classes) if name == "images_total" else 1 for name in costs}
+    if any(chosen[name] < fewest[name] for name in open_ones):
+        least = sum(costs[name] * given.get(name, fewest[name]) for name in costs)
+        raise UsageError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
+    return chosen
+
+
+def _costs(learner: Learner, stream: Stream) -> dict[str, int]:
+    """The bytes, over all classes of the stream, of one more of each thing that can be chosen."""
+    classes, samples = len(stream.classes), stream.tasks[0].train
+    costs: dict[str, int] = {}
+    if isinstance(learner, Rehearsing):
+        image = math.prod(samples.shape) * samples.inputs.element_size()
+        total = learner.exemplars.images_total is not None
+        costs |= {"images_total": image} if total else {"images_per_class": classes * image}
+    if isinstance(learner, Features):
+        one = samples.select(torch.arange(1))
+        dimension = make_network(learner.network, learner.head, one, seed=0).dimension
+        costs["features_per_class"] = classes * dimension * 4  # float32
+    return costs

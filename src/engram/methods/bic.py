@@ -1,0 +1,85 @@
+"""BiC, "Large scale incremental learning" (Wu et al., CVPR 2019): distil, then correct the bias toward new classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.methods.objectives import Lesson, Objective
+from engram.network import CorrectedHead, Loss, extract
+from engram.network.losses import softmax_cross_entropy, softmax_distillation
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasCorrection(Objective):
+    """(1 − λ) cross-entropy + λ distillation, λ the share of old classes (Eq. 3).
+
+    With a corrected head, two numbers are then fitted on held-out images: they correct the scores of the newest
+    classes, also those the next network is taught. With another head nothing is corrected.
+    """
+
+    defaults: ClassVar = {
+        **{"head": "corrected", "epochs": 250, "rate": 0.1, "milestones": (0.4, 0.6, 0.8), "decay": 10.0},  # §5.2
+        "weight_decay": 2e-4,  # §5.2
+    }
+    holds_out: ClassVar[bool] = True  # §3.3: one in ten of the kept images, and as many of new classes
+
+    temperature: PositiveFloat = 2.0  # T, §5.2
+    old_share: NonNegativeFloat | None = None  # λ, Eq. 3; None: old classes / all classes
+    beta_penalty: NonNegativeFloat = 0.1  # on ½ β², the authors' code
+
+    def loss(self, lesson: Lesson) -> Loss:
+        student, teacher, old = lesson.student, lesson.teacher, lesson.old
+        share = self.old_share if self.old_share is not None else old / len(lesson.in_task)
+
+        def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+            _, scores = student(inputs)  # a head that has just grown corrects nothing
+            classification = softmax_cross_entropy(scores, columns)
+            if teacher is None:
+                return classification
+            with torch.no_grad():
+                _, answers = teacher(inputs)  # corrected
+            distillation = softmax_distillation(scores[:, :old], answers, self.temperature)
+            return (1 - share) * classification + share * distillation
+
+        return loss
+
+    def finish(self, lesson: Lesson) -> None:
+        head = lesson.student.head
+        if not isinstance(head, CorrectedHead) or lesson.held_out is None or not lesson.kept:
+            return
+        samples, columns = lesson.held_out
+        features = extract(lesson.student.eval(), samples, lesson.progress, "correct")
+        with torch.no_grad():
+            scores = head.uncorrected(features.to(head.weight.device)).cpu()
+        alpha, beta = fit_correction(scores, columns, lesson.in_task, self.beta_penalty)
+        head.correct(alpha, beta, lesson.in_task)
+
+
+def fit_correction(scores: Tensor, columns: Tensor, newest: Tensor, penalty: float) -> tuple[float, float]:
+    """α and β that make the cross-entropy of scores (n, K) smallest, those of the classes `newest` being α s + β.
+
+    The authors train the pair by gradient descent; a problem of two numbers, smooth and all but convex, is solved.
+    """
+    if not bool(newest[columns].any()) or bool(newest[columns].all()):
+        return 1.0, 0.0  # samples of one side alone say nothing of a bias between the two
+    scores, pair = scores.double(), torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS(
+        [pair], max_iter=200, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        corrected = torch.where(newest, pair[0] * scores + pair[1], scores)
+        value = F.cross_entropy(corrected, columns) + penalty / 2 * pair[1] ** 2
+        value.backward()
+        return value
+
+    optimiser.step(loss)
+    alpha, beta = pair.detach().tolist()
+    return alpha, beta

@@ -1,0 +1,158 @@
+"""Image replay: a few images of every class are kept, chosen by herding, and trained on again with every new task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.data import Samples, Task
+from engram.errors import UsageError
+from engram.features import Classifier, FeatureMemory, ImageMemory, Memory, NearestMean, select, warn_of_small_classes
+from engram.methods.learner import NOTHING, Kept, Learner
+from engram.network import Network, extract
+from engram.progress import SILENT, Progress
+from engram.randomness import generator
+from engram.settings import flatten
+
+PER_CLASS = 20  # P, §5.2, where nothing else is asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exemplars:
+    """How many images are kept: so many of each class, or a fixed number in all, shared out among the classes seen."""
+
+    images_per_class: PositiveInt | None = None  # P, §5.2; 20 where neither is given
+    images_total: PositiveInt | None = None  # iCaRL, §4: 2,000; 20,000 on ImageNet-1000
+
+    def __post_init__(self) -> None:
+        if self.images_per_class is not None and self.images_total is not None:
+            raise UsageError("Images are kept per class or as a fixed total: give images_per_class or images_total.")
+
+    def per_class(self, classes: int) -> int:
+        """How many images of each class are kept when so many are known."""
+        if self.images_total is None:
+            return self.images_per_class or PER_CLASS
+        if self.images_total < classes:
+            raise UsageError(
+                f"A total of {self.images_total} images cannot be shared out among {classes} classes. Raise it."
+            )
+        return self.images_total // classes
+
+
+@dataclass(kw_only=True)
+class Rehearsing(Learner):
+    """What every method that keeps images does with them."""
+
+    exemplars: Exemplars = field(default_factory=Exemplars)
+
+    def training_settings(self) -> dict[str, object]:
+        """In the first task nothing is rehearsed; later, what is depends on how much was kept."""
+        settings = super().training_settings()
+        return {**settings, **flatten(self.exemplars)} if self.tasks_ or self.objective.holds_out else settings
+
+    def rehearsal(self, task: Task) -> Samples:
+        self.exemplars.per_class(len(self.classes_with(task)))  # what cannot be kept is told before hours of training
+        return super().rehearsal(task)
+
+    def keep_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
+        columns = self.columns(task, task.train.labels)
+        images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)
+        split = len(images)
+        memory = FeatureMemory(F.normalize(features[:split]), images.counts)
+        per_class = self.exemplars.per_class(len(self.classes_with(task)))
+        if self.objective.holds_out:
+            sources, counts = _select_apart(memory, features[split:], columns, per_class, self.held_out(task))
+        else:
+            sources, counts = select(memory, features[split:], columns, per_class)
+        if self.exemplars.images_total is None:
+            warn_of_small_classes(counts, self.in_task(task), per_class)
+        chosen = sources[sources >= 0]
+        # Only the chosen of the task's images are gathered, and the rest are never copied.
+        renumbered = sources.clone()
+        renumbered[sources >= 0] = torch.arange(len(chosen))
+        return images.rearranged(task.train.batch(chosen), renumbered, counts), sources
+
+    def held_out(self, task: Task) -> Tensor:
+        apart = super().held_out(task)
+        if not self.objective.holds_out:
+            return apart
+        images = self.memory_.images
+        apart[: len(images)] = _apart(images.counts)
+        # As many of every class in the task as of one that was kept.
+        per_class = int(images.counts.max()) if len(images) else self.exemplars.per_class(len(task.classes))
+        for label in task.classes:
+            arrived = (task.train.labels == label).nonzero().squeeze(1)
+            count = int(_number_apart(torch.tensor(min(per_class, len(arrived)))))
+            order = torch.randperm(len(arrived), generator=generator(self.seed, "held-out", self.tasks_, label))
+            apart[len(images) + arrived[order[:count]]] = True
+        return apart
+
+
+@dataclass(kw_only=True)
+class Replay(Rehearsing):
+    """Keep images. What tells iCaRL, EEIL, LUCIR and BiC apart is the objective, and here who answers."""
+
+    answer: Literal["head", "nearest-mean"] = "head"  # nearest-mean: the mean of the kept images' features (iCaRL, §2)
+
+    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
+        features = extract(network, self.rehearsal(task), progress)
+        with progress.phase("herd"):
+            images, sources = self.keep_images(task, features)
+        classifier = self.make_classifier()
+        if classifier is not None:
+            kept = len(features) - len(task.train)
+            rows = features[torch.where(sources < 0, -1 - sources, kept + sources)]
+            classifier.fit(F.normalize(rows), images.columns)
+        self.take_over(task, network, Memory(self.memory_.features, images), classifier)
+        return Kept(NOTHING, sources)
+
+    def make_classifier(self) -> Classifier | None:
+        return NearestMean() if self.answer == "nearest-mean" else None
+
+
+# Images that are never trained on (BiC's validation part) are kept among the others: the 2nd, 12th, 22nd, ... of every
+# class. So the share stays one in ten, and nothing else is to be remembered, however often a class is trimmed.
+
+
+def _apart(counts: Tensor) -> Tensor:
+    """Which rows of a memory with these counts per class are never trained on, bool (n,)."""
+    return torch.cat([torch.arange(count) for count in [0, *counts.tolist()]]) % 10 == 1
+
+
+def _number_apart(size: Tensor) -> Tensor:
+    """How many of a class's first `size` rows are never trained on."""
+    return (size + 8) // 10
+
+
+def _select_apart(
+    memory: FeatureMemory, vectors: Tensor, columns: Tensor, per_class: int, held_out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `select`, for those trained on and those held out each on their own, put together again in their places."""
+    size, classes = len(memory), max(len(memory.counts), int(columns.max()) + 1)
+    parts: list[list[Tensor]] = []
+    for part in (~held_out, held_out):
+        old, new = part[:size].nonzero().squeeze(1), part[size:].nonzero().squeeze(1)
+        stored = torch.bincount(memory.columns[old], minlength=len(memory.counts))
+        sources, counts = select(FeatureMemory(memory.rows[old], stored), vectors[new], columns[new], per_class)
+        # From places in the part to places in the whole: negative ones point into the memory.
+        whole = torch.cat([new, (-1 - old).flip(0)])[sources]
+        groups = list(whole.split(counts.tolist()))
+        parts.append(groups + [NOTHING] * (classes - len(groups)))
+    merged = [_merge(trained, apart, per_class) for trained, apart in zip(*parts, strict=True)]
+    return torch.cat(merged), torch.tensor([len(group) for group in merged], dtype=torch.int64)
+
+
+def _merge(trained: Tensor, apart: Tensor, per_class: int) -> Tensor:
+    """One class's rows, those held out at their places: as many as there are of both kinds for."""
+    sizes = torch.arange(per_class + 1)
+    needed = _number_apart(sizes)
+    size = int(sizes[(needed <= len(apart)) & (sizes - needed <= len(trained))].max())
+    places = _apart(torch.tensor([size]))
+    merged = torch.empty(size, dtype=torch.int64)
+    merged[places], merged[~places] = apart[: int(places.sum())], trained[: int((~places).sum())]
+    return merged
