@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import engram
-from engram.methods import Method
-from engram.settings import build
+from engram.methods import METHODS, OBJECTIVES, Method
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,14 +29,15 @@ def test_the_readmes_example_runs_as_it_stands() -> None:
     assert result.memory_bytes == 10 * 100 * 64 * 4
 
 
-def test_the_documented_method_can_be_added_and_run() -> None:
+def test_the_documented_method_can_be_added_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
-    definition, entry = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names: dict[str, Any] = {
-        "METHODS": dict(engram.METHODS),
-        "Method": Method,
-    }  # a copy: other tests share the real one
-    exec(definition + entry, names)
-    learner = build(names["METHODS"]["means"].learner, {"epochs": 1}, "method 'means'")
+    learner, entry, objective = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.setattr("engram.methods.METHODS", dict(METHODS))  # other tests share the real ones
+    monkeypatch.setattr("engram.methods.OBJECTIVES", dict(OBJECTIVES))
+    names: dict[str, Any] = {"METHODS": engram.methods.METHODS, "Method": Method}
+    exec(learner + entry + objective, names)
     stream = engram.split(engram.load("digits"), classes_per_task=5, seed=0)
-    assert len(engram.run(learner, stream).curve) == 2
+    for method, settings in (("means", {"rate": 0.2}), ("means", {"objective": "lucir"}), ("hold", {"hold": 1.0})):
+        made = engram.make(method, epochs=1, **settings)
+        assert made.name == method
+        assert len(engram.run(made, stream).curve) == 2

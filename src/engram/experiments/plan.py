@@ -14,7 +14,7 @@ from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.results import SCHEMA, Result
 from engram.experiments.running import AfterTask, run
 from engram.experiments.trainings import Trainings
-from engram.methods import Learner, make
+from engram.methods import Learner, make, override
 from engram.progress import SILENT, Progress
 from engram.storage import make_folder, write_json
 
@@ -48,8 +48,7 @@ class Plan:
 
     def learner(self, dataset: Dataset) -> Learner:
         """The learner, new."""
-        settings = self._settings(dataset) | self.chosen(dataset)
-        return make(self.method, seed=self.seed, **settings)
+        return make(self.method, seed=self.seed, **override(self._settings(dataset), self.chosen(dataset)))
 
     def chosen(self, dataset: Dataset) -> dict[str, int]:
         """How many images and features the budget allows; without one, nothing is chosen."""
@@ -58,7 +57,7 @@ class Plan:
         return fit_budget(self.method, self._settings(dataset), self.settings, self.budget, self.stream(dataset))
 
     def _settings(self, dataset: Dataset) -> dict[str, Any]:
-        return {**preset(self.preset, self.method, dataset, self.settings.get("objective")), **self.settings}
+        return override(preset(self.preset, self.method, dataset, self.settings.get("objective")), self.settings)
 
     def run(
         self,

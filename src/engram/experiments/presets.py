@@ -22,7 +22,8 @@ CAREFUL = {"pad": 0, "flip": False}  # for data nothing is known of
 # Digits: chosen on its validation split. A task has 290 images, so the adapter is narrower than 16 d.
 SHORT: Mapping[str, dict[str, Any]] = {
     "digits": {
-        **{"epochs": 20, "batch_size": 32, "schedule": "one-cycle", "rate": 0.2, "features_per_class": 100},
+        **{"epochs": 20, "batch_size": 32, "schedule": "one-cycle", "rate": 0.2},
+        **{"features_per_class": 100, "images_per_class": 10},
         **{"adapter_width": 256, "adapter_steps": 1000, "adapter_batch": 32},
     },
 }

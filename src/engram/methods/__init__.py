@@ -80,7 +80,13 @@ METHODS: dict[str, Method] = {
     "joint": Method(Joint, "train anew on everything seen: the upper bound", "every image", "classification"),
 }
 
-EITHER = {"images_per_class", "images_total"}  # who gives one does not mean the method's own other one
+EITHER = {"images_per_class", "images_total"}
+
+
+def override(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """`defaults`, with what is asked for instead; who asks for one of two alternatives does not want the other."""
+    dropped = EITHER if any(asked.get(name) is not None for name in EITHER) else set()
+    return {**{name: value for name, value in defaults.items() if name not in dropped}, **asked}
 
 
 def make(method: str, **settings: Any) -> Learner:
@@ -89,11 +95,9 @@ def make(method: str, **settings: Any) -> Learner:
     chosen = {"objective": _objective(method, objective)}
     known = {name for name, _, _ in fields(entry.learner, chosen)}
     own = {**chosen["objective"].defaults, **entry.settings}
-    if EITHER & settings.keys():
-        own = {name: value for name, value in own.items() if name not in EITHER}
     # With another objective than its own, what the method sets of its own one has no place.
-    values = {**{name: value for name, value in own.items() if name in known}, **settings}
-    learner = build(entry.learner, values, f"method '{method}'", chosen)
+    own = {name: value for name, value in own.items() if name in known}
+    learner = build(entry.learner, override(own, settings), f"method '{method}'", chosen)
     learner.name = method
     return learner
 
@@ -139,5 +143,6 @@ __all__ = [
     "choose_device",
     "columns_of",
     "make",
+    "override",
     "setting_names",
 ]

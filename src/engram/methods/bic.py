@@ -57,7 +57,7 @@ class BiasCorrection(Objective):
         features = extract(lesson.student.eval(), samples, lesson.progress, "correct")
         with torch.no_grad():
             scores = head.uncorrected(features.to(head.weight.device)).cpu()
-        alpha, beta = fit_correction(scores, columns, lesson.in_task, self.beta_penalty)
+        alpha, beta = fit_correction(scores, columns, lesson.in_task.cpu(), self.beta_penalty)
         head.correct(alpha, beta, lesson.in_task)
 
 

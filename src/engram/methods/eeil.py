@@ -47,7 +47,7 @@ class CrossDistillation(Objective):
         """Eq. 1, F heads of old classes included; `before`: who teaches the newest head as well, in fine-tuning."""
         student, teacher, old = lesson.student, lesson.teacher, lesson.old
         heads = [(lesson.brought_by[:old] == task).nonzero().squeeze(1) for task in lesson.brought_by[:old].unique()]
-        newest = torch.arange(old, len(lesson.in_task))
+        newest = torch.arange(old, len(lesson.in_task), device=lesson.in_task.device)
 
         def loss(inputs: Tensor, columns: Tensor) -> Tensor:
             _, scores = student(inputs)

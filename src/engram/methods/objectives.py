@@ -37,8 +37,8 @@ class Lesson:
     samples: Samples  # what is trained on: the images that were kept first, then the task's
     columns: Tensor  # int64 (n,): their classes, as columns of the student's head
     kept: int  # how many of them were kept from earlier tasks
-    in_task: Tensor  # bool (K,): the classes of the task
-    brought_by: Tensor  # int64 (K,): the task that brought each class
+    in_task: Tensor  # bool (K,): the classes of the task; on the student's device
+    brought_by: Tensor  # int64 (K,): the task that brought each class; there too
     held_out: tuple[Samples, Tensor] | None = None  # samples, and columns, that are not trained on
     training: Training
     seed: int
