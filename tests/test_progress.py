@@ -21,6 +21,9 @@ class Listener:
         yield self
         self.heard.append("left")
 
+    def tell(self, **values: float) -> None:
+        pass
+
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.heard.append((steps, note))
 

@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 from torch import nn
 
 from engram.errors import UsageError
-from engram.methods import METHODS, OBJECTIVES, make, setting_names
+from engram.methods import METHODS, OBJECTIVES, BiasCorrection, Distillation, Rebalancing, Replay, make, setting_names
 from engram.settings import build, differences, fields, flatten
 
 
@@ -149,3 +149,141 @@ def test_every_setting_of_a_method_has_a_name_of_its_own(method: str) -> None:
 def test_a_method_is_named_when_a_setting_of_it_is_mistyped() -> None:
     with pytest.raises(UsageError, match=r"The method 'features' has no setting 'epoch'\. Did you mean 'epochs'\?"):
         make("features", epoch=3)
+
+
+# A group chosen by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat:
+    """What a group's classes have in common: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baking(Heat):
+    degrees: float = 180.0
+    minutes: PositiveInt = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grilling(Heat):
+    degrees: float = 250.0
+    turns: PositiveInt = 2
+
+
+@dataclass(kw_only=True)
+class Meal:
+    name: str = "plain"
+    heat: Heat = field(default_factory=Baking)
+
+
+GRILLED = {"heat": Grilling}
+
+
+def test_the_settings_of_a_group_are_those_of_the_class_chosen_for_it_or_else_of_its_default() -> None:
+    assert [(name, owner) for name, _, owner in fields(Meal)] == [
+        ("name", Meal),
+        ("degrees", Baking),
+        ("minutes", Baking),
+    ]
+    assert [(name, owner) for name, _, owner in fields(Meal, GRILLED)] == [
+        ("name", Meal),
+        ("degrees", Grilling),
+        ("turns", Grilling),
+    ]
+
+
+def test_a_group_is_built_of_the_class_chosen_for_it() -> None:
+    assert build(Meal, {"minutes": "45"}, "meal") == Meal(heat=Baking(minutes=45))
+    assert build(Meal, {"turns": "4", "name": "hot"}, "meal", GRILLED) == Meal(name="hot", heat=Grilling(turns=4))
+    assert build(Meal, {}, "meal", GRILLED) == Meal(heat=Grilling())
+    assert flatten(build(Meal, {"degrees": 200}, "meal", GRILLED)) == {"name": "plain", "degrees": 200.0, "turns": 2}
+
+
+def test_a_setting_of_a_class_that_was_not_chosen_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^The meal has no setting 'minutes'\. There are: degrees, name, turns\.$"):
+        build(Meal, {"minutes": 45}, "meal", GRILLED)
+    with pytest.raises(UsageError, match=r"^The meal has no setting 'turns'\."):
+        build(Meal, {"turns": 4}, "meal")
+
+
+def test_a_value_of_the_class_chosen_is_checked_by_its_types() -> None:
+    with pytest.raises(UsageError, match=r"^The setting 'turns' cannot be '0'"):
+        build(Meal, {"turns": "0"}, "meal", GRILLED)
+
+
+# An objective chosen by name
+
+
+def test_another_objective_brings_the_settings_of_its_own_paper() -> None:
+    learner = make("features", objective="lucir")
+    assert type(learner.objective) is Rebalancing
+    assert (learner.head, learner.last_relu) == ("cosine", False)
+    training = learner.training
+    assert (training.epochs, training.rate, training.weight_decay) == (160, 0.1, 5e-4)
+    assert (training.milestones, training.decay) == ((0.5, 0.75), 10.0)
+    assert (learner.name, learner.settings()["objective"]) == ("features", "Rebalancing")
+    own = make("features")
+    assert type(own.objective) is Distillation
+    assert (own.last_relu, own.training.rate, own.training.weight_decay) == (True, 2.0, 1e-5)
+    assert make("features", objective=None).settings() == own.settings()
+
+
+def test_what_is_asked_for_goes_before_the_settings_of_the_objectives_paper() -> None:
+    learner = make("features", objective="lucir", rate=0.3, last_relu="true", weight_decay=0.0, less_forget=2)
+    assert (learner.training.rate, learner.last_relu, learner.training.weight_decay) == (0.3, True, 0.0)
+    assert learner.settings()["less_forget"] == 2.0
+    assert (learner.training.epochs, learner.training.decay) == (160, 10.0)
+
+
+def test_another_objective_leaves_what_the_method_keeps_and_who_answers() -> None:
+    learner = make("gamma-icarl", objective="bic")
+    assert isinstance(learner, Replay)
+    assert type(learner.objective) is BiasCorrection
+    assert (learner.head, learner.training.epochs, learner.training.weight_decay) == ("corrected", 250, 2e-4)
+    kept = learner.exemplars
+    assert (learner.answer, kept.images_per_class, kept.images_total) == ("nearest-mean", 20, None)
+    assert make("gamma-icarl", objective="bic", temperature=3).settings()["temperature"] == 3.0
+
+
+def test_settings_are_those_of_the_objective_that_is_asked_for() -> None:
+    with pytest.raises(UsageError, match=r"^The method 'gamma-icarl' has no setting 'feature_distillation'\."):
+        make("gamma-icarl", objective="bic", feature_distillation=0.1)
+    with pytest.raises(UsageError, match=r"^The method 'gamma-icarl' has no setting 'beta_penalty'\."):
+        make("gamma-icarl", beta_penalty=0.1)
+    assert {"less_forget", "margin"} <= setting_names("features", "lucir") - setting_names("features")
+    assert {"distillation", "expected_classes"} <= setting_names("features") - setting_names("features", "lucir")
+
+
+def test_an_unknown_objective_is_refused_with_the_nearest_name() -> None:
+    for ask in (lambda: make("features", objective="lucri"), lambda: setting_names("features", "lucri")):
+        with pytest.raises(UsageError, match=r"^There is no objective 'lucri'\. Did you mean 'lucir'\?$"):
+            ask()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_goes_with_every_method_and_brings_its_papers_settings(method: str, objective: str) -> None:
+    learner = make(method, objective=objective)
+    assert type(learner.objective) is OBJECTIVES[objective]
+    assert set(flatten(learner)) == setting_names(method, objective)
+    if objective != METHODS[method].objective:  # with its own, the method's settings go before: bic-uncorrected's head
+        wanted, settings = OBJECTIVES[objective].defaults, learner.settings()
+        assert {name: settings[name] for name in wanted} == json.loads(json.dumps(wanted))
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [({}, (None, 2000)), ({"images_total": 100}, (None, 100)), ({"images_per_class": 7}, (7, None))],
+)
+def test_asking_for_images_per_class_or_in_all_drops_the_methods_other_number(
+    asked: dict[str, int], kept: tuple[int | None, int | None]
+) -> None:
+    learner = make("icarl", **asked)
+    assert isinstance(learner, Replay)
+    assert (learner.exemplars.images_per_class, learner.exemplars.images_total) == kept
+
+
+def test_images_per_class_and_in_all_are_refused_together() -> None:
+    with pytest.raises(UsageError, match="give images_per_class or images_total"):
+        make("icarl", images_per_class=7, images_total=100)

@@ -14,6 +14,9 @@ class Phase(Protocol):
     def advance(self, steps: int = 1, note: str = "") -> None:
         """`steps` more are done; `note` is a few words on how it goes."""
 
+    def tell(self, **values: float) -> None:
+        """Numbers worth keeping, such as the loss of an epoch."""
+
 
 class Progress(Protocol):
     """What long work reports to. A phase that is entered is always left, by an error too."""
@@ -26,6 +29,9 @@ class Progress(Protocol):
 
 class _SilentPhase:
     def advance(self, steps: int = 1, note: str = "") -> None:
+        pass
+
+    def tell(self, **values: float) -> None:
         pass
 
 

@@ -54,7 +54,7 @@ def build(cls: type[T], values: Mapping[str, Any], owner: str, chosen: Mapping[s
     for name in values:
         if name not in known:
             raise UsageError(f"The {owner} has no setting '{name}'. {nearest(name, known)}")
-    return _build(cls, values, chosen)
+    return _build(cls, spoken(values), chosen)
 
 
 def _build(cls: type[T], values: Mapping[str, Any], chosen: Mapping[str, type]) -> T:
@@ -74,15 +74,20 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     # Infinity is refused with NaN: no setting means it, and a result file cannot hold it.
     config = pydantic.ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
     adapter = pydantic.TypeAdapter(kind, config=config)
-    if isinstance(value, str) and value.lower() == "none":
-        value = None
-    elif isinstance(value, str) and typing.get_origin(kind) is tuple:
+    if isinstance(value, str) and typing.get_origin(kind) is tuple:
         value = [part for part in value.split(",") if part.strip()]
     try:
         return adapter.validate_python(value)
     except pydantic.ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UsageError(f"The setting '{name}' cannot be {value!r}: {reason}.") from error
+
+
+def spoken(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a command line gives them, where the word none means None."""
+    return {
+        name: None if isinstance(value, str) and value.lower() == "none" else value for name, value in values.items()
+    }
 
 
 def flatten(settings: Any) -> dict[str, Any]:

@@ -137,6 +137,17 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
+def waiting(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`, after whoever holds it now. The kernel lets go when a process ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for one writer. The kernel lets go when the process ends, however it ends."""
     try:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,17 +88,115 @@ def test_without_out_every_run_gets_its_own_folder_and_resume_takes_the_last(tmp
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "names"),
-    [
-        ("methods", ["features", "features-unadapted", "lwf", "gamma-lwf", "finetune", "joint"]),
-        ("datasets", ["digits", "cifar100", "cifar10", "arrays"]),
-    ],
-)
-def test_what_there_is_is_listed_one_line_each(command: str, names: list[str], tmp_path: Path) -> None:
-    lines = engram(command, cwd=tmp_path).stdout.splitlines()
-    rows = json.loads(engram(command, "--json", cwd=tmp_path).stdout)[command]
+def test_the_datasets_are_listed_one_line_each(tmp_path: Path) -> None:
+    lines = engram("datasets", cwd=tmp_path).stdout.splitlines()
+    rows = json.loads(engram("datasets", "--json", cwd=tmp_path).stdout)["datasets"]
+    names = ["digits", "cifar100", "cifar10", "arrays"]
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows] == names
+
+
+def test_the_methods_are_listed_one_line_each_with_what_they_keep(tmp_path: Path) -> None:
+    keeps = [
+        *(("features", "features"), ("hybrid", "features and images"), ("features-unadapted", "features")),
+        *(("gamma-lwf", "nothing"), ("lwf", "nothing")),
+        *((name, "images") for name in ("gamma-icarl", "icarl", "eeil", "lucir", "bic", "bic-uncorrected")),
+        *(("finetune", "nothing"), ("joint", "every image")),
+    ]
+    lines = engram("methods", cwd=tmp_path).stdout.splitlines()
+    rows = json.loads(engram("methods", "--json", cwd=tmp_path).stdout)["methods"]
+    listed = [tuple(re.split(r" {2,}", line)) for line in lines]
+    assert [(name, kept) for name, kept, _ in listed] == keeps
+    assert [(row["name"], row["keeps"], row["summary"]) for row in rows] == listed
+    assert all(summary for *_, summary in listed)
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+DIGIT, FEATURE = 8 * 8, 64 * 4  # bytes
+QUICK_FEATURES = ["--set", "adapter_steps=5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "kept"),
+    [
+        (["gamma-icarl", "--images-per-class", "3"], (3, None), 4 * 3),
+        (["icarl", "--images-total", "42"], (None, 42), 4 * 10),  # ten of each of four classes; two are left over
+    ],
+    ids=["per class", "in all"],
+)
+def test_images_are_kept_per_class_or_in_all(
+    arguments: list[str], settings: tuple[int | None, int | None], kept: int, tmp_path: Path
+) -> None:
+    done = engram("run", *arguments, *QUICK, "--out", "here", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = result_of(tmp_path / "here")
+    assert (result["settings"]["images_per_class"], result["settings"]["images_total"]) == settings
+    assert result["memory_bytes"] == kept * DIGIT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "settings", "kept"),
+    [
+        (["features"], "12 features a class", {"features_per_class": 12}, 10 * 12 * FEATURE),
+        (
+            ["hybrid"],
+            "24 images a class and 6 features a class",
+            {"images_per_class": 24, "images_total": None, "features_per_class": 6},
+            10 * (24 * DIGIT + 6 * FEATURE),
+        ),
+        (
+            ["hybrid", "--images-total", "100"],
+            "9 features a class",
+            {"images_per_class": None, "images_total": 100, "features_per_class": 9},
+            100 * DIGIT + 10 * 9 * FEATURE,
+        ),
+    ],
+    ids=["features", "both", "the rest"],
+)
+def test_a_budget_chooses_how_much_is_kept_and_says_so(
+    arguments: list[str], said: str, settings: dict[str, int | None], kept: int, tmp_path: Path
+) -> None:
+    quick = ["--epochs", "1", "--classes-per-task", "5", *QUICK_FEATURES]  # all ten classes in two tasks
+    done = engram("run", *arguments, *quick, "--budget", "30KB", "--out", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == f"30KB for 10 classes: {said}"
+    result = result_of(tmp_path / "here")
+    assert {name: result["settings"][name] for name in settings} == settings
+    assert result["memory_bytes"] == kept <= 30 * 2**10
+
+
+def test_a_budget_for_arrays_of_ones_own_counts_the_classes_of_the_tasks_that_are_learned(tmp_path: Path) -> None:
+    draws, labels = np.random.default_rng(0), np.arange(60) % 6
+    vectors = draws.normal(size=(60, 10)) + 5 * labels[:, None]
+    np.savez(tmp_path / "mine.npz", inputs=vectors, labels=labels)
+    data = ["--dataset", "arrays", "--data", "mine.npz", "--classes-per-task", "2"]
+    done = engram("run", "icarl", *data, *QUICK, "--budget", "1 KB", "--out", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == "1 KB for 4 classes: 25 images in all"  # of 40 bytes
+    result = result_of(tmp_path / "here")
+    assert result["settings"]["images_total"] == 25
+    assert result["memory_bytes"] == 4 * 6 * 40
+
+
+def test_another_objective_is_set_by_its_name_and_a_run_with_it_is_another_run(tmp_path: Path) -> None:
+    quick = [*QUICK, *QUICK_FEATURES, "--out", "here", "--quiet"]
+    done = engram("run", "features", "--set", "objective=lucir", *quick, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = result_of(tmp_path / "here")
+    settings = result["settings"]
+    assert (result["method"], settings["objective"], settings["last_relu"]) == ("features", "Rebalancing", False)
+    assert settings["less_forget"] == 5.0 and "distillation" not in settings
+    before = (tmp_path / "here" / "result.json").read_bytes()
+    other = engram("run", "features", *quick, "--resume", cwd=tmp_path)
+    assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
+    assert "holds another run; it differs in " in other.stderr
+    assert "objective: Rebalancing, now Distillation" in other.stderr
+    same = engram("run", "features", "--set", "objective=lucir", *quick, "--resume", cwd=tmp_path)
+    assert same.returncode == 0
+    assert (tmp_path / "here" / "result.json").read_bytes() == before
 
 
 def bad_archive(folder: Path) -> str:
@@ -116,6 +216,22 @@ def pickled_archive(folder: Path) -> str:
         (["--dataset", "digit"], 2, "There is no data set 'digit'. Did you mean 'digits'? See: engram datasets"),
         (["--set", "alhpa=1"], 2, "The method 'features' has no setting 'alhpa'. Did you mean 'alpha'?"),
         (["lwf", "--features-per-class", "9"], 2, "The method 'lwf' has no setting 'features_per_class'."),
+        (["--images-per-class", "9"], 2, "The method 'features' has no setting 'images_per_class'."),
+        (
+            ["icarl", "--images-per-class", "9", "--images-total", "90"],
+            2,
+            "Images are kept per class or as a fixed total: give images_per_class or images_total.",
+        ),
+        (["icarl", "--images-total", "1"], 2, "A total of 1 images cannot be shared out among 10 classes. Raise it."),
+        (["--set", "objective=lucri"], 2, "There is no objective 'lucri'. Did you mean 'lucir'?"),
+        (["--budget", "lots"], 2, "'lots' is no number of bytes. Write 6MB, 500KB or 1.5GB."),
+        (["--budget", "2KB"], 2, "A budget of 2,048 bytes is too small: one of each class would be 2,560."),
+        (
+            ["lwf", "--budget", "1MB"],
+            2,
+            "What the method 'lwf' keeps cannot be chosen by a budget. Leave out --budget.",
+        ),
+        (["--budget", "1MB", "--features-per-class", "9"], 2, "nothing is left for --budget to choose."),
         (["--set", "rate=fast"], 2, "The setting 'rate' cannot be 'fast'"),
         (["--epochs", "0"], 2, "The setting 'epochs' cannot be 0"),
         (["--set", "rate"], 2, "--set wants KEY=VALUE, such as --set rate=0.5; found 'rate'."),
@@ -142,7 +258,7 @@ def test_bad_input_gets_one_clear_sentence(arguments: list[object], code: int, s
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
     left = [path for path in (tmp_path / "out").glob("*")] if (tmp_path / "out").exists() else []
-    assert not [path for path in left if path.name != ".lock"]
+    assert not [path for path in left if path.name not in (".lock", "events.jsonl")]
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "out") == before
 
 
@@ -172,4 +288,5 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_things_clean(tmp_path: Path) -> Non
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "--out 'out' --resume goes on" in said and "Traceback" not in said
-    assert {path.name for path in (tmp_path / "out").iterdir()} <= {".lock", "run.json", "training.safetensors"}
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left <= {".lock", "run.json", "training.safetensors", "events.jsonl"}

@@ -70,7 +70,8 @@ def wait_until(process: subprocess.Popen[bytes], moment: str, out: Path, draws: 
 def comparable(out: Path) -> tuple[dict[str, object], dict[str, bytes]]:
     result = Result.load(out / "result.json").to_json()
     del result["seconds"]
-    files = [path for path in out.rglob("*") if path.is_file() and path.name not in ("seconds.json", "result.json")]
+    timed = ("seconds.json", "result.json", "events.jsonl")
+    files = [path for path in out.rglob("*") if path.is_file() and path.name not in timed]
     return result, {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 

@@ -29,7 +29,8 @@ def comparable(result: Result) -> dict[str, object]:
 
 def final_bytes(folder: Path) -> dict[str, bytes]:
     """Every file of a finished run that must not depend on how it went."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("seconds.json", "result.json")]
+    timed = ("seconds.json", "result.json", "events.jsonl")
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in timed]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -38,6 +39,7 @@ def test_a_run_leaves_its_result_and_last_checkpoint_and_nothing_else(vectors: S
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         ".lock",
         "checkpoint-003",
+        "events.jsonl",
         "result.json",
         "run.json",
     ]
@@ -132,7 +134,7 @@ def test_a_damaged_checkpoint_is_named(vectors: Stream, tmp_path: Path) -> None:
 def test_a_run_that_leaves_the_finite_numbers_publishes_nothing(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="not finite at task 1, epoch"):
         run(small(rate=1e30), vectors, out=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "events.jsonl"]
     run(small(), vectors.first(1), out=tmp_path)  # and the folder is free
 
 

@@ -183,6 +183,69 @@ def test_convolutions_start_with_the_deviation_of_he_et_al() -> None:
     assert weight.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
 
 
+# Without the last ReLU
+
+
+LAST = {"resnet32": "layer3", "resnet18": "layer4", "resnet18-small": "layer4", "small": "layers", "mlp": "layers"}
+
+
+def batch_for(name: str, count: int = 4) -> Tensor:
+    side = 64 if name == "resnet18" else 16
+    shape = (count, 3) if name == "mlp" else (count, 3, side, side)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def with_and_without(name: str) -> tuple[nn.Module, nn.Module]:
+    """Twice the same weights: with the last ReLU, and without."""
+    torch.manual_seed(0)
+    with_it, without = (EXTRACTORS[name](3, last_relu=last_relu).eval() for last_relu in (True, False))
+    without.load_state_dict(with_it.state_dict())
+    return with_it, without
+
+
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_without_the_last_relu_features_have_both_signs_and_with_it_one(name: str) -> None:
+    with_it, without = with_and_without(name)
+    with torch.no_grad():
+        before, after = with_it(batch_for(name)), without(batch_for(name))
+    assert before.shape == after.shape
+    assert bool((before >= 0).all()) and bool((before > 0).any())
+    assert bool((after < 0).any()) and bool((after > 0).any())
+
+
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_the_last_relu_changes_neither_names_nor_shapes_of_weights(name: str) -> None:
+    shapes = [
+        {key: tuple(tensor.shape) for key, tensor in EXTRACTORS[name](3, last_relu=last_relu).state_dict().items()}
+        for last_relu in (True, False)
+    ]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_the_last_relu_is_all_that_is_left_out(name: str) -> None:
+    with_it, without = with_and_without(name)
+    outputs: list[Tensor] = []
+    without.get_submodule(LAST[name]).register_forward_hook(lambda _, inputs, out: outputs.append(out))
+    with torch.no_grad():
+        features, unbent = with_it(batch_for(name)), without(batch_for(name))
+    (last,) = outputs
+    pooled = (2, 3) if last.ndim == 4 else ()
+    assert torch.equal(features, F.relu(last).mean(pooled) if pooled else F.relu(last))
+    assert torch.equal(unbent, last.mean(pooled) if pooled else last)
+
+
+def test_the_last_relu_is_left_out_of_an_extractor_made_by_name() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(50, 10, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        signs = [bool((make_extractor(name, (10,), last_relu=False)(inputs) < 0).any()) for name in ("mlp", "auto")]
+    assert signs == [True, True]
+    own = nn.Sequential(nn.Linear(10, 5), nn.ReLU())
+    with torch.no_grad():
+        assert torch.equal(make_extractor(own, (10,), last_relu=False)(inputs), own(inputs))  # it ends as it ends
+
+
 # Choosing
 
 

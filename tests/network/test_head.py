@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from engram.data import Samples
 from engram.errors import UsageError
-from engram.network import HEADS
-from engram.network.head import CosineHead, Head, LinearHead, make_head
+from engram.network import HEADS, make_network, restore_network
+from engram.network.head import CorrectedHead, CosineHead, Head, LinearHead, make_head
 from engram.network.network import Network
 from engram.randomness import seeded
 
@@ -110,3 +111,95 @@ def test_new_rows_are_trained(kind: str) -> None:
 def test_an_unknown_head_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"There is no head 'cosin'\. Did you mean 'cosine'\?"):
         make_head("cosin", 3, scale=16.0)
+
+
+# The cosines alone
+
+
+def test_scores_are_the_cosines_times_the_scale() -> None:
+    head = head_of("cosine", 4)
+    assert isinstance(head, CosineHead)
+    head.scale.data.fill_(7.5)
+    cosines = head.cosines(FEATURES)
+    assert torch.equal(head(FEATURES), 7.5 * cosines)
+    assert float(cosines.detach().abs().max()) <= 1 + 1e-6
+    assert torch.equal(head.cosines(FEATURES, fixed=2), cosines)
+
+
+@pytest.mark.parametrize("fixed", [0, 1, 3, 4])
+def test_nothing_is_learned_through_rows_that_are_fixed(fixed: int) -> None:
+    head, free = head_of("cosine", 4), head_of("cosine", 4)
+    assert isinstance(head, CosineHead) and isinstance(free, CosineHead)
+    features = FEATURES.clone().requires_grad_()
+    (head.cosines(features, fixed=fixed) ** 3).sum().backward()
+    (free.cosines(FEATURES) ** 3).sum().backward()
+    assert free.weight.grad is not None
+    assert bool(free.weight.grad.any(1).all())
+    if fixed < 4:
+        assert head.weight.grad is not None
+        torch.testing.assert_close(head.weight.grad[fixed:], free.weight.grad[fixed:])
+    assert head.weight.grad is None or not bool(head.weight.grad[:fixed].any())
+    assert features.grad is not None  # but the features learn from all
+    assert bool(features.grad.any(1).all())
+
+
+# The correction
+
+
+def corrected_head(classes: int = 5) -> CorrectedHead:
+    head = head_of("corrected", classes)
+    assert isinstance(head, CorrectedHead)
+    return head
+
+
+def test_scores_of_the_newest_classes_pass_through_the_correction_and_no_others() -> None:
+    head = corrected_head()
+    before = head(FEATURES)
+    assert torch.equal(head.uncorrected(FEATURES), before)
+    head.correct(0.5, -3.0, torch.tensor([False, True, False, True, True]))
+    after = head(FEATURES)
+    assert torch.equal(after[:, [0, 2]], before[:, [0, 2]])
+    torch.testing.assert_close(after[:, [1, 3, 4]], 0.5 * before[:, [1, 3, 4]] - 3)
+    assert torch.equal(head.uncorrected(FEATURES), before)
+
+
+def test_a_correction_takes_the_place_of_the_one_before() -> None:
+    head, newest = corrected_head(), torch.tensor([False, False, False, True, True])
+    head.correct(0.5, -3.0, ~newest)
+    head.correct(2.0, 1.0, newest)
+    scores = head.uncorrected(FEATURES)
+    torch.testing.assert_close(head(FEATURES), torch.cat([scores[:, :3], 2 * scores[:, 3:] + 1], 1))
+
+
+def test_growing_drops_the_correction() -> None:
+    head = corrected_head()
+    before = head(FEATURES)
+    head.correct(0.5, -3.0, torch.ones(5, dtype=torch.bool))
+    head.grow(2)
+    assert (float(head.alpha), float(head.beta)) == (1.0, 0.0)
+    assert head.newest.tolist() == [False] * 7
+    torch.testing.assert_close(head(FEATURES)[:, :5], before)
+    assert torch.equal(head(FEATURES), head.uncorrected(FEATURES))
+
+
+def test_a_correction_is_not_trained() -> None:
+    head = corrected_head()
+    head.correct(0.5, -3.0, torch.ones(5, dtype=torch.bool))
+    assert {name for name, _ in head.named_parameters()} == {"weight", "bias"}
+    assert set(head.state_dict()) == {"weight", "bias", "alpha", "beta", "newest"}
+
+
+def test_a_correction_survives_saving_and_restoring_of_its_network() -> None:
+    samples = Samples.of(FEATURES, torch.arange(20) % 5)
+    network = make_network("mlp", "corrected", samples, seed=0).grown(5, 0, "head").frozen()
+    assert isinstance(network.head, CorrectedHead)
+    network.head.correct(0.25, -1.5, torch.tensor([False, False, True, False, True]))
+    tensors = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    restored = restore_network("mlp", "corrected", (6,), tensors)
+    assert isinstance(restored.head, CorrectedHead)
+    assert (float(restored.head.alpha), float(restored.head.beta)) == (0.25, -1.5)
+    assert restored.head.newest.tolist() == [False, False, True, False, True]
+    with torch.no_grad():
+        found, expected = restored(FEATURES)[1], network(FEATURES)[1]
+        assert torch.equal(found, expected)
+        assert not torch.allclose(found, network.head.uncorrected(network.features(FEATURES)))

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from engram.errors import TrainingError
 from engram.methods.objectives import Classification, Distillation
 from engram.network import Network, Training, make_network
 from engram.network.losses import softmax_cross_entropy
-from engram.progress import Phase
+from engram.progress import Phase, Stopwatch
 
 
 def tiny_images(count: int = 40, classes: int = 4) -> Samples:
@@ -141,6 +142,29 @@ def test_images_are_cropped_and_mirrored_anew_in_every_task_epoch_and_batch() ->
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
 
 
+def test_light_is_changed_only_if_asked_and_after_crops_and_mirrors() -> None:
+    samples = tiny_images(30)
+
+    def drawn(**settings: float) -> Tensor:
+        ((inputs, _),) = Training(pad=1, flip=True, **settings).batches(samples, 0, 0, 0)  # type: ignore[arg-type]
+        return inputs
+
+    plain = drawn()
+    brighter, contrasted = drawn(brightness=63.0), drawn(contrast=0.8)
+    for inputs in (brighter, contrasted):
+        assert inputs.dtype == torch.uint8
+        same = (inputs == plain).flatten(1).all(1)
+        assert 10 < int(same.sum()) < 30  # crops and mirrors are the same, and two thirds have their light
+    shift = (brighter.int() - plain.int()).flatten(1)
+    assert bool(((shift >= 0).all(1) | (shift <= 0).all(1)).all())  # the whole image, its borders of zeros too
+
+
+def test_light_is_changed_of_images_alone() -> None:
+    samples = numbered(9)
+    ((inputs, positions),) = Training(brightness=63.0, contrast=0.8).batches(samples, 0, 0, 0)
+    assert torch.equal(inputs, samples.batch(positions))
+
+
 # Steps
 
 
@@ -206,6 +230,30 @@ def test_the_loss_is_given_the_columns_of_its_inputs() -> None:
     assert sorted(seen) == sorted([*map(float, range(30))] * 2)
 
 
+@pytest.mark.parametrize("decay", [0.55, 0.0])
+def test_noise_on_the_gradient_is_that_of_a_sum_over_the_batch_and_falls_with_the_epochs(decay: float) -> None:
+    samples = numbered(16)
+    network = make_network(nn.Linear(1, 20_000), "linear", samples, seed=0).grown(1, 0)
+    training = Training(
+        **{"epochs": 3, "batch_size": 8, "rate": 1.0, "momentum": 0.0, "weight_decay": 0.0, "milestones": ()},
+        **{"gradient_noise": 0.3, "gradient_noise_decay": decay},
+    )
+    weights: list[Tensor] = []
+
+    def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+        weights.append(network.extractor.weight.detach().clone())
+        return network.features(inputs).sum() * 0  # so that every step is noise alone
+
+    training.fit(network, samples, samples.labels, loss, seed=0, task=0)
+    weights.append(network.extractor.weight.detach().clone())
+    steps = [after - before for before, after in itertools.pairwise(weights)]
+    expected = [0.3 / (1 + epoch) ** decay / 8 for epoch in (0, 0, 1, 1, 2, 2)]
+    assert [step.std().item() for step in steps] == pytest.approx(expected, rel=0.03)  # six deviations
+    assert [step.mean().item() for step in steps] == pytest.approx([0] * 6, abs=0.0013)
+    for one, other in itertools.combinations(steps, 2):
+        assert abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])) < 0.04
+
+
 class Listener:
     """Adds up the steps of a phase."""
 
@@ -218,6 +266,9 @@ class Listener:
         assert name == "train"
         self.expected = steps
         yield self
+
+    def tell(self, **values: float) -> None:
+        pass
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.done += steps
@@ -234,6 +285,18 @@ def test_training_on_tiny_images_learns_them_and_ends_in_evaluation_mode() -> No
     with torch.no_grad():
         found = network(samples.inputs)[1].argmax(1)
     assert (found == samples.labels).float().mean() == 1
+
+
+def test_a_phase_of_another_name_is_reported_under_that_name() -> None:
+    samples = numbered(4)
+    for given, named in (({}, "train"), ({"phase": "fine-tune"}, "fine-tune")):
+        network = make_network("mlp", "linear", samples, seed=0).grown(2, 0)
+        watch = Stopwatch()
+        loss = cross_entropy(network)
+        Training(epochs=1, rate=0.01).fit(
+            network, samples, samples.labels, loss, seed=0, task=0, progress=watch, **given
+        )
+        assert set(watch.seconds) == {named}
 
 
 # Going on
@@ -313,6 +376,42 @@ def test_a_training_stopped_after_every_epoch_goes_on_to_the_same_end_bit_for_bi
     assert_same(state_of(fitted(training, snapshots)), uninterrupted)
 
 
+DISTURBANCES = {"brightness": 63.0, "contrast": 0.8, "gradient_noise": 0.3}
+
+
+@pytest.fixture(scope="module")
+def disturbed(training: Training) -> Training:
+    return replace(training, **DISTURBANCES)
+
+
+@pytest.fixture(scope="module")
+def disturbed_throughout(disturbed: Training) -> dict[str, Tensor]:
+    return state_of(fitted(disturbed, None))
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_every_disturbance_changes_what_is_learned_and_is_a_function_of_the_seed(
+    name: str, training: Training, uninterrupted: dict[str, Tensor]
+) -> None:
+    alone = replace(training, **{name: DISTURBANCES[name]})
+    found = state_of(fitted(alone, None))
+    assert not torch.equal(found["head.weight"], uninterrupted["head.weight"])
+    torch.manual_seed(99)
+    assert_same(state_of(fitted(alone, None)), found)
+
+
+@pytest.mark.parametrize("epochs_done", [1, 2, 3])
+def test_a_training_with_changed_light_and_noise_goes_on_to_the_same_end_bit_for_bit(
+    epochs_done: int, disturbed: Training, disturbed_throughout: dict[str, Tensor]
+) -> None:
+    snapshots = InMemory(stop_after=epochs_done)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(disturbed, snapshots)
+    snapshots.stop_after = None
+    torch.manual_seed(99)
+    assert_same(state_of(fitted(disturbed, snapshots)), disturbed_throughout)
+
+
 def test_a_snapshot_holds_the_network_its_momentum_and_how_far_it_came(training: Training) -> None:
     snapshots = InMemory(stop_after=2)
     with pytest.raises(KeyboardInterrupt):
@@ -364,14 +463,13 @@ def test_the_teacher_is_not_changed_by_training_its_student(loss_function: str) 
     samples = tiny_images()
     start = make_network("small", "cosine", samples, seed=0).grown(2, 0)
     start.train()(samples.inputs)  # statistics of its own
-    teacher = start.frozen()
-    student = teacher.grown(2, 0, "head", 1)
+    teacher, student = start.frozen(), start.grown(2, 0, "head", 1)
     before, began = state_of(teacher), state_of(student)
     objective = Distillation(loss_function=loss_function, expected_classes=4, feature_distillation=0.5)  # type: ignore[arg-type]
     loss = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))
     Training(epochs=2, batch_size=16, rate=0.1, pad=1).fit(student, samples, samples.labels, loss, seed=0, task=1)
     assert_same(state_of(teacher), before)
-    assert any("running_mean" in name for name in before)
+    assert any("running_mean" in name for name in began)
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert not teacher.training
     after = state_of(student)
@@ -380,10 +478,11 @@ def test_the_teacher_is_not_changed_by_training_its_student(loss_function: str) 
 
 def test_distillation_alone_holds_the_old_scores_and_without_it_they_drift() -> None:
     samples = tiny_images()
-    teacher = make_network("small", "cosine", samples, seed=0).grown(2, 0).frozen()
+    start = make_network("small", "cosine", samples, seed=0).grown(2, 0)
+    teacher = start.frozen()
     drifts = []
     for weight in (0.0, 5.0):
-        student = teacher.grown(2, 0, "head", 1)
+        student = start.grown(2, 0, "head", 1)
         objective = Distillation(expected_classes=4, distillation=weight, feature_distillation=0.0)
         loss = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))
         training = Training(epochs=10, batch_size=20, rate=0.02, schedule="one-cycle", pad=0, flip=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import engram
-from engram.cli import listing, run
+from engram.cli import listing, report, run, suite
 
 app = typer.Typer(
     help="Teach an image classifier new classes, again and again, without keeping the images of the old ones.",
@@ -36,3 +36,6 @@ def _options(
 app.command("run")(run.run)
 app.command("methods")(listing.methods)
 app.command("datasets")(listing.datasets)
+app.command("suites")(suite.suites)
+app.command("suite")(suite.suite)
+app.command("report")(report.report)

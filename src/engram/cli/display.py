@@ -28,6 +28,9 @@ class _Bar:
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.bars.update(self.task, advance=steps, note=note)
 
+    def tell(self, **values: float) -> None:
+        """A bar shows how far it is, not numbers."""
+
 
 class Display:
     """Shows phases as bars while they last. Nothing is drawn where stderr is no terminal, or when quiet."""

@@ -15,17 +15,18 @@ def methods(json: Json = False) -> None:
     from engram.methods import METHODS
 
     rows = [{"name": name, "keeps": entry.keeps, "summary": entry.summary} for name, entry in METHODS.items()]
-    _print("methods", rows, json)
+    show("methods", rows, json)
 
 
 def datasets(json: Json = False) -> None:
     """List the data sets."""
     from engram.data import DATASETS
 
-    _print("datasets", [{"name": name, "summary": entry.description} for name, entry in DATASETS.items()], json)
+    show("datasets", [{"name": name, "summary": entry.description} for name, entry in DATASETS.items()], json)
 
 
-def _print(kind: str, rows: list[dict[str, str]], json: bool) -> None:
+def show(kind: str, rows: list[dict[str, str]], json: bool) -> None:
+    """One line per row, or all of them as one JSON object."""
     if json:
         typer.echo(json_format.dumps({kind: rows}, ensure_ascii=False))
         return

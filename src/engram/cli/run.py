@@ -53,6 +53,7 @@ def run(
     trainings: Annotated[
         Path | None, typer.Option(help="A folder of trained networks, shared by runs that differ only after training.")
     ] = None,
+    track: Annotated[bool, typer.Option("--track", help="Write for TensorBoard into the run's folder too.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder was cut off.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
@@ -60,7 +61,7 @@ def run(
     """Learn a data set task by task with one method, and measure it after every task."""
     from engram.cli.display import Display
     from engram.data import load
-    from engram.experiments import Plan, Trainings, parse_bytes, summarise
+    from engram.experiments import Plan, TensorBoard, Trainings, parse_bytes, summarise
     from engram.methods import make
 
     flags = {
@@ -71,7 +72,7 @@ def run(
         "images_total": images_total,
         "device": device,
     }
-    settings = {name: value for name, value in flags.items() if value is not None} | _pairs(set or [])
+    settings = {name: value for name, value in flags.items() if value is not None} | pairs(set or [])
     plan = Plan(
         method=method,
         preset=preset,
@@ -102,6 +103,7 @@ def run(
                     place,
                     resume=resume,
                     trainings=shared,
+                    listeners=[TensorBoard(place / "tensorboard")] if track else [],
                     progress=display,
                     after_task=lambda task, measured, seconds: display.say(_line(task, measured, seconds)),
                 )
@@ -162,7 +164,7 @@ def _conclusion(result: Result, place: Path) -> str:
     return "\n".join([*lines, f"result: {place / 'result.json'}"])
 
 
-def _pairs(texts: list[str]) -> dict[str, Any]:
+def pairs(texts: list[str]) -> dict[str, Any]:
     """`key=value` texts as a mapping; a dash in a key is an underscore."""
     pairs: dict[str, Any] = {}
     for text in texts:

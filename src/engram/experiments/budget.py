@@ -42,15 +42,17 @@ def fit_budget(
     open_ones = [name for name in costs if name not in given]
     if not open_ones:
         raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
-    left = budget - sum(costs[name] * count for name, count in given.items())
+    fewest = {name: len(stream.classes) if name == "images_total" else 1 for name in costs}
+    least = sum(costs[name] * given.get(name, fewest[name]) for name in costs)
+    if budget < least:
+        raise UsageError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
+    spare = budget - least  # beyond the fewest of each, which half of the bytes need not hold
     chosen: dict[str, int] = {}
     for number, name in enumerate(open_ones):
-        chosen[name] = max(0, left) // (len(open_ones) - number) // costs[name]
-        left -= chosen[name] * costs[name]
-    fewest = {name: len(stream.classes) if name == "images_total" else 1 for name in costs}
-    if any(chosen[name] < fewest[name] for name in open_ones):
-        least = sum(costs[name] * given.get(name, fewest[name]) for name in costs)
-        raise UsageError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
+        whole = spare + sum(costs[other] * fewest[other] for other in open_ones[number:])
+        share = whole // (len(open_ones) - number)
+        chosen[name] = max(fewest[name], min(share, spare + costs[name] * fewest[name]) // costs[name])
+        spare -= (chosen[name] - fewest[name]) * costs[name]
     return chosen
 
 

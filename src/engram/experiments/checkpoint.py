@@ -4,6 +4,7 @@ run.json             what is run; written first
 checkpoint-003/      the learner after three tasks, what was measured so far, and where its memory came from
 training.safetensors a task's training under way
 result.json          written last
+events.jsonl         what happened and when, a line each, for those who watch
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class RunFolder:
 
     def open(self, request: dict[str, Any], *, resume: bool) -> None:
         """Begin the run `request` here, or make sure that what was begun is the same and may go on."""
-        entries = [entry.name for entry in self.path.iterdir() if entry.name != ".lock"]
+        entries = [entry.name for entry in self.path.iterdir() if entry.name not in (".lock", "events.jsonl")]
         if not entries:
             storage.write_json(self.path / "run.json", request)
             return

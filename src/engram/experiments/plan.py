@@ -10,12 +10,14 @@ from typing import Any
 
 from engram.data import Dataset, Stream, split
 from engram.experiments.budget import fit_budget
+from engram.experiments.events import Listener
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.results import SCHEMA, Result
 from engram.experiments.running import AfterTask, run
 from engram.experiments.trainings import Trainings
 from engram.methods import Learner, make, override
 from engram.progress import SILENT, Progress
+from engram.settings import spoken
 from engram.storage import make_folder, write_json
 
 
@@ -33,6 +35,9 @@ class Plan:
     validation: float = 0.0
     budget: int | None = None  # bytes that may be kept for all classes: how much of what is chosen by it
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", spoken(self.settings))
 
     def stream(self, dataset: Dataset) -> Stream:
         """The tasks."""
@@ -66,6 +71,7 @@ class Plan:
         *,
         resume: bool = False,
         trainings: Trainings | None = None,
+        listeners: Sequence[Listener] = (),
         progress: Progress = SILENT,
         after_task: AfterTask | None = None,
     ) -> Result:
@@ -76,6 +82,7 @@ class Plan:
             out=out,
             resume=resume,
             trainings=trainings,
+            listeners=listeners,
             progress=progress,
             after_task=after_task,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from engram import storage
 from engram.data import Stream, Task
 from engram.errors import EngramError, UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
+from engram.experiments.events import EventLog, Listener, Reporting
 from engram.experiments.measuring import Measurement, measure
 from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
 from engram.experiments.results import Result, environment, megabytes
@@ -34,24 +35,42 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     trainings: Trainings | None = None,
+    listeners: Sequence[Listener] = (),
     progress: Progress = SILENT,
     after_task: AfterTask | None = None,
 ) -> Result:
     """Let a learner that has learned nothing yet learn the stream, and measure it after every task.
 
     With `out`, the run is kept in that folder; after a kill, `resume` goes on from there to exactly the same end. With
-    `trainings`, networks are shared with other runs that differ only in what comes after training.
+    `trainings`, networks are shared with other runs that differ only in what comes after training. `listeners` are told
+    of events beside `events.jsonl` in the folder.
     """
     if learner.tasks_:
         raise UsageError("run() wants a learner that has learned nothing yet. Make a new one.")
+    learner.check(len(stream.classes))
     fingerprints = stream.fingerprints()
     request = _request(learner, stream, fingerprints)
     with _opened(out, request, resume) as folder, threads_for(stream.tasks[0].train.shape):
-        measurements, seconds = _learn(learner, stream, fingerprints, folder, trainings, progress, after_task)
-        result = _result(learner, stream, measurements, seconds)
-        if folder is not None:
-            folder.finish(result)
+        log = [EventLog(folder.path / "events.jsonl")] if folder is not None else []
+        reporting = Reporting(progress, [*log, *listeners])
+        with _told(reporting, request):
+            measurements, seconds = _learn(learner, stream, fingerprints, folder, trainings, reporting, after_task)
+            result = _result(learner, stream, measurements, seconds)
+            if folder is not None:
+                folder.finish(result)
     return result
+
+
+@contextmanager
+def _told(reporting: Reporting, request: dict[str, Any]) -> Iterator[None]:
+    """Tell of a run's beginning and of how it ended; of a kill there is no telling."""
+    reporting.say("begin", method=request["method"], dataset=request["dataset"])
+    try:
+        yield
+    except BaseException as error:
+        reporting.say("stop", why=str(error) if isinstance(error, EngramError) else type(error).__name__)
+        raise
+    reporting.say("end")
 
 
 @contextmanager
@@ -82,7 +101,7 @@ def _learn(
     fingerprints: list[str],
     folder: RunFolder | None,
     trainings: Trainings | None,
-    progress: Progress,
+    progress: Reporting,
     after_task: AfterTask | None,
 ) -> tuple[list[Measurement], dict[str, float]]:
     origins, measurements, seconds = _recall(learner, folder)
@@ -93,6 +112,7 @@ def _learn(
     with progress.phase("run", len(stream)) as whole:
         whole.advance(learner.tasks_)
         for task in stream.tasks[learner.tasks_ :]:
+            progress.task = task.index + 1
             network = _trained(learner, task, fingerprints[: task.index + 1], folder, trainings, watch)
             kept = learner.absorb(task, network, watch)
             origins = origin_of(kept.features, task.index, origins)
@@ -100,6 +120,7 @@ def _learn(
             if folder is not None:
                 values = [asdict(each) for each in measurements]
                 folder.save(Checkpoint(learner.tasks_, learner.state(), origins, values, watch.seconds))
+            progress.say("task", task=task.index + 1, **asdict(measurements[-1]))
             whole.advance()
             if after_task is not None:
                 after_task(task.index, measurements[-1], watch.seconds)
@@ -124,12 +145,14 @@ def _trained(
     progress: Progress,
 ) -> Network:
     """The network trained on the task: now, or before, by a run that shares it."""
-    network = trainings.load(learner, known, task.train.shape) if trainings is not None else None
-    if network is not None:
-        return network
-    network = learner.train(task, progress, folder.snapshots(task.index) if folder is not None else None)
-    if trainings is not None:
-        trainings.save(learner, known, network)
+    snapshots = folder.snapshots(task.index) if folder is not None else None
+    if trainings is None:
+        return learner.train(task, progress, snapshots)
+    with trainings.held(learner, known):
+        network = trainings.load(learner, known, task.train.shape)
+        if network is None:
+            network = learner.train(task, progress, snapshots)
+            trainings.save(learner, known, network)
     return network
 
 

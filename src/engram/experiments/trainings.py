@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from engram import __version__, storage
@@ -23,6 +25,15 @@ class Trainings:
         """Where the network of `learner` is, trained up to the last of these tasks (by their fingerprints)."""
         key = json.dumps([__version__, learner.training_settings(), tasks], sort_keys=True)
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+
+    @contextmanager
+    def held(self, learner: Learner, tasks: list[str]) -> Iterator[None]:
+        """Wait until no one else trains this network, and let no one else begin."""
+        if not _shares(learner):
+            yield
+            return
+        with storage.waiting(self.folder / f".{self.path(learner, tasks).stem}.lock"):
+            yield
 
     def load(self, learner: Learner, tasks: list[str], shape: tuple[int, ...]) -> Network | None:
         """The network, if it was trained before."""

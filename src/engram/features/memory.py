@@ -103,8 +103,9 @@ def warn_of_small_classes(counts: Tensor, among: Tensor, asked: int) -> None:
     """Say so if classes `among` (bool, (K,)) have fewer rows than were asked for."""
     short = counts[among & (counts < asked)]
     if len(short):
+        who = f"{len(short)} classes have" if len(short) > 1 else "One class has"
         warnings.warn(
-            f"{len(short)} classes have fewer than {asked} samples (the fewest: {int(short.min())}); all are kept.",
+            f"{who} fewer than {asked} samples (the fewest: {int(short.min())}); all are kept.",
             EngramWarning,
             stacklevel=2,
         )

@@ -21,7 +21,7 @@ from engram.methods.lucir import Rebalancing
 from engram.methods.memoryless import Memoryless
 from engram.methods.objectives import Classification, Distillation, Lesson, Objective
 from engram.methods.replay import Exemplars, Rehearsing, Replay
-from engram.settings import build, fields
+from engram.settings import build, fields, spoken
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "classification": Classification,
@@ -91,12 +91,15 @@ def override(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
 
 def make(method: str, **settings: Any) -> Learner:
     """A learner of this method. Settings are flat names: `network="resnet32", features_per_class=250, rate=0.5`."""
-    entry, objective = _entry(method), settings.pop("objective", None)
-    chosen = {"objective": _objective(method, objective)}
-    known = {name for name, _, _ in fields(entry.learner, chosen)}
-    own = {**chosen["objective"].defaults, **entry.settings}
-    # With another objective than its own, what the method sets of its own one has no place.
-    own = {name: value for name, value in own.items() if name in known}
+    entry, settings = _entry(method), spoken(settings)
+    name = settings.pop("objective", None) or entry.objective
+    chosen = {"objective": _objective(method, name)}
+    defaults = chosen["objective"].defaults
+    if name == entry.objective:
+        own = {**defaults, **entry.settings}
+    else:  # another paper's training: what this method sets for its own has no place, or gives way
+        known = {setting for setting, _, _ in fields(entry.learner, chosen)}
+        own = {**{setting: value for setting, value in entry.settings.items() if setting in known}, **defaults}
     learner = build(entry.learner, override(own, settings), f"method '{method}'", chosen)
     learner.name = method
     return learner

@@ -37,6 +37,7 @@ class Features(Learner):
     classifier: Literal["svm", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
     C: PositiveFloat = 1.0  # of the SVM; LinearSVC's default
     penalty: PositiveFloat = 1.0  # of ridge
+    balanced: bool = True  # §5.4: it learns from L features of every class; otherwise from all of the task's
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         samples = self.rehearsal(task)
@@ -50,7 +51,12 @@ class Features(Learner):
             images, image_sources = self.keep_images(task, features)
         warn_of_small_classes(counts, self.in_task(task), self.features_per_class)
         with progress.phase("classify"):
-            classifier = self.make_classifier().fit(memory.rows, memory.columns)
+            rows, classes = memory.rows, memory.columns
+            if not self.balanced:
+                old = ~self.in_task(task)[classes]
+                rows = torch.cat([rows[old], F.normalize(features[kept:])])
+                classes = torch.cat([classes[old], columns[kept:]])
+            classifier = self.make_classifier().fit(rows, classes)
         self.take_over(task, network, Memory(memory, images), classifier)
         return Kept(sources, image_sources)
 

@@ -116,6 +116,9 @@ class Learner(ABC):
         own = {name: getattr(self, name) for name in ("network", "head", "scale", "last_relu", "weights", "seed")}
         return {"objective": type(self.objective).__name__, **own, **flatten(self.training), **flatten(self.objective)}
 
+    def check(self, classes: int) -> None:  # noqa: B027 (most can learn any number)
+        """Refuse with a sentence, before anything is learned, what cannot be done for so many classes."""
+
     # For methods: what they share.
 
     def classes_with(self, task: Task) -> tuple[int, ...]:

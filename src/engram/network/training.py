@@ -106,6 +106,7 @@ class Training:
             running.advance(first * per_epoch)
             for epoch in range(first, self.epochs):
                 network.train()
+                losses = []
                 for number, (inputs, positions) in enumerate(self.batches(samples, seed, task, epoch)):
                     optimiser.param_groups[0]["lr"] = self.rate_at(epoch * per_epoch + number, steps)
                     optimiser.zero_grad()
@@ -115,7 +116,9 @@ class Training:
                         self._disturb(network, len(positions), epoch, generator(seed, "noise", task, epoch, number))
                     _refuse_non_finite(value, network, f"task {task + 1}, epoch {epoch + 1}, batch {number + 1}")
                     optimiser.step()
-                    running.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {value.item():.4f}")
+                    losses.append(value.item())
+                    running.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {losses[-1]:.4f}")
+                running.tell(epoch=epoch + 1, loss=sum(losses) / len(losses), rate=optimiser.param_groups[0]["lr"])
                 if snapshots is not None and epoch + 1 < self.epochs:
                     done = epoch + 1
                     snapshots.save(lambda done=done: _state(network, optimiser, done))  # type: ignore[misc]

@@ -1,0 +1,42 @@
+"""`engram report`: what some results say, as one page."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engram.errors import EngramError, UsageError
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUNS...", help="Folders with results at any depth, or result files.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The page to write.")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option(help="A folder for every figure (SVG, PDF, PNG) and table (LaTeX, CSV).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers and findings as one JSON object.")] = False,
+) -> None:
+    """Make a page of results: what was found, in words, tables and figures. It needs nothing but a browser."""
+    if out.is_dir() or out.name in ("result.json", "suite.json"):
+        raise UsageError(f"The report cannot be written to '{out}'. Name a file, such as -o report.html.")
+    from engram.experiments.report import make_report
+
+    made = make_report(runs)
+    for note in made.notes:
+        typer.echo(f"note: {note}", err=True)
+    try:
+        made.save(out)
+        files = [] if figures is None else made.save_figures(figures)
+    except OSError as error:
+        raise EngramError(f"'{error.filename or out}' cannot be written: {error.strerror}.") from error
+    if json:
+        typer.echo(json_format.dumps({"report": str(out), **made.to_json()}, ensure_ascii=False))
+        return
+    typer.echo(f"report: {out}")
+    if figures is not None:
+        typer.echo(f"figures and tables: {len(files)} files in {figures}")

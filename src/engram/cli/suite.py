@@ -1,0 +1,152 @@
+"""`engram suite` and `engram suites`: the paper's tables and figures by name."""
+
+from __future__ import annotations
+
+import json as json_format
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from engram.cli.listing import Json, show
+from engram.cli.run import pairs
+
+if TYPE_CHECKING:
+    from engram.experiments.many import Programme
+
+
+def suites(json: Json = False) -> None:
+    """List the suites: tables and figures of the paper."""
+    from engram.experiments.suites import SUITES
+
+    show("suites", [{"name": name, "summary": suite.summary} for name, suite in SUITES.items()], json)
+
+
+def suite(
+    name: Annotated[str, typer.Argument(help="Which table or figure; `engram suites` lists them.")],
+    dataset: Annotated[str, typer.Option(help="Which data set; `engram datasets` lists them.")] = "digits",
+    data: Annotated[Path | None, typer.Option(help="Where its files are: a folder, or for arrays the file.")] = None,
+    preset: Annotated[
+        Literal["paper", "short"], typer.Option(help="paper: the paper's settings; short: a few epochs, one cycle.")
+    ] = "short",
+    seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, from 0 up.")] = 1,
+    methods: Annotated[str, typer.Option(metavar="A,B", help="Only these methods of the suite.")] = "",
+    tasks: Annotated[int | None, typer.Option(help="Stop every run after so many tasks.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting for every run.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would be run, how long and how large; run nothing.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    on: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local",
+    out: Annotated[Path | None, typer.Option(help="The suites' folder; by default one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a suite that was begun.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Run a table or figure of the paper: every method, every value, every seed."""
+    from engram.cli.display import Display
+    from engram.data import load
+    from engram.experiments import jobs as planning
+    from engram.experiments import many
+    from engram.experiments.local import Site
+
+    order = planning.Order(
+        suite=name,
+        dataset=dataset,
+        preset=preset,
+        seeds=seeds,
+        methods=tuple(method for method in methods.split(",") if method),
+        tasks=tasks,
+        settings=pairs(set or []),
+    )
+    planning.check(order)
+    site = Site(out or many.default_folder(order), dataset, data)
+    with Display(quiet=quiet) as display:
+        try:
+            loaded = load(dataset, data, display)
+            programme = many.programme(order, site, loaded)
+            if plan:
+                _print_plan(programme, json)
+                return
+            many.begin(programme, _command(), resume=resume)
+            display.say(f"{name} on {dataset}: {len(programme.left)} runs to do, in {site.folder}")
+            outcomes = many.carry_out(programme, loaded, workers=jobs, on=on, progress=display)
+        except KeyboardInterrupt:
+            display.say(
+                f"Stopped. What was done is kept: the same command with --out '{site.folder}' --resume goes on."
+            )
+            raise typer.Exit(130) from None
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    _print_results(programme, json, [{"label": each.job.label, "error": each.error or ""} for each in failed])
+    for outcome in failed:
+        typer.echo(f"failed: {outcome.job.label}, seed {outcome.job.plan.seed}: {outcome.error}", err=True)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _command() -> str:
+    """The command as it was given."""
+    return shlex.join(["engram", *sys.argv[1:]])
+
+
+def _print_plan(programme: Programme, json: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "label": row.variant.label,
+            "method": row.variant.method,
+            "runs": len(row.jobs),
+            "done": row.done,
+            "seconds": round(row.left, 1),
+            "kept_bytes": row.estimate.kept_bytes,
+        }
+        for row in programme.rows
+    ]
+    if json:
+        typer.echo(json_format.dumps({"runs": rows, "seconds": round(programme.seconds, 1)}, ensure_ascii=False))
+        return
+    width = max(len(row["label"]) for row in rows)
+    typer.echo(f"{'':{width}}  runs  done       time        kept")
+    for row in rows:
+        counts = f"{row['runs']:4}  {row['done']:4}"
+        typer.echo(f"{row['label']:{width}}  {counts}  {_time(row['seconds']):>9}  {row['kept_bytes'] / 2**20:7.2f} MB")
+    typer.echo(f"about {_time(programme.seconds)} for what is left, one run after another, from steps timed now")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _print_results(programme: Programme, json: bool, failed: list[dict[str, str]]) -> None:
+    import statistics
+
+    found = [(variant, results) for variant, results in programme.results() if results]
+    if json:
+        rows = [
+            {
+                "label": variant.label,
+                "method": variant.method,
+                "value": variant.value,
+                "seeds": [result.seed for result in results],
+                "average_incremental_accuracy": [result.average_incremental_accuracy for result in results],
+                "last_accuracy": [result.curve[-1] for result in results],
+                "memory_mb": results[0].memory_mb,
+            }
+            for variant, results in found
+        ]
+        typer.echo(json_format.dumps({"rows": rows, "failed": failed}, ensure_ascii=False))
+        return
+    width = max([len(variant.label) for variant, _ in found], default=0)
+    for variant, results in found:
+        averages = [result.average_incremental_accuracy for result in results]
+        spread = f" ± {statistics.stdev(averages):.3f}" if len(averages) > 1 else ""
+        last = statistics.fmean(result.curve[-1] for result in results)
+        kept = f"{results[0].memory_mb:.2f} MB"
+        typer.echo(
+            f"{variant.label:{width}}  average {statistics.fmean(averages):.3f}{spread}, last {last:.3f}, {kept}"
+        )
+    typer.echo(f"report: engram report {shlex.quote(str(programme.site.folder))} -o report.html")

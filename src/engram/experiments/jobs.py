@@ -1,0 +1,144 @@
+"""A suite as jobs: one run each, in a folder named by what is run, so that no work is done twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engram import storage
+from engram.data import Dataset
+from engram.errors import UsageError, nearest, unknown
+from engram.experiments.plan import Plan
+from engram.experiments.presets import classes_per_task, preset
+from engram.experiments.suites import SUITES, Facts, Variant
+from engram.methods import Rehearsing, make
+
+SCHEMA = 1
+LIKE_PAPER = 20  # images per class, where a preset does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a person asks of a suite."""
+
+    suite: str
+    dataset: str
+    preset: str = "short"
+    seeds: int = 1
+    methods: tuple[str, ...] = ()  # only these; all where empty
+    tasks: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for every run
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a suite."""
+
+    label: str
+    plan: Plan
+    folder: str  # within the suites' folder
+    shares: str  # jobs with the same train the same networks
+
+
+def facts(dataset: Dataset, preset_name: str) -> Facts:
+    """What suites must know of a data set."""
+    counts = torch.bincount(dataset.train.labels)
+    known = preset(preset_name, "hybrid", dataset)
+    return Facts(
+        classes=len(dataset.train.classes()),
+        per_class=int(counts[counts > 0].min()),
+        classes_per_task=classes_per_task(dataset),
+        features_per_class=known.get("features_per_class", 250),
+        images_per_class=known.get("images_per_class", LIKE_PAPER),
+        whole=preset_name == "paper",
+    )
+
+
+def variants(order: Order, dataset: Dataset) -> list[Variant]:
+    """The variants of a suite on this data set; only those of the methods asked for."""
+    found = list(SUITES[order.suite].variants(facts(dataset, order.preset)))
+    known = {variant.method for variant in found}
+    for method in order.methods:
+        if method not in known:
+            raise UsageError(f"The suite '{order.suite}' has no method '{method}'. {nearest(method, known)}")
+    return [variant for variant in found if not order.methods or variant.method in order.methods]
+
+
+def jobs_of(variant: Variant, order: Order, dataset: Dataset) -> list[Job]:
+    """A variant's runs, one per seed."""
+    plan = Plan(
+        method=variant.method,
+        preset=order.preset,
+        settings={**order.settings, **variant.settings},
+        classes_per_task=variant.classes_per_task,
+        tasks=order.tasks,
+        validation=SUITES[order.suite].validation,
+    )
+    return [_job(variant.label, plan.with_seed(seed), dataset) for seed in range(order.seeds)]
+
+
+def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
+    learner = plan.learner(dataset)
+    stream = {
+        "dataset": dataset.name,
+        "classes_per_task": plan.classes_per_task or classes_per_task(dataset),
+        "tasks": plan.tasks,
+        "validation": plan.validation,
+    }
+    settings = {name: value for name, value in learner.settings().items() if name not in ("seed", "device")}
+    kept = learner.exemplars.numbers() if isinstance(learner, Rehearsing) else None
+    own = None if learner.shares_training else plan.method
+    return Job(
+        label,
+        plan,
+        f"runs/{plan.method}-{_digest([plan.method, settings, stream])}/seed-{plan.seed}",
+        _digest([learner.training_settings(), kept, own, stream]),
+    )
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def leaders_first(jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs, each only once; the first of those that share a training before any second."""
+    unique = list({job.folder: job for job in jobs}.values())
+    turn: dict[str, int] = {}
+    turns = []
+    for job in unique:
+        turns.append(turn.setdefault(job.shares, 0))
+        turn[job.shares] += 1
+    return [job for _, job in sorted(zip(turns, unique, strict=True), key=lambda pair: pair[0])]
+
+
+def write_suite(folder: Path, order: Order, command: str, members: Sequence[tuple[Variant, Sequence[Job]]]) -> Path:
+    """Keep what a suite consists of, for reports and for going on with it."""
+    suite = SUITES[order.suite]
+    path = folder / f"suite-{order.suite}.json"
+    rows = [
+        {
+            "label": variant.label,
+            "series": variant.series,
+            "value": variant.value,
+            "runs": [job.folder for job in jobs],
+        }
+        for variant, jobs in members
+    ]
+    head = {"schema": SCHEMA, "suite": order.suite, "dataset": order.dataset, "preset": order.preset}
+    text = {"summary": suite.summary, "finding": suite.finding, "varies": suite.varies, "command": command}
+    storage.write_json(path, {**head, **text, "variants": rows})
+    return path
+
+
+def check(order: Order) -> None:
+    """Refuse what cannot be, before any data is read."""
+    if order.suite not in SUITES:
+        raise unknown("suite", order.suite, SUITES, "engram suites")
+    for method in order.methods:
+        make(method)

@@ -1,0 +1,171 @@
+"""Carrying out jobs on this machine: one after another, or several at once, each in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+from engram import storage
+from engram.data import Dataset, load
+from engram.errors import EngramError
+from engram.experiments.jobs import Job
+from engram.experiments.trainings import Trainings
+from engram.progress import SILENT, Progress
+
+FAILED = "failed.json"
+
+
+class Outcome(NamedTuple):
+    """How a job ended."""
+
+    job: Job
+    error: str | None  # None: well
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where jobs are carried out: the folder of all suites, and the data set they learn."""
+
+    folder: Path
+    dataset: str
+    data: Path | None
+
+    def done(self, job: Job) -> bool:
+        """Whether the job's result is there."""
+        return (self.folder / job.folder / "result.json").exists()
+
+    def carry_out(
+        self, job: Job, dataset: Dataset, progress: Progress = SILENT, after_task: Callable[[], None] | None = None
+    ) -> str | None:
+        """Do one job, or what is left of it; why it failed, if it did. It is marked then, and may be tried again."""
+        place = self.folder / job.folder
+        (place / FAILED).unlink(missing_ok=True)
+        try:
+            job.plan.run(
+                dataset,
+                place,
+                resume=True,
+                trainings=Trainings(self.folder / "trained"),
+                progress=progress,
+                after_task=None if after_task is None else lambda *_: after_task(),
+            )
+        except Exception as error:
+            message = str(error) if isinstance(error, EngramError) else traceback.format_exc(limit=-3)
+            self.mark(job, message)
+            return message
+        return None
+
+    def mark(self, job: Job, message: str) -> None:
+        """Leave word in a job's folder of why it failed."""
+        storage.make_folder(self.folder / job.folder)
+        storage.write_json(self.folder / job.folder / FAILED, {"label": job.label, "error": message})
+
+
+AfterTask = Callable[[Job], None]
+
+
+def run_here(
+    site: Site, jobs: Sequence[Job], dataset: Dataset, progress: Progress, after_task: AfterTask
+) -> list[Outcome]:
+    """One job after another, in this process."""
+    return [Outcome(job, site.carry_out(job, dataset, progress, lambda job=job: after_task(job))) for job in jobs]  # type: ignore[misc]
+
+
+def run_side_by_side(site: Site, jobs: Sequence[Job], workers: int, after_task: AfterTask) -> list[Outcome]:
+    """Several jobs at once. A process that dies fails its job alone, and another takes its place."""
+    waiting, outcomes = list(jobs), []
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    crew = [_Worker(site, threads) for _ in range(min(workers, len(waiting)))]
+    try:
+        for worker in crew:
+            worker.give(waiting.pop(0))
+        while any(worker.job for worker in crew):
+            ready = wait([worker.pipe for worker in crew if worker.job])
+            for worker in [each for each in crew if each.pipe in ready]:
+                job = worker.job
+                assert job is not None
+                message = worker.hear()
+                if message == "task":
+                    after_task(job)
+                    continue
+                if worker.dead:
+                    message = (False, worker.epitaph())
+                    site.mark(job, message[1])
+                    worker.replace()
+                assert isinstance(message, tuple)
+                outcomes.append(Outcome(job, None if message[0] else message[1]))
+                worker.give(waiting.pop(0) if waiting else None)
+    finally:
+        for worker in crew:
+            worker.end()
+    return outcomes
+
+
+class _Worker:
+    """A process that carries out the jobs it is given."""
+
+    def __init__(self, site: Site, threads: int) -> None:
+        self.site, self.threads = site, threads
+        self.job: Job | None = None
+        self.start()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, there = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_work, args=(there, self.site, self.threads), daemon=True)
+        self.process.start()
+        there.close()
+        self.dead = False
+
+    replace = start
+
+    def give(self, job: Job | None) -> None:
+        self.job = job
+        if job is not None:
+            self.pipe.send(job)
+
+    def hear(self) -> str | tuple[bool, str] | None:
+        try:
+            message: str | tuple[bool, str] = self.pipe.recv()
+            return message
+        except (EOFError, OSError):
+            self.dead = True
+            return None
+
+    def epitaph(self) -> str:
+        self.process.join()
+        code = self.process.exitcode or 0
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"Its process ended {how}. Run the suite again with --resume to go on with it."
+
+    def end(self) -> None:
+        self.pipe.close()
+        if self.job is not None:  # interrupted: what it has saved so far is enough to go on from
+            self.process.terminate()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+def _work(pipe: Connection, site: Site, threads: int) -> None:
+    """What a worker's process does: wait for a job, do it, tell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one decides
+    import torch
+
+    torch.set_num_threads(threads)
+    dataset = load(site.dataset, site.data)
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        error = site.carry_out(job, dataset, SILENT, lambda: pipe.send("task"))
+        pipe.send((error is None, error or ""))

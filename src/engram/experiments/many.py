@@ -1,0 +1,138 @@
+"""A suite from beginning to end: what it takes, what is left of it, and carrying it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engram import storage
+from engram.data import Dataset
+from engram.errors import UsageError
+from engram.experiments.estimate import Costs, Estimate, estimate, measure_costs
+from engram.experiments.jobs import Job, Order, jobs_of, leaders_first, variants, write_suite
+from engram.experiments.local import Outcome, Site, run_here, run_side_by_side
+from engram.experiments.results import Result
+from engram.experiments.suites import Variant
+from engram.progress import SILENT, Progress
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant, its runs, and what they will take where nothing is there yet."""
+
+    variant: Variant
+    jobs: tuple[Job, ...]
+    estimate: Estimate  # of one run
+    left: float  # seconds for all of its runs, shared trainings counted where they come first
+    done: int  # runs that are there already
+
+
+@dataclass(frozen=True)
+class Programme:
+    """All that a suite consists of on one data set, in the folder of all suites."""
+
+    order: Order
+    site: Site
+    rows: tuple[Row, ...]
+
+    @property
+    def left(self) -> list[Job]:
+        """The jobs that are still to be done, in their order."""
+        return [job for job in leaders_first([job for row in self.rows for job in row.jobs]) if not self.site.done(job)]
+
+    @property
+    def seconds(self) -> float:
+        """What is left will take about so long, one job after another."""
+        return sum(row.left for row in self.rows)
+
+    def results(self) -> list[tuple[Variant, list[Result]]]:
+        """What was found, variant by variant; runs that failed are missing."""
+        return [
+            (
+                row.variant,
+                [Result.load(self.site.folder / job.folder / "result.json") for job in row.jobs if self.site.done(job)],
+            )
+            for row in self.rows
+        ]
+
+
+def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
+    """What a suite takes, and an estimate of how long, from a few steps timed now."""
+    costs: dict[tuple[object, ...], Costs] = {}
+    trained: set[tuple[str, int]] = set()
+    rows = []
+    for variant in variants(order, dataset):
+        jobs = tuple(jobs_of(variant, order, dataset))
+        learner = jobs[0].plan.learner(dataset)
+        kind = (learner.network, learner.head, learner.training.batch_size, *_adapter(learner))
+        if kind not in costs:
+            costs[kind] = measure_costs(learner, dataset)
+        one = estimate(jobs[0].plan, dataset, costs[kind])
+        left = 0.0
+        for job in jobs:
+            if site.done(job):
+                continue
+            left += sum(one.after)
+            if (job.shares, job.plan.seed) not in trained:
+                left += sum(one.training)
+            trained.add((job.shares, job.plan.seed))
+        rows.append(Row(variant, jobs, one, left, sum(site.done(job) for job in jobs)))
+    return Programme(order, site, tuple(rows))
+
+
+def _adapter(learner: object) -> tuple[object, ...]:
+    adaptation = getattr(learner, "adaptation", None)
+    return () if adaptation is None else (adaptation.adapter, adaptation.adapter_width, adaptation.adapter_depth)
+
+
+def begin(plan: Programme, command: str, *, resume: bool) -> None:
+    """Write down what the suite consists of. One that was begun is gone on with only if that is asked for."""
+    storage.make_folder(plan.site.folder)
+    path = plan.site.folder / f"suite-{plan.order.suite}.json"
+    if path.exists() and not resume:
+        raise UsageError(f"{path} is there already. Go on with --resume, or choose another --out.")
+    write_suite(plan.site.folder, plan.order, command, [(row.variant, row.jobs) for row in plan.rows])
+
+
+def carry_out(
+    plan: Programme, dataset: Dataset, *, workers: int = 1, on: str = "local", progress: Progress = SILENT
+) -> Sequence[Outcome]:
+    """Do what is left. A run that fails is marked, and the rest go on."""
+    jobs, weights = plan.left, _weights(plan)
+    with progress.phase("suite", sum(sum(weights[job.folder]) for job in jobs)) as whole:
+        learned: dict[str, int] = {}
+
+        def after_task(job: Job) -> None:
+            task = learned.setdefault(job.folder, 0)
+            learned[job.folder] += 1
+            whole.advance(weights[job.folder][min(task, len(weights[job.folder]) - 1)], job.label)
+
+        def finish_job(job: Job) -> None:
+            whole.advance(sum(weights[job.folder]), job.label)
+
+        if on == "ray":
+            from engram.experiments.cluster import run_on_ray
+
+            return run_on_ray(plan.site, jobs, finish_job, workers if workers > 1 else None)
+        if workers > 1 and len(jobs) > 1:
+            return run_side_by_side(plan.site, jobs, workers, after_task)
+        return run_here(plan.site, jobs, dataset, progress, after_task)
+
+
+def _weights(plan: Programme) -> dict[str, list[int]]:
+    """How much of the whole each task of each job is, in milliseconds of its estimate."""
+    trained: set[str] = set()
+    costs = {job.folder: row.estimate for row in plan.rows for job in row.jobs}
+    weights = {}
+    for job in plan.left:
+        one, key = costs[job.folder], f"{job.shares}-{job.plan.seed}"
+        training = one.training if key not in trained else (0.0,) * len(one.training)
+        trained.add(key)
+        weights[job.folder] = [1 + round(1000 * sum(pair)) for pair in zip(training, one.after, strict=True)]
+    return weights
+
+
+def default_folder(order: Order) -> Path:
+    """Where the suites of a data set and preset are kept together, so that they share what they can."""
+    return Path("runs") / f"{order.dataset}-{order.preset}"

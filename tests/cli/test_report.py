@@ -1,0 +1,102 @@
+"""`engram report`, used as a person uses it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_results import result, save
+
+from engram.cli import main
+from engram.experiments.report import make_report
+from engram.experiments.report.commands import commands
+
+
+def engram(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "engram", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_report_is_written_and_its_path_printed(tmp_path: Path) -> None:
+    save(tmp_path / "runs", result("features"), result("lwf"))
+    (tmp_path / "runs" / "bad").mkdir()
+    (tmp_path / "runs" / "bad" / "result.json").write_text('{"schema": 1}')
+    done = engram("report", "runs", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "report: report.html\n"), done.stderr
+    assert done.stderr.startswith("note: Left out: runs/bad/result.json is not a whole result:")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_figures_and_json_in_places_that_are_made(tmp_path: Path) -> None:
+    save(tmp_path / "runs", result("features", curve=[0.9]), result("[red]x[/red] \x1b[31m", curve=[0.8]))
+    done = engram("report", "runs", "-o", "a/b/c.html", "--figures", "d/e", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["report"] == "a/b/c.html" and (tmp_path / "a" / "b" / "c.html").exists()
+    assert [group["label"] for group in told["sections"][0]["groups"]] == ["features", "[red]x[/red] \ufffd[31m"]
+    assert told["sections"][0]["groups"][0]["average"] == {"mean": 0.9, "deviation": None}
+    assert len(list((tmp_path / "d" / "e").glob("*.pdf"))) >= 2
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".aside")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nowhere"], 1, "There is no file or folder 'nowhere'."),
+        (["empty"], 1, "No result was found in empty."),
+        (["runs", "-o", "empty"], 2, "The report cannot be written to 'empty'. Name a file"),
+        (["runs", "-o", "runs/run-000/result.json"], 2, "The report cannot be written to"),
+        (["runs", "-o", "/proc/nothing/report.html"], 1, "The folder /proc/nothing cannot be made"),
+        (["runs", "-o", "/proc/report.html"], 1, "/proc"),
+        (["runs", "--figures", "/proc/nothing"], 1, "The folder /proc/nothing cannot be made"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(
+    arguments: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save(tmp_path / "runs", result(curve=[0.5], seconds={}))
+    (tmp_path / "empty").mkdir()
+    before = (tmp_path / "runs" / "run-000" / "result.json").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["engram", "report", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    told = capsys.readouterr()
+    assert said in told.err and left.value.code == code
+    assert told.out == "" and len(told.err.splitlines()) == 1
+    assert (tmp_path / "runs" / "run-000" / "result.json").read_bytes() == before
+
+
+def test_nothing_named_is_wrong_usage(tmp_path: Path) -> None:
+    assert engram("report", cwd=tmp_path).returncode == 2
+
+
+def test_the_command_of_a_report_makes_the_same_result_again(tmp_path: Path) -> None:
+    first = engram("run", "finetune", "--tasks", "2", "--epochs", "1", "--out", "runs/first", "--quiet", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    section = make_report([tmp_path / "runs"]).parts[0].section
+    (command,) = commands(section, section.groups[0])
+    again = subprocess.run(
+        [*command.replace("engram", f"{sys.executable} -m engram", 1).replace("\\\n", " ").split(), "--out", "again"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert again.returncode == 0, again.stderr
+    one, other = (json.loads((tmp_path / place / "result.json").read_text()) for place in ("runs/first", "again"))
+    assert one["settings"] == other["settings"] and one["curve"] == other["curve"] and one["split"] == other["split"]

@@ -1,0 +1,99 @@
+"""A suite on a Ray cluster of two workers, one of which is killed."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engram.data import load
+from engram.errors import EngramWarning
+from engram.experiments import cluster
+from engram.experiments.jobs import Order
+from engram.experiments.local import FAILED, Site
+from engram.experiments.many import begin, carry_out, programme
+
+pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+
+SETTINGS = {"epochs": 40, "batch_size": 4, "adapter_steps": 50, "rate": 0.2}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    draws = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), 30)
+    inputs = (3 * draws.normal(size=(4, 8))[labels] + draws.normal(size=(len(labels), 8))).astype(np.float32)
+    np.savez(tmp_path / "blobs.npz", inputs=inputs, labels=labels)
+    return tmp_path / "blobs.npz"
+
+
+def workers() -> list[int]:
+    """The processes of this machine that carry out a job for a Ray that this one has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::_work"):
+                found += [int(entry.name)] if os.getpid() in ancestors(int(entry.name)) else []
+        except OSError:
+            continue
+    return found
+
+
+def ancestors(process: int) -> list[int]:
+    """The parents of a process, up to the first."""
+    found: list[int] = []
+    while process > 1:
+        process = int((Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[1])
+        found.append(process)
+    return found
+
+
+def results(folder: Path) -> dict[str, object]:
+    found = {}
+    for path in sorted(folder.rglob("result.json")):
+        values = json.loads(path.read_text())
+        found[str(path.relative_to(folder))] = {
+            name: value for name, value in values.items() if name not in ("seconds", "environment")
+        }
+    return found
+
+
+def test_a_killed_worker_costs_nothing_but_time(data: Path, tmp_path: Path) -> None:
+    dataset = load("arrays", data)
+    order = Order(suite="balance", dataset="arrays", settings=SETTINGS)
+    here = programme(order, Site(tmp_path / "here", "arrays", data), dataset)
+    begin(here, "engram suite", resume=False)
+    assert [outcome.error for outcome in carry_out(here, dataset)] == [None, None]
+
+    there = programme(order, Site(tmp_path / "there", "arrays", data), dataset)
+    begin(there, "engram suite", resume=False)
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        deadline = time.monotonic() + 120
+        while not killed and time.monotonic() < deadline:
+            # Only once a run is under way, and before any has ended.
+            if list((tmp_path / "there").rglob("training.safetensors")) and (found := workers()):
+                os.kill(found[0], signal.SIGKILL)
+                killed.append(found[0])
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    outcomes = carry_out(there, dataset, workers=2, on="ray")
+    killer.join()
+    assert killed, "no worker was seen at work: make the runs longer"
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert not list((tmp_path / "there").rglob(FAILED))
+    assert results(tmp_path / "there") == results(tmp_path / "here")
+
+
+def test_a_cluster_elsewhere_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")  # an address that nobody has
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    with pytest.warns(EngramWarning, match=r"192\.0\.2\.1:6379 is not on this machine"):
+        cluster._connect(None)

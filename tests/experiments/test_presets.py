@@ -1,0 +1,161 @@
+"""Presets give each method, on each data set, settings that it knows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import blobs
+
+from engram.data import Dataset, Samples, load
+from engram.errors import UsageError
+from engram.experiments import PRESETS, Plan
+from engram.experiments.presets import classes_per_task, preset
+from engram.methods import METHODS, OBJECTIVES, setting_names
+
+DIVIDED = ["features", "hybrid", "features-unadapted", "gamma-lwf", "lwf", "gamma-icarl", "icarl", "finetune", "joint"]
+UNDIVIDED = ["eeil", "lucir", "bic", "bic-uncorrected"]  # not divided by the number of classes
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("digits")
+
+
+def named(name: str, classes: int = 10) -> Dataset:
+    samples = Samples.of(torch.zeros(classes, 32, 32, 3, dtype=torch.uint8), torch.arange(classes))
+    return Dataset(name, samples, samples, tuple(map(str, range(classes))))
+
+
+def test_the_methods_are_divided_or_not() -> None:
+    assert sorted(DIVIDED + UNDIVIDED) == sorted(METHODS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_method_can_be_made_with_every_preset_and_only_of_settings_it_knows(
+    name: str, method: str, digits: Dataset
+) -> None:
+    for dataset in (digits, named("cifar100"), blobs()):
+        settings = preset(name, method, dataset)
+        assert set(settings) <= setting_names(method)
+        found = Plan(method=method, preset=name).learner(dataset).settings()
+        assert {setting: found[setting] for setting in settings} == settings
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_preset_drops_what_the_chosen_objective_does_not_know(method: str, objective: str, digits: Dataset) -> None:
+    for name in PRESETS:
+        settings = preset(name, method, digits, objective)
+        assert set(settings) <= setting_names(method, objective)
+        assert ("expected_classes" in settings) == (objective in ("classification", "distillation"))
+        plan = Plan(method=method, preset=name, settings={"objective": objective})
+        assert type(plan.learner(digits).objective) is OBJECTIVES[objective]
+
+
+def test_a_preset_drops_what_a_method_does_not_keep(digits: Dataset) -> None:
+    kept = {
+        method: {"features_per_class", "adapter_width", "images_per_class"} & set(preset("short", method, digits))
+        for method in ("features", "hybrid", "icarl", "finetune", "joint")
+    }
+    assert kept == {
+        "features": {"features_per_class", "adapter_width"},
+        "hybrid": {"features_per_class", "adapter_width", "images_per_class"},
+        "icarl": {"images_per_class"},
+        "finetune": set(),
+        "joint": set(),
+    }
+
+
+# Epochs and rates
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_paper_preset_has_the_epochs_of_the_objectives_paper(method: str, digits: Dataset) -> None:
+    epochs = {"eeil": 40, "lucir": 160, "bic": 250, "bic-uncorrected": 250}.get(method, 70)
+    training = Plan(method=method, preset="paper").learner(digits).training
+    assert (training.epochs, training.schedule) == (epochs, "steps")
+    assert training.rate == (0.1 if method in UNDIVIDED else 2.0)
+
+
+@pytest.mark.parametrize(("objective", "epochs"), [("eeil", 40), ("lucir", 160), ("bic", 250), ("distillation", 70)])
+def test_the_paper_preset_goes_by_the_objective_that_is_asked_for(objective: str, epochs: int, digits: Dataset) -> None:
+    plan = Plan(method="features", preset="paper", settings={"objective": objective})
+    assert plan.learner(digits).training.epochs == epochs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_on_digits_the_short_preset_has_a_rate_of_its_own_for_objectives_that_are_not_divided(
+    method: str, digits: Dataset
+) -> None:
+    training = Plan(method=method).learner(digits).training
+    assert (training.epochs, training.batch_size, training.schedule) == (20, 32, "one-cycle")
+    assert training.rate == (0.05 if method == "lucir" else 0.2)
+
+
+def test_on_digits_the_short_presets_rate_goes_by_the_objective_that_is_asked_for(digits: Dataset) -> None:
+    for method, objective, rate in (
+        ("features", "lucir", 0.05),
+        ("features", "distillation", 0.2),
+        ("features", "classification", 0.2),
+        ("lucir", "distillation", 0.2),
+        ("lucir", "bic", 0.2),
+        ("lucir", "lucir", 0.05),
+    ):
+        assert Plan(method=method, settings={"objective": objective}).learner(digits).training.rate == rate
+    asked = Plan(method="features", settings={"objective": "lucir", "rate": 0.3, "epochs": 2}).learner(digits).training
+    assert (asked.rate, asked.epochs) == (0.3, 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_on_other_data_the_short_preset_leaves_the_rate_to_the_objective(method: str) -> None:
+    training = Plan(method=method).learner(blobs()).training
+    assert (training.epochs, training.schedule) == (10, "one-cycle")
+    assert training.rate == (0.1 if method in UNDIVIDED else 2.0)
+
+
+# What depends on the data alone
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    ("dataset", "pad", "flip"), [("cifar100", 4, True), ("cifar10", 4, True), ("digits", 1, False), ("mine", 0, False)]
+)
+def test_what_may_be_done_to_an_image_goes_by_the_data(name: str, dataset: str, pad: int, flip: bool) -> None:
+    for method in ("features", "bic"):
+        training = Plan(method=method, preset=name).learner(named(dataset)).training
+        assert (training.pad, training.flip) == (pad, flip)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("method", DIVIDED)
+def test_the_loss_is_divided_by_the_classes_of_the_data(name: str, method: str) -> None:
+    settings = Plan(method=method, preset=name).learner(named("mine", classes=7)).settings()
+    assert settings["expected_classes"] == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "expected"),
+    [("digits", 10, 2), ("cifar10", 10, 2), ("cifar100", 100, 10), ("mine", 10, 2), ("mine", 33, 6), ("mine", 3, 1)],
+)
+def test_tasks_have_the_fields_usual_number_of_classes_or_a_fifth(name: str, classes: int, expected: int) -> None:
+    dataset = named(name, classes)
+    assert classes_per_task(dataset) == expected
+    assert len(Plan().stream(dataset).tasks[0].classes) == expected
+
+
+def test_a_method_that_keeps_images_in_all_keeps_so_many_of_each_digit_unless_asked_otherwise(digits: Dataset) -> None:
+    def kept(**settings: int) -> tuple[object, object]:
+        found = Plan(method="icarl", settings=settings).learner(digits).settings()
+        return found["images_per_class"], found["images_total"]
+
+    assert kept() == (10, None)
+    assert kept(images_per_class=7) == (7, None)
+    assert kept(images_total=70) == (None, 70)
+    paper = Plan(method="icarl", preset="paper").learner(digits).settings()
+    assert (paper["images_per_class"], paper["images_total"]) == (None, 2000)
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match=r"^There is no preset 'papre'\. Did you mean 'paper'\?$"):
+        Plan(preset="papre").learner(blobs())

@@ -1,0 +1,284 @@
+"""The paper's tables and figures as declarations: which runs, with which values, on which split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from engram.data import Dataset, Samples, load
+from engram.experiments import PRESETS, Plan
+from engram.experiments.jobs import Order, facts, jobs_of, variants
+from engram.experiments.suites import SUITES, Facts, Variant
+
+VALIDATED = {"cosine", "alpha", "width", "depth", "gamma"}
+UNVALIDATED = {"memory", "points", "table1", "quality", "balance"}
+
+
+def made(classes: int, per_class: int, name: str = "mine") -> Dataset:
+    """So many classes of so many tiny images."""
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    images = torch.zeros(len(labels), 2, 2, 3, dtype=torch.uint8)
+    samples = Samples.of(images, labels)
+    return Dataset(name, samples, samples, tuple(f"class {label}" for label in range(classes)))
+
+
+@pytest.fixture(scope="module")
+def hundred() -> Dataset:
+    """What the paper's numbers are for: 100 classes of 500 images."""
+    return made(100, 500, name="cifar100")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("digits")
+
+
+def of(suite: str, dataset: Dataset, preset: str = "paper") -> list[Variant]:
+    return variants(Order(suite=suite, dataset=dataset.name, preset=preset), dataset)
+
+
+def plan_of(variant: Variant, suite: str, dataset: Dataset, preset: str) -> Plan:
+    order = Order(suite=suite, dataset=dataset.name, preset=preset)
+    return jobs_of(variant, order, dataset)[0].plan
+
+
+def varied(found: list[Variant], setting: str) -> list[tuple[str, Any]]:
+    return [(variant.method, variant.settings.get(setting)) for variant in found]
+
+
+def test_every_experiment_of_the_paper_has_a_suite_and_nothing_else_does() -> None:
+    assert set(SUITES) == VALIDATED | UNVALIDATED
+    assert len(SUITES) == 10
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("data", ["digits", "hundred"])
+def test_every_variant_can_be_made_into_a_learner_that_has_its_settings(
+    data: str, suite: str, preset: str, request: pytest.FixtureRequest
+) -> None:
+    dataset = request.getfixturevalue(data)
+    found = of(suite, dataset, preset)
+    assert len(found) >= 2
+    for variant in found:
+        plan = Plan(method=variant.method, preset=preset, settings=variant.settings)
+        learner = plan.learner(dataset)
+        assert learner.name == variant.method
+        assert variant.settings.items() <= learner.settings().items()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("suite", SUITES)
+def test_labels_tell_variants_apart_and_points_of_a_line_have_different_places(
+    suite: str, preset: str, hundred: Dataset
+) -> None:
+    found = of(suite, hundred, preset)
+    assert len({variant.label for variant in found}) == len(found)
+    assert all(variant.series for variant in found)
+    if SUITES[suite].varies is None:
+        assert all(variant.value is None for variant in found)
+    else:
+        assert len({(variant.series, variant.value) for variant in found}) == len(found)
+
+
+# The digest's values
+
+
+@pytest.mark.parametrize(
+    ("suite", "setting", "values"),
+    [
+        ("alpha", "alpha", [0.1, 1, 10, 100, 1000]),
+        ("width", "adapter_width", [32, 64, 128, 256, 512, 1024, 2048]),
+        ("depth", "adapter_depth", [1, 2, 3, 4]),
+    ],
+)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_the_adapter_depends_on_is_varied_on_features_alone(
+    suite: str, setting: str, values: list[float], preset: str, hundred: Dataset
+) -> None:
+    found = of(suite, hundred, preset)
+    assert varied(found, setting) == [("features", value) for value in values]
+    assert [variant.value for variant in found] == values
+    others = {tuple(sorted((k, v) for k, v in variant.settings.items() if k != setting)) for variant in found}
+    assert len(others) == 1
+
+
+def test_gamma_is_varied_on_features_and_on_gamma_lwf(hundred: Dataset) -> None:
+    found, values = of("gamma", hundred), [0, 0.01, 0.05, 0.1, 1]
+    expected = [(method, value) for method in ("features", "gamma-lwf") for value in values]
+    assert varied(found, "feature_distillation") == expected
+    assert [(variant.series, variant.value) for variant in found] == expected
+
+
+def test_quality_is_shown_without_images_and_with_fifty_of_500_features(hundred: Dataset) -> None:
+    without, with_images = of("quality", hundred)
+    assert (without.method, dict(without.settings)) == ("features", {"features_per_class": 500})
+    kept = {"features_per_class": 500, "images_per_class": 50}
+    assert (with_images.method, dict(with_images.settings)) == ("hybrid", kept)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_table_1_has_the_papers_ten_systems_and_what_each_keeps(preset: str, hundred: Dataset) -> None:
+    total, images, features = {"images_total": 2000}, {"images_per_class": 20}, {"features_per_class": 250}
+    expected: dict[str, dict[str, int]] = {
+        **{"lwf": {}, "icarl": total, "eeil": total, "lucir": images, "bic-uncorrected": total, "bic": total},
+        **{"gamma-lwf": {}, "gamma-icarl": images, "features": features},
+        "hybrid": {**features, "images_per_class": 10},
+    }
+    assert {variant.method: dict(variant.settings) for variant in of("table1", hundred, preset)} == expected
+
+
+def test_table_1_on_digits_has_the_presets_numbers(digits: Dataset) -> None:
+    found = {variant.method: dict(variant.settings) for variant in of("table1", digits, "short")}
+    assert found["features"] == {"features_per_class": 100}
+    assert found["gamma-icarl"] == {"images_per_class": 10}
+    assert found["icarl"] == {"images_total": 100}
+    assert found["hybrid"] == {"features_per_class": 100, "images_per_class": 5}
+
+
+@pytest.mark.parametrize(("preset", "sizes"), [("paper", [5, 10, 20]), ("short", [10])])
+def test_memory_varies_features_images_and_images_beside_100_features_for_several_task_sizes(
+    preset: str, sizes: list[int], hundred: Dataset
+) -> None:
+    found = [
+        (variant.classes_per_task, variant.method, dict(variant.settings)) for variant in of("memory", hundred, preset)
+    ]
+    expected = []
+    for size in sizes:
+        expected += [(size, "features", {"features_per_class": count}) for count in (50, 100, 250, 500)]
+        for count in (5, 10, 20, 50):
+            expected.append((size, "gamma-icarl", {"images_per_class": count}))
+            expected.append((size, "hybrid", {"images_per_class": count, "features_per_class": 100}))
+    assert len(found) == len(expected)
+    assert all(each in found for each in expected)
+
+
+@pytest.mark.parametrize(("preset", "sizes"), [("paper", [5, 10, 20]), ("short", [10])])
+def test_points_have_features_and_images_at_the_same_places_for_several_task_sizes(
+    preset: str, sizes: list[int], hundred: Dataset
+) -> None:
+    places: dict[tuple[str, int | None], list[float | None]] = {}
+    for variant in of("points", hundred, preset):
+        assert list(variant.settings.values()) == [variant.value]
+        places.setdefault((variant.method, variant.classes_per_task), []).append(variant.value)
+    assert set(places) == {(method, size) for method in ("features", "gamma-icarl") for size in sizes}
+    assert len({tuple(values) for values in places.values()}) == 1
+    assert all(len(values) >= 4 for values in places.values())
+
+
+def test_memory_and_points_of_one_task_size_lie_on_one_line_per_method(hundred: Dataset) -> None:
+    for suite, methods in (("memory", 3), ("points", 2)):
+        lines = {(variant.series, variant.method, variant.classes_per_task) for variant in of(suite, hundred)}
+        assert len(lines) == len({series for series, *_ in lines}) == 3 * methods
+
+
+def test_the_cosine_head_is_held_against_a_plain_one_on_lwf(hundred: Dataset) -> None:
+    found = of("cosine", hundred)
+    assert varied(found, "head") == [("lwf", "cosine"), ("lwf", "linear")]
+    learners = [plan_of(variant, "cosine", hundred, "paper").learner(hundred) for variant in found]
+    one, other = ({k: v for k, v in learner.settings().items() if k != "head"} for learner in learners)
+    assert one == other and one["feature_distillation"] == 0
+
+
+def test_balance_differs_in_what_the_classifier_learns_from_alone(hundred: Dataset) -> None:
+    found = of("balance", hundred)
+    assert varied(found, "balanced") == [("features", True), ("features", False)]
+    learners = [plan_of(variant, "balance", hundred, "paper").learner(hundred) for variant in found]
+    one, other = ({k: v for k, v in learner.settings().items() if k != "balanced"} for learner in learners)
+    assert one == other and one["features_per_class"] == 250
+
+
+# Fewer samples, fewer classes
+
+
+def facts_of(per_class: int, **others: Any) -> Facts:
+    values: dict[str, Any] = {"classes": 100, "classes_per_task": 10, "features_per_class": 250, "whole": True}
+    return Facts(**{**values, "per_class": per_class, "images_per_class": 20, **others})
+
+
+def test_numbers_per_class_are_the_papers_from_500_samples_on_and_below_in_proportion() -> None:
+    assert facts_of(500).scaled(50, 100, 250, 500) == [50, 100, 250, 500]
+    assert facts_of(5000).scaled(50, 100, 250, 500) == [50, 100, 250, 500]
+    assert facts_of(100).scaled(50, 100, 250, 500) == [10, 20, 50, 100]
+    assert facts_of(10).scaled(50, 100, 250, 500) == [1, 2, 5, 10]
+
+
+@pytest.mark.parametrize("per_class", [*range(1, 60), 139, 250, 499, 500, 501])
+def test_scaled_numbers_are_never_none_never_more_than_there_are_and_never_twice_the_same(per_class: int) -> None:
+    found = facts_of(per_class).scaled(5, 10, 20, 50, 100, 250, 500)
+    assert found == sorted(set(found))
+    assert 1 <= found[0] and found[-1] <= per_class
+    assert len(found) == 7 or per_class < 500
+
+
+@pytest.mark.parametrize(
+    ("classes", "usual", "sizes"),
+    [(100, 10, [5, 10, 20]), (10, 2, [1, 2, 4]), (10, 1, [1, 2]), (6, 1, [1, 2]), (3, 1, [1]), (100, 50, [25, 50])],
+)
+def test_task_sizes_are_half_and_twice_the_usual_where_that_leaves_two_tasks(
+    classes: int, usual: int, sizes: list[int]
+) -> None:
+    assert facts_of(500, classes=classes, classes_per_task=usual).task_sizes() == sizes
+    assert facts_of(500, classes=classes, classes_per_task=usual, whole=False).task_sizes() == [usual]
+
+
+def test_the_facts_of_a_data_set_are_its_classes_and_its_smallest_class(hundred: Dataset) -> None:
+    fewer = replace(hundred, train=hundred.train.select((torch.arange(50_000) % 500 < 30).nonzero().squeeze(1)))
+    smaller = replace(fewer, train=fewer.train.select(torch.arange(7, 3000)))
+    found = facts(smaller, "paper")
+    assert (found.classes, found.per_class, found.classes_per_task, found.whole) == (100, 23, 10, True)
+    assert not facts(smaller, "short").whole
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_no_suite_keeps_more_than_a_class_has_or_nothing_or_runs_the_same_twice(suite: str) -> None:
+    for preset, per_class in product(PRESETS, (500, 139, 30, 12, 2)):
+        dataset, seen = made(10, per_class), []
+        for variant in of(suite, dataset, preset):
+            plan = plan_of(variant, suite, dataset, preset)
+            settings, smallest = plan.learner(dataset).settings(), _smallest(plan, dataset)
+            per_total = settings.get("images_total")
+            kept = [settings.get("features_per_class"), settings.get("images_per_class"), per_total and per_total // 10]
+            assert all(1 <= count <= smallest for count in kept if count is not None), (variant.label, kept, smallest)
+            seen.append((plan.classes_per_task, variant.method, settings))
+        assert all(each not in seen[:place] for place, each in enumerate(seen))
+
+
+def _smallest(plan: Plan, dataset: Dataset) -> int:
+    """The samples of the smallest class as it arrives in a run, without what is held out."""
+    return min(int(torch.bincount(task.train.labels)[list(task.classes)].min()) for task in plan.stream(dataset))
+
+
+@pytest.mark.parametrize("data", ["digits", "thirty"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_balance_keeps_fewer_features_than_a_class_has_or_there_would_be_nothing_to_compare(
+    preset: str, data: str, digits: Dataset
+) -> None:
+    dataset = digits if data == "digits" else made(10, 30)
+    for variant in of("balance", dataset, preset):
+        plan = plan_of(variant, "balance", dataset, preset)
+        assert plan.learner(dataset).settings()["features_per_class"] < _smallest(plan, dataset)
+
+
+# The split
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_what_is_tuned_is_tuned_on_a_tenth_of_the_training_images_and_the_rest_on_the_test_images(
+    suite: str, digits: Dataset
+) -> None:
+    plan = plan_of(of(suite, digits)[0], suite, digits, "paper")
+    stream = plan.stream(digits)
+    tested = sum(len(task.test) for task in stream)
+    trained = sum(len(task.train) for task in stream)
+    if suite in VALIDATED:
+        assert stream.split["validation"] == SUITES[suite].validation == 0.1
+        assert trained + tested == len(digits.train)
+        assert tested == pytest.approx(0.1 * len(digits.train), rel=0.02)
+    else:
+        assert stream.split["validation"] == SUITES[suite].validation == 0
+        assert (trained, tested) == (len(digits.train), len(digits.test))

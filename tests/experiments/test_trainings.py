@@ -1,0 +1,144 @@
+"""Which runs share their networks: those whose training is the same, up to the task where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engram.data import Stream
+from engram.experiments import Result, Trainings, run
+from engram.methods import make, override, setting_names
+from engram.network import CorrectedHead
+
+QUICK = {
+    **{"epochs": 1, "batch_size": 24, "rate": 0.1, "expected_classes": 6},
+    **{"features_per_class": 6, "adapter_steps": 5, "images_per_class": 5},
+}
+
+
+def shared(folder: Path, stream: Stream, method: str, **settings: Any) -> tuple[Result, int]:
+    """A run that shares through `folder`, and how many networks it had to train."""
+    known = setting_names(method, settings.get("objective"))
+    defaults = {name: value for name, value in QUICK.items() if name in known}
+    before = len(list(folder.glob("*.safetensors")))
+    result = run(make(method, **override(defaults, settings)), stream, trainings=Trainings(folder))
+    return result, len(list(folder.glob("*.safetensors"))) - before
+
+
+def comparable(result: Result) -> dict[str, object]:
+    return {name: value for name, value in result.to_json().items() if name != "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("hybrid", {"features_per_class": 6}), ("hybrid", {"features_per_class": 9, "adapter": "identity"})),
+        (("hybrid", {"features_per_class": 9}), ("gamma-icarl", {})),
+        (("gamma-icarl", {}), ("hybrid", {"classifier": "ridge"})),
+        (("gamma-icarl", {}), ("gamma-icarl", {"answer": "head"})),
+        (("gamma-icarl", {"images_total": 20}), ("hybrid", {"images_total": 20})),
+        (("lucir", {}), ("lucir", {"answer": "nearest-mean"})),
+        (("lucir", {}), ("hybrid", {"objective": "lucir"})),
+        (("features", {"objective": "bic"}), ("lwf", {"objective": "bic", "head": "corrected"})),
+    ],
+    ids=lambda run: "-".join([run[0], *map(str, run[1].values())]),
+)
+def test_runs_that_train_alike_take_each_others_networks(
+    first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], vectors: Stream, tmp_path: Path
+) -> None:
+    trained, count = shared(tmp_path / "shared", vectors, first[0], **first[1])
+    assert count == len(vectors)
+    assert "train" in trained.seconds
+    taken, count = shared(tmp_path / "shared", vectors, second[0], **second[1])
+    assert count == 0
+    assert "train" not in taken.seconds
+    alone, count = shared(tmp_path / "alone", vectors, second[0], **second[1])
+    assert count == len(vectors)
+    assert comparable(taken) == comparable(alone)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("gamma-icarl", {}), ("gamma-icarl", {"images_per_class": 7})),
+        (("hybrid", {}), ("gamma-icarl", {"images_per_class": 7})),
+        (("gamma-icarl", {}), ("gamma-icarl", {"images_total": 20})),
+        (("features", {}), ("gamma-icarl", {})),
+        (("gamma-icarl", {}), ("gamma-lwf", {})),
+        (("gamma-lwf", {}), ("hybrid", {})),
+        (("lucir", {}), ("features", {"objective": "lucir"})),
+    ],
+    ids=lambda run: "-".join([run[0], *map(str, run[1].values())]),
+)
+def test_runs_that_rehearse_other_images_share_the_first_task_alone(
+    first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], vectors: Stream, tmp_path: Path
+) -> None:
+    shared(tmp_path / "shared", vectors, first[0], **first[1])
+    taken, count = shared(tmp_path / "shared", vectors, second[0], **second[1])
+    assert count == len(vectors) - 1
+    assert "train" in taken.seconds
+    alone, count = shared(tmp_path / "alone", vectors, second[0], **second[1])
+    assert count == len(vectors)
+    assert comparable(taken) == comparable(alone)
+    _, count = shared(tmp_path / "shared", vectors.first(1), second[0], **second[1])
+    assert count == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("bic", {}), ("bic-uncorrected", {})),
+        (("bic", {}), ("bic", {"images_per_class": 7})),  # what is held out, in the first task too, goes by the images
+        (("gamma-icarl", {}), ("icarl", {})),
+        (("gamma-icarl", {}), ("lucir", {})),
+        (("features", {}), ("features", {"objective": "lucir"})),
+        (("lucir", {}), ("lucir", {"last_relu": True})),
+        (("eeil", {}), ("eeil", {"fine_tuning": 0.0})),
+        (("features", {}), ("features", {"gradient_noise": 0.1})),
+        (("features", {}), ("features", {"seed": 1})),
+    ],
+    ids=lambda run: "-".join([run[0], *map(str, run[1].values())]),
+)
+def test_runs_that_train_otherwise_share_nothing(
+    first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], vectors: Stream, tmp_path: Path
+) -> None:
+    shared(tmp_path, vectors.first(1), first[0], **first[1])
+    result, count = shared(tmp_path, vectors.first(1), second[0], **second[1])
+    assert count == 1
+    assert "train" in result.seconds
+
+
+def test_joint_training_shares_nothing(vectors: Stream, tmp_path: Path) -> None:
+    shared(tmp_path, vectors.first(1), "finetune")
+    before = sorted(tmp_path.iterdir())
+    for _ in range(2):
+        result, count = shared(tmp_path, vectors.first(2), "joint")
+        assert count == 0
+        assert "train" in result.seconds
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("method", ["bic", "lucir"])
+def test_a_network_comes_back_as_it_was_with_its_correction_and_with_features_of_both_signs(
+    method: str, images: Stream, tmp_path: Path
+) -> None:
+    learner = make(method, epochs=1, rate=0.01, batch_size=8, images_per_class=12)
+    learner.learn(images.tasks[0])
+    network, names = learner.train(images.tasks[1]), images.fingerprints()
+    trainings = Trainings(tmp_path)
+    assert trainings.load(learner, names, images.tasks[1].train.shape) is None
+    trainings.save(learner, names, network)
+    found = trainings.load(learner, names, images.tasks[1].train.shape)
+    assert found is not None
+    inputs = images.tasks[1].test.batch(torch.arange(5))
+    for one, other in zip(found(inputs), network(inputs), strict=True):
+        assert torch.equal(one, other)
+    if method == "bic":
+        assert isinstance(found.head, CorrectedHead)
+        assert found.head.newest.tolist() == [False, False, True, True]
+        assert float(found.head.alpha) != 1 and float(found.head.beta) != 0
+    else:
+        assert bool((found.features(inputs) < 0).any())

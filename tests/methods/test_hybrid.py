@@ -1,0 +1,241 @@
+"""Ours-hybrid: images that are replayed and join the adapter's pairs, features that answer, and other objectives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.data import Samples, Stream
+from engram.features import Adaptation, Adapter, LinearSVM, Pairs
+from engram.methods import Features, Hybrid, Learner, make
+from engram.network import CorrectedHead, Network, extract
+from engram.progress import SILENT, Progress
+
+QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 16, "rate": 0.2}
+KEPT: dict[str, Any] = {"images_per_class": 5, "features_per_class": 8}
+
+
+def hybrid(**settings: Any) -> Hybrid:
+    made = make("hybrid", **{**QUICK, **KEPT, "expected_classes": 6, "adapter": "ridge", **settings})
+    assert isinstance(made, Hybrid)
+    return made
+
+
+def network_of(learner: Learner) -> Network:
+    assert learner.network_ is not None
+    return learner.network_
+
+
+def inputs_of(samples: Samples) -> Tensor:
+    return samples.batch(torch.arange(len(samples)))
+
+
+def of_no_class(inputs: Tensor) -> Samples:
+    return Samples.of(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_hybrid_trains_the_very_network_of_icarl_with_as_many_images(vectors: Stream) -> None:
+    one, features = hybrid(), make("features", **QUICK, expected_classes=6, features_per_class=8, adapter="ridge")
+    icarl = make("gamma-icarl", **QUICK, expected_classes=6, images_per_class=5)
+    for task in vectors:
+        assert one.training_settings() == icarl.training_settings()
+        for learner in (one, icarl, features):
+            learner.learn(task)
+        assert same(network_of(one).state_dict(), network_of(icarl).state_dict())
+        assert torch.equal(one.memory.images.rows, icarl.memory.images.rows)
+        # Without images the second network is another.
+        assert same(network_of(one).state_dict(), network_of(features).state_dict()) == (task.index == 0)
+
+
+def test_so_many_images_and_features_of_every_class_are_kept_to_the_byte(images: Stream) -> None:
+    one = hybrid()
+    for seen, task in enumerate(images, start=1):
+        one.learn(task)
+        assert one.memory.images.counts.tolist() == [5] * (2 * seen)
+        assert one.memory.features.counts.tolist() == [8] * (2 * seen)
+        assert one.memory.images.nbytes == 2 * seen * 5 * 8 * 8 * 3
+        assert one.memory.features.nbytes == 2 * seen * 8 * 64 * 4
+        assert one.memory.nbytes == one.memory.images.nbytes + one.memory.features.nbytes
+
+
+def test_a_total_of_images_leaves_the_features_per_class_as_they_are(vectors: Stream) -> None:
+    one = make("hybrid", **QUICK, images_total=14, features_per_class=8, adapter="ridge")
+    for task in vectors:
+        one.learn(task)
+    assert one.memory.images.counts.tolist() == [2] * 6
+    assert one.memory.features.counts.tolist() == [8] * 6
+
+
+@pytest.mark.parametrize("objective", ["distillation", "bic"])
+def test_every_row_of_the_memory_is_what_its_source_says(images: Stream, objective: str) -> None:
+    one = make("hybrid", **{**QUICK, "rate": 0.05}, **KEPT, objective=objective, adapter="identity")
+    for task in images:
+        before = one.memory
+        kept = one.learn(task)
+        arrived = inputs_of(task.train)
+        fresh = F.normalize(extract(network_of(one), task.train))
+        for source, image in zip(kept.images.tolist(), one.memory.images.rows, strict=True):
+            assert torch.equal(image, arrived[source] if source >= 0 else before.images.rows[-1 - source])
+        for source, feature in zip(kept.features.tolist(), one.memory.features.rows, strict=True):
+            assert torch.equal(feature, fresh[source] if source >= 0 else before.features.rows[-1 - source])
+        assert [int((sources < 0).sum()) for sources in kept] == [task.index * 16, task.index * 10]
+
+
+def test_the_images_of_a_new_class_are_those_of_its_first_features(vectors: Stream) -> None:
+    one = hybrid()
+    for task in vectors:
+        kept = one.learn(task)
+        for column in range(2 * task.index, 2 * task.index + 2):
+            images = kept.images[one.memory.images.columns == column].tolist()
+            features = kept.features[one.memory.features.columns == column].tolist()
+            assert features[:5] == images
+            assert min(features) >= 0
+
+
+# The adapter's pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Adaptation):
+    """An adaptation that remembers the pairs it was given."""
+
+    pairs: list[Pairs] = field(default_factory=list)
+
+    def fit(
+        self,
+        pairs: Pairs,
+        classification: Callable[[Tensor, Tensor], Tensor],
+        *,
+        seed: int,
+        task: int,
+        progress: Progress = SILENT,
+    ) -> Adapter:
+        self.pairs.append(pairs)
+        return super().fit(pairs, classification, seed=seed, task=task, progress=progress)
+
+
+def test_the_kept_images_join_the_pairs(vectors: Stream) -> None:
+    one = hybrid()
+    recorded = one.adaptation = Recorded(adapter="ridge")
+    one.learn(vectors.tasks[0])
+    assert not recorded.pairs
+    for task in vectors.tasks[1:]:
+        kept, before = one.memory.images, network_of(one)
+        one.learn(task)
+        pairs = recorded.pairs[-1]
+        assert len(pairs.columns) == 10 * task.index + 48
+        paired = of_no_class(torch.cat([kept.rows, inputs_of(task.train)]))
+        assert torch.equal(pairs.old, extract(before, paired))
+        assert torch.equal(pairs.new, extract(network_of(one), paired))
+        columns = [one.classes_.index(label) for label in task.train.labels.tolist()]
+        assert pairs.columns.tolist() == [*kept.columns.tolist(), *columns]
+    assert len(recorded.pairs) == 2
+
+
+def test_stored_features_go_through_the_adapter_of_these_pairs(vectors: Stream) -> None:
+    one = hybrid()
+    recorded = one.adaptation = Recorded(adapter="ridge")
+    one.learn(vectors.tasks[0])
+    stored = one.memory.features.rows
+    one.learn(vectors.tasks[1])
+
+    def nothing(features: Tensor, columns: Tensor) -> Tensor:
+        return features.sum() * 0
+
+    adapter = Adaptation(adapter="ridge").fit(recorded.pairs[0], nothing, seed=0, task=1)
+    assert torch.equal(one.memory.features.rows[:16], adapter(stored))
+    assert not torch.allclose(one.memory.features.rows[:16], stored, atol=1e-3)
+
+
+# Other objectives
+
+
+def accuracy(learner: Learner, stream: Stream) -> float:
+    right = [
+        learner.scores(inputs_of(task.test)).argmax(1)
+        == torch.tensor([learner.classes_.index(label) for label in task.test.labels.tolist()])
+        for task in stream
+    ]
+    return float(torch.cat(right).double().mean())
+
+
+@pytest.mark.parametrize("objective", ["lucir", "bic"])
+@pytest.mark.parametrize("method", ["hybrid", "features"])
+class TestOtherObjectives:
+    def learner(self, method: str, objective: str, **settings: Any) -> Features:
+        given = {**QUICK, "rate": 0.05, "features_per_class": 8, "adapter": "ridge", **settings}
+        if method == "hybrid":
+            given["images_per_class"] = 5
+        made = make(method, objective=objective, **given)
+        assert isinstance(made, Features)
+        return made
+
+    def test_the_objective_brings_its_head_and_its_training(self, method: str, objective: str) -> None:
+        made = make(method, objective=objective)
+        assert made.name == method
+        assert made.settings()["objective"] == {"lucir": "Rebalancing", "bic": "BiasCorrection"}[objective]
+        assert (made.head, made.last_relu) == {"lucir": ("cosine", False), "bic": ("corrected", True)}[objective]
+        assert made.training == make(objective).training
+
+    def test_vectors_are_learned_and_their_features_answer(self, method: str, objective: str, vectors: Stream) -> None:
+        one = self.learner(method, objective, epochs=10)
+        for task in vectors:
+            one.learn(task)
+        memory = one.memory.features
+        assert memory.counts.tolist() == [8] * 6
+        assert len(one.memory.images) == (30 if method == "hybrid" else 0)
+        features = one.extract(vectors.tasks[0].test)
+        expected = LinearSVM(C=1.0).fit(memory.rows, memory.columns).scores(F.normalize(features))
+        assert torch.allclose(one.classify(features), expected, atol=1e-5)
+        assert not torch.allclose(one.classify(features), one.head_scores(features), atol=0.1)
+        assert accuracy(one, vectors) > 0.5  # chance is 1/6
+
+    def test_images_are_learned_too(self, method: str, objective: str, images: Stream) -> None:
+        one = self.learner(method, objective, epochs=5)
+        for task in images:
+            one.learn(task)
+        assert one.memory.features.counts.tolist() == [8] * 4
+        assert one.memory.images.nbytes == (20 * 8 * 8 * 3 if method == "hybrid" else 0)
+        assert accuracy(one, images) > 0.5  # chance is 1/4
+
+
+def test_lucirs_old_weights_stay_and_features_of_both_signs_are_kept(vectors: Stream) -> None:
+    one = make("features", objective="lucir", **{**QUICK, "rate": 0.05}, features_per_class=8, adapter="ridge")
+    one.learn(vectors.tasks[0])
+    before = network_of(one).head.weight.clone()
+    one.learn(vectors.tasks[1])
+    assert torch.equal(network_of(one).head.weight[:2], before)
+    assert bool((one.memory.features.rows < 0).any())
+
+
+def test_bic_corrects_where_images_are_kept_and_nothing_where_none_are(vectors: Stream) -> None:
+    newest = {}
+    for method, kept in (("hybrid", {"images_per_class": 5}), ("features", {})):
+        one = make(method, objective="bic", **{**QUICK, "rate": 0.05}, features_per_class=8, adapter="ridge", **kept)
+        for task in vectors.tasks[:2]:
+            one.learn(task)
+        head = network_of(one).head
+        assert isinstance(head, CorrectedHead)
+        newest[method] = (head.newest.tolist(), (float(head.alpha), float(head.beta)) != (1.0, 0.0))
+    assert newest == {"hybrid": ([False, False, True, True], True), "features": ([False] * 4, False)}
+
+
+def test_bic_holds_images_out_of_the_training_of_hybrid_but_not_of_its_pairs(vectors: Stream) -> None:
+    one = make("hybrid", objective="bic", **{**QUICK, "rate": 0.05}, **KEPT)
+    assert isinstance(one, Hybrid)
+    recorded = one.adaptation = Recorded(adapter="ridge")
+    one.learn(vectors.tasks[0])
+    present = one._lesson(vectors.tasks[1], one.network_, SILENT)
+    assert present.held_out is not None
+    assert torch.bincount(present.held_out[1]).tolist() == [1] * 4
+    assert (present.kept, len(present.samples)) == (8, 8 + 46)
+    one.learn(vectors.tasks[1])
+    assert len(recorded.pairs[0].columns) == 10 + 48

@@ -1,0 +1,388 @@
+"""Image replay and iCaRL: which images are kept, how many, what they are trained on for, and who answers."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lessons import lesson
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.data import Samples, Stream, Task
+from engram.errors import UsageError
+from engram.features import FeatureMemory, ImageMemory, Memory
+from engram.methods import Distillation, Exemplars, Learner, Lesson, Replay, make
+from engram.network import Loss, Network, extract, make_network
+from engram.progress import Phase
+
+QUICK = {"epochs": 3, "batch_size": 16, "rate": 0.2, "expected_classes": 6}
+
+
+def replay(method: str = "icarl", **settings: Any) -> Replay:
+    made = make(method, **{**QUICK, **settings})
+    assert isinstance(made, Replay)
+    return made
+
+
+def network_of(learner: Learner) -> Network:
+    assert learner.network_ is not None
+    return learner.network_
+
+
+def unit_features(learner: Learner, inputs: Tensor) -> Tensor:
+    """Features of raw inputs in the learner's network, each of length one."""
+    return F.normalize(extract(network_of(learner), Samples.of(inputs, torch.zeros(len(inputs), dtype=torch.int64))))
+
+
+def greedy(vectors: Tensor, keep: int) -> list[int]:
+    """Herding as it is defined: each pick brings the mean of those picked nearest to the mean of all."""
+    points = vectors.double().numpy()
+    picked: list[int] = []
+    for k in range(1, keep + 1):
+        distances = np.linalg.norm(points.mean(0) - (points[picked].sum(0) + points) / k, axis=1)
+        distances[picked] = np.inf
+        picked.append(int(distances.argmin()))
+    return picked
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+class Watcher:
+    """Counts the kept images whenever it is told of something."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self.counted: list[tuple[str, int]] = []
+
+    @contextmanager
+    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+        self.name = name
+        self.advance()
+        yield self
+        self.advance()
+
+    def tell(self, **values: float) -> None:
+        pass
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.counted.append((self.name, len(self.learner.memory.images)))
+
+
+# Who answers
+
+
+def test_the_nearest_mean_of_the_kept_images_in_the_present_network_answers(vectors: Stream) -> None:
+    one = replay(images_total=30)
+    for seen, task in enumerate(vectors.tasks[:2], start=1):
+        one.learn(task)
+        memory = one.memory.images
+        means = []
+        for column in range(2 * seen):
+            units = unit_features(one, memory.rows[memory.columns == column]).double()
+            mean = sum(units, torch.zeros(64)) / len(units)
+            means.append(mean / math.hypot(*mean.tolist()))
+        for earlier in vectors.tasks[:seen]:
+            features = one.extract(earlier.test)
+            for vector, scores in zip(features.double(), one.classify(features), strict=True):
+                unit = vector / math.hypot(*vector.tolist())
+                distances = [math.hypot(*(unit - mean).tolist()) for mean in means]
+                assert int(scores.argmax()) == distances.index(min(distances))
+                assert scores.tolist() == pytest.approx([-(distance**2) for distance in distances], abs=1e-5)
+
+
+def test_the_head_has_another_answer_that_can_be_asked_for(vectors: Stream) -> None:
+    one = replay(images_total=30)
+    for task in vectors.tasks[:2]:
+        one.learn(task)
+    test = vectors.tasks[0].test
+    features = one.extract(test)
+    scores = one.head_scores(features)
+    assert torch.equal(scores, network_of(one)(test.batch(torch.arange(len(test))))[1])
+    assert scores.shape == (len(test), 4)
+    assert not torch.equal(scores.argmax(1), one.classify(features).argmax(1))
+
+
+def test_where_no_other_answer_is_asked_for_the_head_answers(vectors: Stream) -> None:
+    one = replay(images_total=30, answer="head")
+    one.learn(vectors.tasks[0])
+    features = one.extract(vectors.tasks[0].test)
+    assert torch.equal(one.classify(features), one.head_scores(features))
+
+
+# Which images are kept
+
+
+def test_the_herded_images_of_every_class_are_kept_in_herding_order(images: Stream) -> None:
+    one = replay("gamma-icarl", images_per_class=4)
+    for already, task in zip((0, 8), images, strict=True):
+        kept = one.learn(task)
+        features = unit_features(one, task.train.batch(torch.arange(len(task.train))))
+        expected = [-1 - slot for slot in range(already)]
+        for label in task.classes:
+            positions = (task.train.labels == label).nonzero().squeeze(1)
+            expected += positions[greedy(features[positions], 4)].tolist()
+        assert kept.images.tolist() == expected
+        assert len(kept.features) == 0
+
+
+def test_kept_images_are_the_originals_to_the_last_bit_and_counted_to_the_last_byte(images: Stream) -> None:
+    one = replay("gamma-icarl", images_per_class=4)
+    originals = torch.empty(0, 8, 8, 3, dtype=torch.uint8)
+    for task in images:
+        kept = one.learn(task)
+        originals = torch.cat([originals, task.train.batch(kept.images[kept.images >= 0])])
+    memory = one.memory.images
+    assert memory.rows.dtype == torch.uint8
+    assert torch.equal(memory.rows, originals)
+    assert memory.nbytes == one.memory.nbytes == 16 * 8 * 8 * 3
+
+
+def test_a_known_class_with_new_images_keeps_the_herded_ones_of_old_and_new_together(vectors: Stream) -> None:
+    first, second = vectors.tasks[:2]
+    again = first.classes[0]
+    halves = [
+        torch.cat([(first.train.labels == label).nonzero().squeeze(1)[part] for label in classes])
+        for part, classes in ((slice(12), first.classes), (slice(12, 24), (again,)))
+    ]
+    one = replay("gamma-icarl", images_per_class=6)
+    early = first.train.select(halves[0])
+    one.learn(Task(0, first.classes, early, early))
+    before = one.memory.images.rows[:6]
+    rows = torch.cat([second.train.rows, first.train.select(halves[1]).rows])
+    late = Samples(first.train.inputs, rows, torch.cat([second.train.labels, torch.full((12,), again)]))
+    kept = one.learn(Task(1, (*second.classes, again), late, late))
+    candidates = torch.cat([before, first.train.batch(halves[1])])
+    expected = candidates[greedy(unit_features(one, candidates), 6)]
+    assert torch.equal(one.memory.images.rows[:6], expected)
+    assert bool((kept.images[:6] < 0).any()) and bool((kept.images[:6] >= 0).any())
+    assert one.memory.images.counts.tolist() == [6] * 4
+
+
+# How many
+
+
+def test_as_many_of_each_class_stay_that_many(vectors: Stream) -> None:
+    one = replay("gamma-icarl", images_per_class=5)
+    for seen, task in enumerate(vectors, start=1):
+        before = one.memory.images.rows.tolist()
+        one.learn(task)
+        assert one.memory.images.counts.tolist() == [5] * (2 * seen)
+        assert one.memory.images.rows.tolist()[: len(before)] == before
+
+
+def test_a_total_is_shared_out_and_every_class_keeps_its_first_ones(vectors: Stream) -> None:
+    one = replay(images_total=40)
+    for classes, share, task in zip((2, 4, 6), (20, 10, 6), vectors, strict=True):
+        before = one.memory.images
+        kept = one.learn(task)
+        memory = one.memory.images
+        assert memory.counts.tolist() == [share] * classes
+        for column in range(classes - 2):
+            assert torch.equal(memory.rows[memory.columns == column], before.rows[before.columns == column][:share])
+            first = column * (len(before) // (classes - 2))
+            assert kept.images[memory.columns == column].tolist() == [-1 - first - place for place in range(share)]
+
+
+def test_a_total_is_exceeded_at_no_moment(vectors: Stream) -> None:
+    one = replay(images_total=40)
+    watcher = Watcher(one)
+    for task in vectors:
+        one.learn(task, watcher)
+    assert {name for name, _ in watcher.counted} == {"train", "extract", "herd"}
+    assert [max(count for phase, count in watcher.counted if phase == name) for name in ("train", "herd")] == [40, 40]
+    assert max(count for _, count in watcher.counted) == 40
+    assert len(one.memory.images) == 36
+
+
+def test_a_total_that_cannot_be_shared_out_is_refused_before_training(vectors: Stream) -> None:
+    one = replay(images_total=3)
+    one.learn(vectors.tasks[0])
+    before, watcher = {name: tensor.clone() for name, tensor in one.state().items()}, Watcher(one)
+    with pytest.raises(UsageError, match="3 images cannot be shared out among 4 classes"):
+        one.learn(vectors.tasks[1], watcher)
+    assert not watcher.counted
+    assert same(before, one.state())
+
+
+def test_a_total_of_as_many_images_as_classes_suffices(vectors: Stream) -> None:
+    one = replay(images_total=4)
+    for task in vectors.tasks[:2]:
+        one.learn(task)
+    assert one.memory.images.counts.tolist() == [1] * 4
+
+
+def test_both_numbers_together_are_refused() -> None:
+    with pytest.raises(UsageError, match="per class or as a fixed total"):
+        make("icarl", images_per_class=3, images_total=30)
+
+
+def test_who_gives_one_number_does_not_mean_the_methods_own_other_one(vectors: Stream) -> None:
+    assert replay().exemplars == Exemplars(images_total=2000)
+    assert replay("gamma-icarl").exemplars == Exemplars(images_per_class=20)
+    per_class, total = replay(images_per_class=3), replay("gamma-icarl", images_total=30)
+    assert per_class.exemplars == Exemplars(images_per_class=3)
+    assert total.exemplars == Exemplars(images_total=30)
+    for task in vectors.tasks[:2]:
+        per_class.learn(task)
+        total.learn(task)
+    assert per_class.memory.images.counts.tolist() == [3] * 4
+    assert total.memory.images.counts.tolist() == [7] * 4
+
+
+def test_twenty_of_each_class_are_kept_where_nothing_is_asked_for() -> None:
+    assert [Exemplars().per_class(classes) for classes in (1, 100)] == [20, 20]
+
+
+# What they are trained on for
+
+
+def sigmoid(score: float) -> float:
+    return 1 / (1 + math.exp(-score))
+
+
+def binary(score: float, target: float) -> float:
+    return -(target * math.log(sigmoid(score)) + (1 - target) * math.log(1 - sigmoid(score)))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Two kept images of classes 0 and 1, and two of the new classes 2 and 3, for two networks in float64."""
+
+    student: Network
+    teacher: Network
+    inputs: Tensor
+    columns: Tensor
+
+    @property
+    def scores(self) -> tuple[list[list[float]], list[list[float]]]:
+        return self.student(self.inputs)[1].tolist(), self.teacher(self.inputs)[1].tolist()
+
+    def loss(self, columns: Tensor | None = None, **settings: Any) -> float:
+        objective = Distillation(expected_classes=10, feature_distillation=0.0, **settings)
+        loss = objective.loss(lesson(self.student, self.teacher, torch.tensor([False, False, True, True])))
+        return loss(self.inputs, self.columns if columns is None else columns).item()
+
+
+@pytest.fixture
+def batch(vectors: Stream) -> Batch:
+    samples = vectors.tasks[0].train
+    teacher = make_network("mlp", "linear", samples, seed=0).grown(2, 0, "head").double().frozen()
+    student = make_network("mlp", "linear", samples, seed=1).grown(4, 1, "head").double()
+    return Batch(student, teacher, samples.batch(torch.tensor([0, 24, 3, 30])).double(), torch.tensor([0, 3, 1, 2]))
+
+
+def test_a_kept_image_has_the_teachers_answers_and_is_none_of_the_new_classes(batch: Batch) -> None:
+    scores, answers = batch.scores
+    expected = 0.0
+    for i, column in enumerate(batch.columns.tolist()):
+        expected += sum(binary(scores[i][k], sigmoid(answers[i][k])) for k in (0, 1))
+        expected += sum(binary(scores[i][k], float(k == column)) for k in (2, 3))
+    assert batch.loss() == pytest.approx(expected / 4 / 10, rel=1e-9)
+
+
+def test_the_label_of_a_kept_image_is_not_used(batch: Batch) -> None:
+    assert batch.loss(torch.tensor([1, 3, 0, 2])) == batch.loss()
+    assert batch.loss(torch.tensor([0, 2, 1, 3])) != batch.loss()
+
+
+def test_the_label_of_a_kept_image_is_used_if_asked_for(batch: Batch) -> None:
+    scores, answers = batch.scores
+    expected = 0.0
+    for i, column in enumerate(batch.columns.tolist()):
+        for k in (0, 1):
+            expected += binary(scores[i][k], float(k == column) if column < 2 else sigmoid(answers[i][k]))
+        expected += sum(binary(scores[i][k], float(k == column)) for k in (2, 3))
+    assert batch.loss(kept_targets="label") == pytest.approx(expected / 4 / 10, rel=1e-9)
+
+
+def test_labels_are_used_too_where_a_batch_holds_kept_images_alone(batch: Batch) -> None:
+    scores, _ = batch.scores
+    columns = torch.tensor([0, 1, 1, 0])
+    expected = sum(binary(scores[i][k], float(k == column)) for i, column in enumerate(columns) for k in range(4))
+    assert batch.loss(columns, kept_targets="label") == pytest.approx(expected / 4 / 10, rel=1e-9)
+
+
+def test_distillation_counts_by_its_weight(batch: Batch) -> None:
+    scores, answers = batch.scores
+    distilled = sum(binary(scores[i][k], sigmoid(answers[i][k])) for i in range(4) for k in (0, 1)) / 4 / 10
+    assert batch.loss(distillation=1.0) - batch.loss(distillation=0.0) == pytest.approx(distilled, rel=1e-9)
+    assert batch.loss(distillation=2.5) - batch.loss(distillation=0.0) == pytest.approx(2.5 * distilled, rel=1e-9)
+
+
+def test_without_distillation_the_answers_for_old_classes_drift_further(vectors: Stream) -> None:
+    drift = {}
+    for distillation in (0.0, 1.0):
+        one = replay(images_total=30, distillation=distillation, epochs=5)
+        one.learn(vectors.tasks[0])
+        before = [one.head_scores(one.extract(task.test)).sigmoid() for task in vectors.tasks[:2]]
+        one.learn(vectors.tasks[1])
+        after = [one.head_scores(one.extract(task.test)).sigmoid()[:, :2] for task in vectors.tasks[:2]]
+        drift[distillation] = float((torch.cat(after) - torch.cat(before)).abs().mean())
+    assert drift[1.0] < 0.5 * drift[0.0]
+
+
+# That they are trained on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Distillation):
+    """Distillation that remembers what it was given."""
+
+    given: list[tuple[bytes, int]] = field(default_factory=list)
+
+    def loss(self, lesson: Lesson) -> Loss:
+        loss = super().loss(lesson)
+
+        def recorded(inputs: Tensor, columns: Tensor) -> Tensor:
+            self.given.extend((row.numpy().tobytes(), int(column)) for row, column in zip(inputs, columns, strict=True))
+            return loss(inputs, columns)
+
+        return recorded
+
+
+def test_every_kept_image_is_trained_on_once_per_epoch_under_its_own_class(vectors: Stream) -> None:
+    one = replay(images_total=10, epochs=2)
+    one.objective = Recorded(expected_classes=6)
+    one.learn(vectors.tasks[0])
+    one.objective.given.clear()
+    column_of = {label: column for column, label in enumerate(vectors.classes)}
+    expected = []
+    for task in vectors.tasks[:2]:
+        for row, label in zip(task.train.batch(torch.arange(len(task.train))), task.train.labels, strict=True):
+            if task.index == 1 or row.tolist() in one.memory.images.rows.tolist():
+                expected.append((row.numpy().tobytes(), column_of[int(label)]))
+    assert len(expected) == 10 + 48
+    one.train(vectors.tasks[1])
+    assert sorted(one.objective.given) == sorted(2 * expected)
+
+
+def test_the_rehearsal_begins_with_the_kept_images_and_their_labels(vectors: Stream) -> None:
+    one = replay(images_total=12)
+    for task in vectors.tasks[:2]:
+        one.learn(task)
+    rehearsal, last = one.rehearsal(vectors.tasks[2]), vectors.tasks[2].train
+    label_of = {
+        row.numpy().tobytes(): int(label)
+        for task in vectors
+        for row, label in zip(task.train.batch(torch.arange(len(task.train))), task.train.labels, strict=True)
+    }
+    rows = rehearsal.batch(torch.arange(len(rehearsal)))
+    assert torch.equal(rows, torch.cat([one.memory.images.rows, last.batch(torch.arange(len(last)))]))
+    assert rehearsal.labels.tolist() == [label_of[row.numpy().tobytes()] for row in rows]
+    assert rehearsal.labels.unique().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_kept_images_change_what_is_learned(vectors: Stream) -> None:
+    one, forgetful = replay(images_total=12), replay(images_total=12)
+    one.learn(vectors.tasks[0])
+    forgetful.restore(one.state())
+    assert same(one.train(vectors.tasks[1]).state_dict(), forgetful.train(vectors.tasks[1]).state_dict())
+    forgetful.memory_ = Memory(FeatureMemory.empty(), ImageMemory.empty())
+    assert not same(one.train(vectors.tasks[1]).state_dict(), forgetful.train(vectors.tasks[1]).state_dict())
