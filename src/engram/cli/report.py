@@ -22,7 +22,7 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print the numbers and findings as one JSON object.")] = False,
 ) -> None:
     """Make a page of results: what was found, in words, tables and figures. It needs nothing but a browser."""
-    if out.is_dir() or out.name in ("result.json", "suite.json"):
+    if out.is_dir() or out.suffix == ".json":  # results are .json: none is overwritten by mistake
         raise UsageError(f"The report cannot be written to '{out}'. Name a file, such as -o report.html.")
     from engram.experiments.report import make_report
 

@@ -77,23 +77,29 @@ PHASES: Mapping[str, Colour] = {
 }
 
 
-def series_styles(series: Sequence[str]) -> dict[str, Style]:
-    """A style for each series: a known method's own, or else the next that is free, in alphabetical order."""
-    others = sorted(set(series) - set(KNOWN))
+def name_of_look(group: Group) -> str:
+    """What a group owes its colour to: its series or its method where that is a known one, or else its series."""
+    return group.method if group.series not in KNOWN and group.method in KNOWN else group.series
+
+
+def base_styles(groups: Sequence[Group]) -> dict[str, Style]:
+    """A style for each look: a known method's own, or else the next that is free, in alphabetical order."""
+    names = {name_of_look(group) for group in groups}
+    others = sorted(names - set(KNOWN))
     hues = [*HUES.values()]
     drawn = {
         name: Style(hues[index % len(hues)], MARKERS[(index + 3) % len(MARKERS)], DASHES[(index + 1) % len(DASHES)])
         for index, name in enumerate(others)
     }
-    return {name: KNOWN.get(name) or drawn[name] for name in series}
+    return {name: KNOWN.get(name) or drawn[name] for name in sorted(names)}
 
 
-def group_styles(groups: Sequence[Group], series: Mapping[str, Style]) -> list[Style]:
-    """A style for each group: its series' own; where a series has several groups, shades of its colour."""
+def group_styles(groups: Sequence[Group], base: Mapping[str, Style]) -> list[Style]:
+    """A style for each group of a section: that of its look; where several share one, shades of its colour."""
     members: dict[str, list[int]] = {}
     for index, group in enumerate(groups):
-        members.setdefault(group.series, []).append(index)
-    styles = [series[group.series] for group in groups]
+        members.setdefault(name_of_look(group), []).append(index)
+    styles = [base[name_of_look(group)] for group in groups]
     for indices in members.values():
         for place, index in enumerate(indices if len(indices) > 1 else ()):
             style = styles[index]

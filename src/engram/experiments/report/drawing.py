@@ -151,7 +151,7 @@ def legend(figure: Figure, look: Look, handles: Sequence[Any], labels: Sequence[
     rows = math.ceil(len(short) / columns)
     columns = math.ceil(len(short) / rows)
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + (rows * 1.75 * size + look.size) / 72)
+    figure.set_size_inches(width, height + (rows * 1.65 * size + look.size) / 72)
     spacing = (room - columns * widest) / columns / size + 0.4
     figure.legend(handles, short, loc="outside lower left", ncols=columns, fontsize=size, columnspacing=spacing)
 

@@ -61,7 +61,9 @@ def _draw_matrices(groups: Sequence[Group], look: Look) -> Figure:
             continue
         _draw_matrix(axes, mean_matrix(groups[index]))
         axes.set_title(titles[index], fontsize=0.8 * look.size, loc="left")
-    bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _shades()), ax=every, fraction=0.03, pad=0.02, aspect=30)
+    bar = figure.colorbar(
+        ScalarMappable(Normalize(0, 1), _shades()), ax=every, fraction=0.03, pad=0.02, aspect=30, anchor=(0, 1)
+    )
     bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_formatter(lambda value, _: plain(round(value, 2)))
     return figure
@@ -77,7 +79,7 @@ def _draw_matrix(axes: Axes, matrix: Sequence[Sequence[float]]) -> None:
     tasks = len(matrix)
     cells = [[*row, *[math.nan] * (tasks - len(row))] for row in matrix]
     few = tasks <= MOST_TASKS_IN_TABLE
-    edges: dict[str, Any] = {"edgecolors": PAPER.light, "linewidth": 0.6} if few else {}
+    edges: dict[str, Any] = {"edgecolors": PAPER.light, "linewidth": min(0.6, 4 / tasks)} if few else {}
     # Beyond twenty tasks the cells are drawn as one picture: as shapes they would be thousands.
     axes.pcolormesh(cells, cmap=_shades(), norm=Normalize(0, 1), rasterized=not few, **edges)
     axes.set_aspect("equal")

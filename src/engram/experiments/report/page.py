@@ -20,9 +20,9 @@ from engram.experiments.report.appearance import (
     PAPER,
     RULE,
     Style,
+    base_styles,
     colours_of,
     group_styles,
-    series_styles,
 )
 from engram.experiments.report.commands import commands
 from engram.experiments.report.figures import plots
@@ -112,7 +112,7 @@ def make_report(places: Sequence[Path]) -> Report:
     """A report on the results in these folders and files. Only result files are read, never a learner."""
     found = read(places)
     made = sections(found)
-    everywhere = series_styles(sorted({group.series for section in made for group in section.groups}))
+    everywhere = base_styles([group for section in made for group in section.groups])
     parts = [_part(section, group_styles(section.groups, everywhere)) for section in made]
     datasets = list(dict.fromkeys(section.kind.dataset for section in made))
     title = f"Learning class by class: {text.listed(datasets)}"

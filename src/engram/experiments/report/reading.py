@@ -17,7 +17,8 @@ from engram.storage import ASIDE, read_json
 
 T = TypeVar("T")
 
-RESULT, SUITE = "result.json", "suite.json"
+RESULT = "result.json"
+SUITES = ("suite.json", "suite-*.json")  # several suites may share a folder, and runs in it
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite, as its folder's `suite.json` describes it."""
+    """A suite, as the file of one describes it."""
 
     schema: int
     suite: str
@@ -46,7 +47,7 @@ class Suite:
 
 @dataclass
 class Found:
-    """Results by their files, suites by their folders, and what a person should know about the search."""
+    """Results and suites by their files, and what a person should know about the search."""
 
     results: dict[Path, Result] = field(default_factory=dict)
     suites: dict[Path, Suite] = field(default_factory=dict)
@@ -64,7 +65,7 @@ def read(places: Sequence[Path]) -> Found:
             raise DataError(f"There is no file or folder '{clean(str(place))}'.")
         for file in _search(place, RESULT):
             _add_result(found, file)
-        for file in _search(place, SUITE) if place.is_dir() else ():
+        for file in (file for name in SUITES for file in _search(place, name) if place.is_dir()):
             _add_suite(found, file)
     if not found.results:
         where = ", ".join(clean(str(place)) for place in places)
@@ -91,7 +92,7 @@ def _add_result(found: Found, file: Path) -> None:
 
 
 def _add_suite(found: Found, file: Path) -> None:
-    if file.parent.resolve() in found.suites:
+    if file.resolve() in found.suites:
         return
     try:
         suite = _checked(Suite, read_json(file), file)
@@ -100,18 +101,15 @@ def _add_suite(found: Found, file: Path) -> None:
     except (DataError, RecursionError) as error:
         found.notes.append(clean(f"The suite is not used, its results are: {error}"))
         return
-    found.suites[file.parent.resolve()] = suite
-    missing = 0
-    for run in (run for variant in suite.variants for run in variant.runs):
-        result = file.parent / run / RESULT
-        if result.is_file():
-            _add_result(found, result)
-        else:
-            missing += 1
+    found.suites[file.resolve()] = suite
+    runs = dict.fromkeys(file.parent / run / RESULT for variant in suite.variants for run in variant.runs)
+    missing = [run for run in runs if not run.is_file()]
+    for run in runs:
+        if run not in missing:
+            _add_result(found, run)
     if missing:
-        found.notes.append(
-            clean(f"The suite {suite.suite} in {file.parent} is not complete: {missing} runs have no result.")
-        )
+        share = f"{len(missing)} of {len(runs)} runs have no result"
+        found.notes.append(clean(f"The suite {suite.suite} in {file.parent} is not complete: {share}."))
 
 
 CHECKERS: dict[type[Any], pydantic.TypeAdapter[Any]] = {kind: pydantic.TypeAdapter(kind) for kind in (Result, Suite)}

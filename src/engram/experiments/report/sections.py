@@ -64,8 +64,8 @@ def sections(found: Found) -> list[Section]:
     """What was found, in sections: one for each suite and kind of stream, then one for each kind among the rest."""
     made: list[Section] = []
     used: set[Path] = set()
-    for folder, suite in sorted(found.suites.items()):
-        parts, paths = _of_suite(folder, suite, found)
+    for file, suite in sorted(found.suites.items()):
+        parts, paths = _of_suite(file.parent, suite, found)
         made += parts
         used |= paths
     rest: dict[StreamKind, list[Result]] = {}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from engram.experiments.aggregate import Difference, Group, common_seeds, measured, paired, without_seed
+from engram.experiments.aggregate import Difference, Group, common_seeds, curve, measured, paired, without_seed
 from engram.experiments.report.sections import Section
 from engram.experiments.report.text import accuracy, integers, listed, megabytes, named, times
 
 
 def findings(section: Section) -> list[str]:
     """Sentences on a section, the most important first. A part that its results say nothing about is left out."""
-    parts: tuple[Callable[[Section], list[str]], ...] = (_best, _bound, _adaptation, _drift, _memory)
+    parts: tuple[Callable[[Section], list[str]], ...] = (_best, _bound, _adaptation, _drift, _quality, _memory)
     return [sentence for part in parts for sentence in part(section)]
 
 
@@ -180,6 +180,28 @@ def _drift(section: Section) -> list[str]:
         f"would be right on {accuracy(ceiling.mean)}: of what it misses, {accuracy(gap.mean)} is lost to drift, and "
         f"{accuracy(1 - ceiling.mean)} because the network does not tell the classes apart."
     ]
+
+
+def _quality(section: Section) -> list[str]:
+    """How well stored vectors follow the network: of the best group, or of all where that is what a suite is about."""
+    ranked, _ = _ranked(section.contenders)
+    storing = [group for group in ranked if len(_means(group, "omega_first")) > 0]
+    told = storing[:4] if section.suite and not section.varies else storing[:1]
+    sentences = []
+    for group in told:
+        previous, first = _means(group, "omega_previous"), _means(group, "omega_first")
+        low, high = accuracy(min(previous)), accuracy(max(previous))
+        lies = f"lies between {low} and {high} along the tasks" if low != high else f"is {low}"
+        name = named(group.label)
+        sentences.append(
+            f"ω of the previous task's vectors {lies} for {name}; at the end ω of the first task's is "
+            f"{accuracy(first[-1])}."
+        )
+    return sentences
+
+
+def _means(group: Group, name: str) -> list[float]:
+    return [point.mean for point in curve(group, name) if point is not None]
 
 
 def _memory(section: Section) -> list[str]:

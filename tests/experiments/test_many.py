@@ -1,0 +1,499 @@
+"""Suites carried out: nothing twice, one failure fails one run, and several processes do as one does."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import blobs, patterns
+
+from engram import storage
+from engram.data import Dataset, load
+from engram.errors import UsageError
+from engram.experiments import Plan
+from engram.experiments.estimate import estimate, measure_costs
+from engram.experiments.jobs import Order
+from engram.experiments.local import FAILED, Outcome, Site
+from engram.experiments.many import Programme, begin, carry_out, default_folder, programme
+from engram.progress import Phase
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than:engram.errors.EngramWarning")
+
+QUICK = {"epochs": 1, "adapter_steps": 10, "rate": 0.2}
+ALPHA = Order(suite="alpha", dataset="arrays", tasks=2, settings=QUICK)
+BALANCE = replace(ALPHA, suite="balance", settings={**QUICK, "features_per_class": 8})
+SLOW = {**QUICK, "epochs": 80, "batch_size": 2, "features_per_class": 8}  # seconds, not milliseconds
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten classes of vectors, in a file that other processes can read too."""
+    dataset = blobs(classes=10, per_class=20, dimension=8)
+    path = tmp_path_factory.mktemp("data") / "blobs.npz"
+    parts = {"train": dataset.train, "test": dataset.test}
+    arrays = {f"{name}_inputs": part.inputs.numpy() for name, part in parts.items()}
+    labels = {f"{name}_labels": part.labels.numpy() for name, part in parts.items()}
+    np.savez(path, **arrays, **labels)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(file: Path) -> Dataset:
+    return load("arrays", file)
+
+
+def carried_out(order: Order, out: Path, file: Path, workers: int = 1) -> tuple[Programme, list[Outcome]]:
+    """A suite, or what is left of it, done."""
+    dataset = load("arrays", file)
+    plan = programme(order, Site(out, "arrays", file), dataset)
+    begin(plan, "engram suite", resume=True)
+    return plan, list(carry_out(plan, dataset, workers=workers))
+
+
+def result_files(out: Path) -> dict[str, dict[str, Any]]:
+    """All results by their folders, without what differs from one time to another."""
+    found = {}
+    for path in sorted(out.glob("runs/*/*/result.json")):
+        values = json.loads(path.read_text())
+        del values["seconds"], values["environment"]["threads"]
+        found[str(path.parent.relative_to(out))] = values
+    return found
+
+
+def seconds_of(out: Path, job_folder: str) -> dict[str, float]:
+    seconds: dict[str, float] = json.loads((out / job_folder / "result.json").read_text())["seconds"]
+    return seconds
+
+
+def networks(out: Path) -> int:
+    return len(list((out / "trained").glob("*.safetensors")))
+
+
+def states(out: Path) -> dict[str, tuple[int, int]]:
+    """Every file of runs and trainings: which it is and when it was written."""
+    files = [path for part in ("runs", "trained") for path in (out / part).rglob("*") if path.is_file()]
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+
+# From beginning to end
+
+
+def test_a_suite_leaves_a_result_per_run_and_says_what_it_consists_of(file: Path, tmp_path: Path) -> None:
+    plan, outcomes = carried_out(replace(BALANCE, seeds=2), tmp_path, file)
+    assert [(outcome.job.label, outcome.job.plan.seed, outcome.error) for outcome in outcomes] == [
+        ("balanced", 0, None),
+        ("balanced", 1, None),
+        ("unbalanced", 0, None),
+        ("unbalanced", 1, None),
+    ]
+    kept = json.loads((tmp_path / "suite-balance.json").read_text())
+    assert [row["label"] for row in kept["variants"]] == ["balanced", "unbalanced"]
+    assert sorted(run for row in kept["variants"] for run in row["runs"]) == sorted(result_files(tmp_path))
+    for variant, results in plan.results():
+        assert [result.seed for result in results] == [0, 1]
+        assert all(result.settings["balanced"] == variant.settings["balanced"] for result in results)
+        assert all(len(result.curve) == 2 and result.settings["epochs"] == 1 for result in results)
+    assert plan.left == []
+
+
+def test_a_suite_that_is_done_has_nothing_left_and_nothing_is_rewritten(file: Path, tmp_path: Path) -> None:
+    carried_out(BALANCE, tmp_path, file)
+    before, said = states(tmp_path), (tmp_path / "suite-balance.json").read_bytes()
+    assert len(before) > 10
+    plan, outcomes = carried_out(BALANCE, tmp_path, file)
+    assert outcomes == []
+    assert (plan.left, plan.seconds) == ([], 0)
+    assert [row.done for row in plan.rows] == [1, 1]
+    assert states(tmp_path) == before
+    assert (tmp_path / "suite-balance.json").read_bytes() == said
+
+
+def test_what_is_asked_for_later_is_added_and_the_rest_left_alone(file: Path, tmp_path: Path) -> None:
+    carried_out(BALANCE, tmp_path, file)
+    before = states(tmp_path)
+    plan, outcomes = carried_out(replace(BALANCE, seeds=2), tmp_path, file)
+    assert [outcome.job.plan.seed for outcome in outcomes] == [1, 1]
+    assert before.items() <= states(tmp_path).items()
+    assert [len(results) for _, results in plan.results()] == [2, 2]
+
+
+def test_variants_that_differ_after_training_are_trained_once(file: Path, tmp_path: Path) -> None:
+    plan, outcomes = carried_out(ALPHA, tmp_path, file)
+    assert len(outcomes) == 5 and networks(tmp_path) == 2  # one per task
+    trained = ["train" in seconds_of(tmp_path, job.folder) for row in plan.rows for job in row.jobs]
+    assert trained == [True, False, False, False, False]
+    assert len({tuple(results[0].omega or []) for _, results in plan.results()}) == 5
+
+
+def test_another_suite_in_the_folder_takes_over_trainings_and_runs(file: Path, tmp_path: Path) -> None:
+    carried_out(ALPHA, tmp_path, file)
+    before = states(tmp_path)
+    plan, outcomes = carried_out(replace(ALPHA, suite="depth"), tmp_path, file)
+    assert [row.done for row in plan.rows] == [0, 1, 0, 0]  # two hidden layers, the usual ones, were alpha's α = 100
+    assert [outcome.job.label for outcome in outcomes] == [f"hidden layers = {depth}" for depth in (1, 3, 4)]
+    assert networks(tmp_path) == 2
+    assert before.items() <= states(tmp_path).items()
+    assert [len(results) for _, results in plan.results()] == [1, 1, 1, 1]
+
+
+def test_a_run_alone_has_the_result_that_it_has_in_a_suite(file: Path, tmp_path: Path, data: Dataset) -> None:
+    plan, _ = carried_out(replace(ALPHA, methods=("features",)), tmp_path, file)
+    (_, results), job = plan.results()[-1], plan.rows[-1].jobs[0]  # one that took over another's network
+    alone = job.plan.run(data)
+    assert replace(alone, seconds={}) == replace(results[0], seconds={})
+
+
+def test_a_suite_that_was_begun_is_refused_unless_it_is_to_go_on(file: Path, tmp_path: Path, data: Dataset) -> None:
+    plan = programme(BALANCE, Site(tmp_path / "out", "arrays", file), data)
+    assert not (tmp_path / "out").exists()
+    begin(plan, "the first", resume=False)
+    said = (tmp_path / "out" / "suite-balance.json").read_bytes()
+    with pytest.raises(UsageError, match=r"suite-balance\.json is there already\. Go on with --resume, or choose"):
+        begin(plan, "the second", resume=False)
+    assert (tmp_path / "out" / "suite-balance.json").read_bytes() == said
+    begin(plan, "the first", resume=True)
+    assert (tmp_path / "out" / "suite-balance.json").read_bytes() == said
+    other = programme(ALPHA, Site(tmp_path / "out", "arrays", file), data)
+    begin(other, "another suite", resume=False)
+
+
+def test_suites_of_a_data_set_and_preset_are_kept_together() -> None:
+    assert default_folder(ALPHA) == default_folder(BALANCE) == Path("runs/arrays-short")
+    assert default_folder(replace(ALPHA, preset="paper")) != default_folder(ALPHA)
+    assert default_folder(replace(ALPHA, dataset="digits")) != default_folder(ALPHA)
+
+
+class _Bars:
+    """Adds up what it is told, by the names of the phases."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, int] = {}
+        self.advanced: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+        self.totals[name] = steps or 0
+        self.advanced[name] = 0
+        yield _Bar(self, name)
+
+
+class _Bar:
+    def __init__(self, bars: _Bars, name: str) -> None:
+        self.bars, self.name = bars, name
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.bars.advanced[self.name] += steps
+
+    def tell(self, **values: float) -> None:
+        pass
+
+
+def test_the_bar_of_a_suite_that_is_gone_on_with_reaches_its_end(file: Path, tmp_path: Path, data: Dataset) -> None:
+    plan, _ = carried_out(ALPHA, tmp_path, file)
+    first, second = (tmp_path / row.jobs[0].folder for row in plan.rows[:2])
+    (first / "result.json").unlink()  # its tasks are all done, and will be told all the same
+    (second / "result.json").unlink()
+    storage.remove(second / "checkpoint-002")
+    left = programme(ALPHA, plan.site, data)
+    assert len(left.left) == 2
+    bars = _Bars()
+    carry_out(left, data, progress=bars)
+    assert bars.totals["suite"] == bars.advanced["suite"] > 0
+
+
+# Failures
+
+
+def test_a_run_that_fails_is_marked_with_the_reason_and_the_rest_go_on(file: Path, tmp_path: Path) -> None:
+    plan, _ = carried_out(ALPHA, tmp_path, file)
+    whole = result_files(tmp_path)
+    damaged, last = plan.rows[1].jobs[0], plan.rows[4].jobs[0]
+    for job in (damaged, last):
+        (tmp_path / job.folder / "result.json").unlink()
+    checkpoint = tmp_path / damaged.folder / "checkpoint-002" / "learner.safetensors"
+    good = checkpoint.read_bytes()
+    checkpoint.write_bytes(good[:100])
+
+    plan, outcomes = carried_out(ALPHA, tmp_path, file)
+    (bad, error), well = outcomes
+    assert (bad.folder, well.job.folder, well.error) == (damaged.folder, last.folder, None)
+    assert error is not None and f"{checkpoint} cannot be read as safetensors" in error
+    assert json.loads((tmp_path / damaged.folder / FAILED).read_text()) == {"label": "α = 1", "error": error}
+    assert [job.folder for job in plan.left] == [damaged.folder]
+    assert [len(results) for _, results in plan.results()] == [1, 0, 1, 1, 1]
+    assert list(tmp_path.glob(f"runs/*/*/{FAILED}")) == [tmp_path / damaged.folder / FAILED]
+
+    checkpoint.write_bytes(good)
+    _, outcomes = carried_out(ALPHA, tmp_path, file)
+    assert [(outcome.job.folder, outcome.error) for outcome in outcomes] == [(damaged.folder, None)]
+    assert not list(tmp_path.glob(f"runs/*/*/{FAILED}"))
+    assert result_files(tmp_path) == whole
+
+
+def test_a_run_that_failed_before_it_had_begun_can_be_tried_again(file: Path, tmp_path: Path) -> None:
+    order = replace(ALPHA, settings={**QUICK, "rate": 1e30, "batch_size": 8})
+    plan, outcomes = carried_out(order, tmp_path, file)
+    assert len(outcomes) == 5
+    for outcome in outcomes:
+        assert outcome.error is not None and "not finite at task 1, epoch 1" in outcome.error
+        assert json.loads((tmp_path / outcome.job.folder / FAILED).read_text())["error"] == outcome.error
+    assert [results for _, results in plan.results()] == [[], [], [], [], []]
+    _, again = carried_out(order, tmp_path, file)
+    assert [outcome.error for outcome in again] == [outcome.error for outcome in outcomes]
+    assert not result_files(tmp_path) and networks(tmp_path) == 0
+
+
+def test_a_network_whose_last_step_left_the_finite_numbers_is_not_kept_for_others(file: Path, tmp_path: Path) -> None:
+    order = replace(ALPHA, settings={**QUICK, "rate": 1e30, "batch_size": 128})  # one step, and no loss after it
+    _, outcomes = carried_out(order, tmp_path, file)
+    for outcome in outcomes:
+        assert outcome.error is not None and outcome.error.endswith("not finite. Nothing of this task was kept.")
+    assert networks(tmp_path) == 0
+
+
+def test_a_network_that_cannot_be_read_fails_the_runs_that_need_it_until_it_is_gone(file: Path, tmp_path: Path) -> None:
+    trained = replace(ALPHA, suite="gamma", methods=("gamma-lwf",), settings={"epochs": 1, "rate": 0.2})
+    carried_out(trained, tmp_path, file)
+    for path in (tmp_path / "trained").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:50])
+    _, outcomes = carried_out(ALPHA, tmp_path, file)
+    assert all(outcome.error is not None and "cannot be read as safetensors" in outcome.error for outcome in outcomes)
+    for path in (tmp_path / "trained").glob("*.safetensors"):
+        path.unlink()
+    _, outcomes = carried_out(ALPHA, tmp_path, file)
+    assert [outcome.error for outcome in outcomes] == [None] * 5
+
+
+def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: Path, data: Dataset) -> None:
+    plan = programme(BALANCE, Site(tmp_path, "arrays", file), data)
+    begin(plan, "engram suite", resume=False)
+    (tmp_path / plan.rows[0].jobs[0].folder / "events.jsonl").mkdir(parents=True)  # what no one expects
+    (bad, error), (_, well) = carry_out(plan, data)
+    assert bad.label == "balanced" and error is not None
+    assert "Traceback" in error and "IsADirectoryError" in error
+    assert well is None
+
+
+def test_a_suite_begun_on_one_device_goes_on_on_another(file: Path, tmp_path: Path) -> None:
+    plan, _ = carried_out(BALANCE, tmp_path, file)
+    (tmp_path / plan.rows[0].jobs[0].folder / "result.json").unlink()
+    order = replace(BALANCE, settings={**BALANCE.settings, "device": "cpu"})
+    _, outcomes = carried_out(order, tmp_path, file)
+    assert [outcome.error for outcome in outcomes] == [None]
+
+
+# Several processes
+
+
+def test_two_workers_give_what_one_gives(file: Path, tmp_path: Path) -> None:
+    carried_out(ALPHA, tmp_path / "one", file)
+    _, outcomes = carried_out(ALPHA, tmp_path / "two", file, workers=2)
+    assert len({outcome.job.folder for outcome in outcomes}) == 5
+    assert [outcome.error for outcome in outcomes] == [None] * 5
+    assert result_files(tmp_path / "two") == result_files(tmp_path / "one")
+    assert networks(tmp_path / "two") == 2
+    assert not multiprocessing.active_children()
+
+
+def test_in_a_worker_too_a_run_that_fails_is_marked_and_the_rest_go_on(file: Path, tmp_path: Path) -> None:
+    plan, _ = carried_out(BALANCE, tmp_path, file)
+    folders = [tmp_path / row.jobs[0].folder for row in plan.rows]
+    for folder in folders:
+        (folder / "result.json").unlink()
+    (folders[0] / "run.json").write_text("{")
+    _, outcomes = carried_out(BALANCE, tmp_path, file, workers=2)
+    errors = {outcome.job.label: outcome.error for outcome in outcomes}
+    assert errors["unbalanced"] is None
+    assert errors["balanced"] is not None and "run.json cannot be read as JSON" in errors["balanced"]
+    assert json.loads((folders[0] / FAILED).read_text())["error"] == errors["balanced"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to find out which process does what")
+def test_a_worker_that_is_killed_fails_its_own_run_alone_and_a_later_suite_completes_it(
+    file: Path, tmp_path: Path
+) -> None:
+    order, killed = replace(BALANCE, settings=SLOW), []
+
+    def kill_the_one_that_trains() -> None:
+        wait_for(lambda: list(tmp_path.glob("runs/*/*/training.safetensors")))
+        (training,) = tmp_path.glob("runs/*/*/training.safetensors")
+        for worker in multiprocessing.active_children():
+            files = {os.readlink(link) for link in Path(f"/proc/{worker.pid}/fd").iterdir()}
+            if str(training.with_name(".lock")) in files:
+                os.kill(worker.pid or 0, signal.SIGKILL)
+                killed.append(str(training.parent.relative_to(tmp_path)))
+
+    killer = threading.Thread(target=kill_the_one_that_trains)
+    killer.start()
+    plan, outcomes = carried_out(order, tmp_path, file, workers=2)
+    killer.join()
+    assert len(outcomes) == 2
+    said = "Its process ended by signal SIGKILL. Run the suite again with --resume to go on with it."
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    assert [(outcome.job.folder, outcome.error) for outcome in failed] == [(killed[0], said)]
+    place = tmp_path / killed[0]
+    assert json.loads((place / FAILED).read_text()) == {"label": failed[0].job.label, "error": said}
+    assert [job.folder for job in plan.left] == killed
+
+    _, outcomes = carried_out(order, tmp_path, file)
+    assert [(outcome.job.folder, outcome.error) for outcome in outcomes] == [(killed[0], None)]
+    assert not (place / FAILED).exists()
+    assert len(result_files(tmp_path)) == 2 and networks(tmp_path) == 2
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def run_process(file: Path, trainings: Path, out: Path, *settings: str) -> subprocess.Popen[bytes]:
+    """A run that shares trainings, in a process of its own."""
+    data = ["--dataset", "arrays", "--data", str(file), "--tasks", "2", "--trainings", str(trainings)]
+    given = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "engram", "run", "features", *data, *given, "--out", str(out), "--quiet"]
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+
+
+def epochs_of(out: Path) -> list[tuple[int, int]]:
+    """Which epochs of which tasks a run went through."""
+    path = out / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(event["task"], event["epoch"]) for event in events if event["event"] == "epoch"]
+
+
+def test_of_two_processes_that_need_the_same_network_one_trains_it_and_the_other_waits(
+    file: Path, tmp_path: Path
+) -> None:
+    common = [f"{name}={value}" for name, value in SLOW.items()]
+    one = run_process(file, tmp_path / "trained", tmp_path / "one", *common)
+    other = None
+    try:
+        wait_for(lambda: epochs_of(tmp_path / "one"))
+        one.send_signal(signal.SIGSTOP)  # in the middle of the first task's training
+        assert epochs_of(tmp_path / "one")[-1][0] == 1
+        other = run_process(file, tmp_path / "trained", tmp_path / "other", *common, "alpha=5")
+        wait_for((tmp_path / "other" / "events.jsonl").exists)
+        time.sleep(1)
+        assert other.poll() is None
+        assert epochs_of(tmp_path / "other") == []
+        one.send_signal(signal.SIGCONT)
+        assert (one.wait(120), other.wait(120)) == (0, 0)
+    finally:
+        for process in (one, other):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+    trained = [*epochs_of(tmp_path / "one"), *epochs_of(tmp_path / "other")]
+    assert sorted(trained) == [(task, epoch + 1) for task in (1, 2) for epoch in range(int(SLOW["epochs"]))]
+    assert networks(tmp_path) == 2
+
+
+def test_one_who_waits_for_a_lock_gets_it_when_its_holder_is_killed_and_not_before(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    code = (
+        f"import time; from pathlib import Path; from engram import storage\n"
+        f"with storage.waiting(Path({str(lock)!r})):\n print('ready', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
+            held, go_on = threading.Event(), threading.Event()
+
+            def wait() -> None:
+                with storage.waiting(lock):
+                    held.set()
+                    go_on.wait(60)
+
+            waiter = threading.Thread(target=wait)
+            waiter.start()
+            assert not held.wait(0.5)
+            holder.send_signal(signal.SIGKILL)
+            assert held.wait(10)
+            go_on.set()
+            waiter.join(10)
+        finally:
+            holder.kill()
+    with storage.waiting(lock):  # it was let go of
+        pass
+
+
+# Estimates
+
+KEPT = {
+    "features": {"features_per_class": 5},
+    "hybrid": {"features_per_class": 5, "images_per_class": 3},
+    "gamma-icarl": {"images_per_class": 3},
+    "icarl": {"images_total": 13},  # three of each of four classes; one is left over
+    "joint": {},
+    "lwf": {},
+}
+
+
+@pytest.mark.parametrize("kind", ["vectors", "images"])
+@pytest.mark.parametrize("method", KEPT)
+def test_what_will_be_kept_is_foretold_to_the_byte(method: str, kind: str) -> None:
+    dataset = blobs(classes=4) if kind == "vectors" else patterns()
+    settings = {**KEPT[method], "epochs": 1} | ({"adapter_steps": 5} if method in ("features", "hybrid") else {})
+    plan = Plan(method=method, settings=settings, classes_per_task=2)
+    foretold = estimate(plan, dataset, measure_costs(plan.learner(dataset), dataset))
+    result = plan.run(dataset)
+    assert foretold.kept_bytes == result.memory_bytes
+    assert (result.memory_bytes > 0) == (method != "lwf")
+    assert len(foretold.training) == len(foretold.after) == 2
+    assert all(seconds > 0 for seconds in (*foretold.training, *foretold.after))
+    assert foretold.seconds == pytest.approx(sum(foretold.training) + sum(foretold.after))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("features", {"features_per_class": 250}), ("gamma-icarl", {"images_per_class": 30}), ("icarl", {})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_no_more_is_foretold_than_classes_have(method: str, settings: dict[str, int]) -> None:
+    dataset = patterns()  # twelve of each class
+    quick = {"epochs": 1} | ({"adapter_steps": 5} if method == "features" else {})
+    plan = Plan(method=method, settings={**settings, **quick}, classes_per_task=2, validation=0.1)
+    foretold = estimate(plan, dataset, measure_costs(plan.learner(dataset), dataset))
+    assert foretold.kept_bytes == plan.run(dataset).memory_bytes
+
+
+def test_a_training_that_is_shared_is_counted_once_for_each_seed(file: Path, tmp_path: Path, data: Dataset) -> None:
+    plan = programme(replace(ALPHA, seeds=2), Site(tmp_path, "arrays", file), data)
+    one = plan.rows[0].estimate
+    training, after = sum(one.training), sum(one.after)
+    assert training > 0 and after > 0
+    assert [row.left for row in plan.rows] == pytest.approx([2 * (training + after), *[2 * after] * 4])
+    assert plan.seconds == pytest.approx(2 * training + 10 * after)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_trainings_are_counted_each(file: Path, tmp_path: Path, data: Dataset) -> None:
+    plan = programme(replace(ALPHA, suite="gamma", settings={"epochs": 1}), Site(tmp_path, "arrays", file), data)
+    for row in plan.rows:
+        training = sum(row.estimate.training) if row.variant.method == "features" else 0
+        assert row.left == pytest.approx(training + sum(row.estimate.after))
+
+
+def test_a_training_that_a_finished_run_has_left_is_not_counted_again(
+    file: Path, tmp_path: Path, data: Dataset
+) -> None:
+    plan, _ = carried_out(ALPHA, tmp_path, file)
+    (tmp_path / plan.rows[3].jobs[0].folder / "result.json").unlink()
+    left = programme(ALPHA, plan.site, data)
+    assert [row.done for row in left.rows] == [1, 1, 1, 0, 1]
+    assert left.seconds == pytest.approx(sum(left.rows[3].estimate.after))
