@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,6 +287,18 @@ def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: 
     assert well is None
 
 
+def test_one_who_finds_a_run_under_way_elsewhere_leaves_no_mark_on_it(
+    file: Path, tmp_path: Path, data: Dataset
+) -> None:
+    plan = programme(BALANCE, Site(tmp_path, "arrays", file), data)
+    begin(plan, "engram suite", resume=False)
+    site, job, said = plan.site, plan.rows[0].jobs[0], []
+    assert site.carry_out(job, data, after_task=lambda: said.append(site.carry_out(job, data))) is None
+    assert len(said) == 2 and all("Another process is working in" in str(error) for error in said)
+    assert site.done(job)
+    assert not (tmp_path / job.folder / FAILED).exists()
+
+
 def test_a_suite_begun_on_one_device_goes_on_on_another(file: Path, tmp_path: Path) -> None:
     plan, _ = carried_out(BALANCE, tmp_path, file)
     (tmp_path / plan.rows[0].jobs[0].folder / "result.json").unlink()
@@ -331,8 +343,7 @@ def test_a_worker_that_is_killed_fails_its_own_run_alone_and_a_later_suite_compl
         wait_for(lambda: list(tmp_path.glob("runs/*/*/training.safetensors")))
         (training,) = tmp_path.glob("runs/*/*/training.safetensors")
         for worker in multiprocessing.active_children():
-            files = {os.readlink(link) for link in Path(f"/proc/{worker.pid}/fd").iterdir()}
-            if str(training.with_name(".lock")) in files:
+            if str(training.with_name(".lock")) in open_files(worker.pid):
                 os.kill(worker.pid or 0, signal.SIGKILL)
                 killed.append(str(training.parent.relative_to(tmp_path)))
 
@@ -352,6 +363,14 @@ def test_a_worker_that_is_killed_fails_its_own_run_alone_and_a_later_suite_compl
     assert [(outcome.job.folder, outcome.error) for outcome in outcomes] == [(killed[0], None)]
     assert not (place / FAILED).exists()
     assert len(result_files(tmp_path)) == 2 and networks(tmp_path) == 2
+
+
+def open_files(process: int | None) -> set[str]:
+    found = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(link))
+    return found
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:

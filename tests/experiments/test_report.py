@@ -233,6 +233,14 @@ def test_one_seed_gives_no_interval(tmp_path: Path) -> None:
     assert "the difference is .100 on one seed, which gives no interval" in words and "95 %" not in words
 
 
+def test_those_that_are_alike_are_named_together(tmp_path: Path) -> None:
+    runs = seeds("features", [0.8, 0.7]) + seeds("icarl", [0.7, 0.8]) + seeds("lwf", [0.4, 0.4])
+    words = said(make_report([save(tmp_path, *runs)]))
+    assert (
+        "features and icarl have the highest average incremental accuracy of 3, .750 (mean over seeds 0, 1)." in words
+    )
+
+
 # Tables.
 
 

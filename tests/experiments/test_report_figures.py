@@ -63,6 +63,13 @@ def test_curves_are_drawn_where_the_means_are(tmp_path: Path) -> None:
     assert (lower[0], lower[-1]) == pytest.approx((0.65 - deviation, 0.65 + deviation))
 
 
+def test_an_axis_that_does_not_begin_at_zero_says_so(tmp_path: Path) -> None:
+    high = plot_of(only(make_report([save(tmp_path / "high", result(curve=[0.98, 0.96, 0.92]))])), "accuracy")
+    assert draw(high).axes[0].get_ylim()[0] == pytest.approx(0.8) and "does not begin at 0" in high.caption
+    low = plot_of(only(make_report([save(tmp_path / "low", result(curve=[0.98, 0.96, 0.2]))])), "accuracy")
+    assert draw(low).axes[0].get_ylim()[0] == 0 and "does not begin at 0" not in low.caption
+
+
 def test_one_seed_has_no_band(tmp_path: Path) -> None:
     figure = draw(plot_of(only(make_report([save(tmp_path, result())])), "accuracy"))
     assert not figure.axes[0].collections

@@ -65,6 +65,30 @@ def test_the_classifier_is_the_svm_of_the_whole_balanced_memory(vectors: Stream)
     assert torch.allclose(one.scores(inputs), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("balanced", [True, False])
+def test_the_classifier_learns_from_the_memory_or_from_the_old_vectors_and_all_new_features(
+    vectors: Stream, balanced: bool
+) -> None:
+    one = learner(features_per_class=7, balanced=balanced)
+    inputs = Samples.of(vectors.tasks[0].test.batch(torch.arange(10)), torch.zeros(10, dtype=torch.int64))
+    for seen, task in enumerate(vectors.tasks[:2], start=1):
+        one.learn(task)
+        memory = one.memory.features
+        assert memory.counts.tolist() == [7] * (2 * seen)  # what is kept is the same
+        old = 7 * 2 * (seen - 1)
+        new = F.normalize(extract(one.network_, task.train))
+        columns = torch.tensor([one.classes_.index(label) for label in task.train.labels.tolist()])
+        everything = torch.cat([memory.rows[:old], new]), torch.cat([memory.columns[:old], columns])
+        alone = memory.rows, memory.columns
+        features = extract(one.network_, inputs)
+        expected, other = (
+            LinearSVM(C=1.0).fit(*rows).scores(F.normalize(features))
+            for rows in ((alone, everything) if balanced else (everything, alone))
+        )
+        assert torch.allclose(one.classify(features), expected, atol=1e-5)
+        assert not torch.allclose(one.classify(features), other, atol=1e-3)
+
+
 @pytest.mark.parametrize("classifier", ["svm", "nearest-mean", "ridge"])
 @pytest.mark.parametrize("adapter", ["mlp", "ridge"])
 def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, adapter: str, classifier: str) -> None:

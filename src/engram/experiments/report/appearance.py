@@ -69,12 +69,21 @@ KNOWN: Mapping[str, Style] = {
 # By phase of a run, for bars that are stacked: neighbours differ in lightness too.
 PHASES: Mapping[str, Colour] = {
     "train": Colour("#2f4b6e", "#5f8fc4"),
+    "fine-tune": HUES["teal"],
+    "correct": HUES["pink"],
     "adapt": HUES["vermilion"],
     "extract": Colour("#8fa9c4", "#35526f"),
     "herd": HUES["gold"],
     "classify": HUES["purple"],
     "measure": Colour("#b6bcc4", "#5b646e"),
 }
+
+
+def phase_colours(names: Sequence[str]) -> dict[str, Colour]:
+    """A colour for each phase: its own, or for one that is not known the next that is free."""
+    others = [name for name in names if name not in PHASES]
+    free = [HUES[hue] for hue in ("green", "blue", "grey", "ink")]
+    return {name: PHASES[name] if name in PHASES else free[others.index(name) % len(free)] for name in names}
 
 
 def name_of_look(group: Group) -> str:

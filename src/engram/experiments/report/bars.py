@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from engram.experiments.aggregate import Group, measured, phases
 from engram.experiments.report import text
-from engram.experiments.report.appearance import INK, MUTED, PAPER, PHASES, Colour
+from engram.experiments.report.appearance import INK, MUTED, PAPER, PHASES, phase_colours
 from engram.experiments.report.drawing import Look, fitted_all, legend, new_figure, plain
 from engram.experiments.report.plot import Plot, Styles, labels, spread_cell
 from engram.experiments.report.sections import Section
@@ -100,18 +100,15 @@ def _draw_times(groups: Sequence[Group], spent: Sequence[Mapping[str, float]], l
     longest = max(sum(each.values()) for each in spent)
     unit, length = next(each for each in UNITS if longest >= 2 * each[1] or each[1] == 1)
     names = _phase_names(spent)
+    colours = phase_colours(names)
     left = [0.0] * len(groups)
     for name in names:
         widths = [each.get(name, 0.0) / length for each in spent]
-        axes.barh(range(len(groups)), widths, left=left, height=0.62, color=_phase_colour(name).light, linewidth=0)
+        axes.barh(range(len(groups)), widths, left=left, height=0.62, color=colours[name].light, linewidth=0)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_xlim(0, max(left) * 1.03)
     axes.set_xlabel(unit)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-    legend(figure, look, [Patch(color=_phase_colour(name).light) for name in names], names)
+    legend(figure, look, [Patch(color=colours[name].light) for name in names], names)
     return figure
-
-
-def _phase_colour(name: str) -> Colour:
-    return PHASES.get(name, MUTED)

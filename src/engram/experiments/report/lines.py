@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from engram.experiments.aggregate import Group, Spread, curve, measured
 from engram.experiments.report import text
-from engram.experiments.report.appearance import RULE, Style
+from engram.experiments.report.appearance import KNOWN, RULE, Style, name_of_look
 from engram.experiments.report.drawing import (
     Look,
     Scale,
@@ -41,10 +41,12 @@ def curves(section: Section, styles: Styles) -> Plot:
     several = any(len(group.seeds) > 1 for group in section.groups)
     rows = tuple((group.label, *(spread_cell(point) for point in curve(group))) for group in section.groups)
     caption = "Top-1 accuracy on all classes seen so far, after each task."
+    more = " Bands are one standard deviation between seeds to either side." if several else ""
+    more += _from_zero([value for group in section.groups for value in _means(group)])
     return Plot(
         "accuracy",
         "Accuracy against the number of classes",
-        caption + (" Bands are one standard deviation between seeds to either side." if several else ""),
+        caption + more,
         Table("accuracy", caption, ("classes", *map(str, seen)), rows),
         functools.partial(_draw_curves, section, styles),
     )
@@ -54,8 +56,9 @@ def _draw_curves(section: Section, styles: Styles, look: Look) -> Figure:
     figure = new_figure(look, 0.56 * look.width)
     axes = figure.subplots()
     seen = section.kind.classes_seen
-    top = max(_draw_line(axes, seen, curve(group), style) for group, style in zip(section.groups, styles, strict=True))
-    axes.set_ylim(0, min(1.02, 0.1 * math.ceil(top / 0.1 + 0.3)))
+    for group, style in zip(section.groups, styles, strict=True):
+        _draw_line(axes, seen, curve(group), style)
+    axes.set_ylim(*_limits([value for group in section.groups for value in _means(group)]))
     axes.set_ylabel("accuracy")
     set_accuracy_ticks(axes)
     _class_axis(axes, seen, look)
@@ -63,8 +66,23 @@ def _draw_curves(section: Section, styles: Styles, look: Look) -> Figure:
     return figure
 
 
-def _draw_line(axes: Axes, x: Sequence[float], points: Sequence[Spread | None], style: Style) -> float:
-    """A line with a band of one deviation, where it has points; gives the highest of them."""
+def _means(group: Group) -> list[float]:
+    return [point.mean for point in curve(group) if point is not None]
+
+
+def _limits(accuracies: Sequence[float]) -> tuple[float, float]:
+    """From 0, unless all lie in the upper half of what would be shown; to a little above the highest."""
+    low, high = min(accuracies), max(accuracies)
+    bottom = 0.1 * math.floor(10 * low - 0.5) if low > 0.5 * high else 0.0
+    return max(0.0, bottom), min(1 + 0.02 * (1 - bottom), 0.1 * math.ceil(10 * high + 0.3))
+
+
+def _from_zero(accuracies: Sequence[float]) -> str:
+    return "" if _limits(accuracies)[0] == 0 else " The axis of accuracy does not begin at 0."
+
+
+def _draw_line(axes: Axes, x: Sequence[float], points: Sequence[Spread | None], style: Style) -> None:
+    """A line with a band of one deviation, where it has points."""
     there = [(place, point) for place, point in zip(x, points, strict=True) if point is not None]
     places, means = [place for place, _ in there], [point.mean for _, point in there]
     every = max(1, len(there) // 12)  # a marker on each of a hundred tasks would hide the line
@@ -73,7 +91,6 @@ def _draw_line(axes: Axes, x: Sequence[float], points: Sequence[Spread | None], 
         low = [point.mean - (point.deviation or 0) for _, point in there]
         high = [point.mean + (point.deviation or 0) for _, point in there]
         axes.fill_between(places, low, high, color=style.colour.light, alpha=0.13, linewidth=0)
-    return max(means, default=0.0)
 
 
 def _class_axis(axes: Axes, seen: Sequence[int], look: Look) -> None:
@@ -101,7 +118,9 @@ def values(section: Section, styles: Styles) -> Plot | None:
     caption = (
         f"Average incremental accuracy, and ω over all stored vectors after the last task, against {section.varies}."
     )
-    more = " The axes do not begin at 0. Whiskers are one standard deviation between seeds to either side."
+    more = " The axes do not begin at 0."
+    if any(len(group.seeds) > 1 for group in section.groups):
+        more += " Whiskers are one standard deviation between seeds to either side."
     more += " Dashed across: a variant without a value." if any(group.value is None for group in section.groups) else ""
     return Plot(
         "value",
@@ -137,13 +156,18 @@ def _draw_values(section: Section, styles: Styles, look: Look) -> Figure:
         axes.set_ylabel(label)
         axes.margins(y=0.12)
         set_accuracy_ticks(axes, 5)
+    for axes in every[:-1]:
+        _edge_rule(axes, scale)
     _scale_axis(every[-1], scale, section.varies or "", look)
     legend(figure, look, style_handles(list(drawn.values())), series)
     return figure
 
 
 def _series_style(name: str, section: Section, styles: Styles) -> Style:
-    """The style of a series as a whole: that of its middle group, which has the colour of the series itself."""
+    """The style of a series as a whole: its method's own, or where methods make several series, its middle group's."""
+    looks = {group.series: name_of_look(group) for group in section.groups}
+    if list(looks.values()).count(looks[name]) == 1 and looks[name] in KNOWN:
+        return KNOWN[looks[name]]
     members = [style for group, style in zip(section.groups, styles, strict=True) if group.series == name]
     return members[len(members) // 2]
 
@@ -164,15 +188,21 @@ def _draw_series(axes: Axes, groups: Sequence[Group], number: str, scale: Scale,
 
 
 def _scale_axis(axes: Axes, scale: Scale, label: str, look: Look) -> None:
-    """Ticks of a scale along x, and a rule between zero and the rest where zero lies apart."""
+    """Ticks of a scale along x, with room for a zero that lies apart."""
     places = [place for place, _ in scale.ticks]
     if scale.edge is not None:
         low, high = scale.edge, max(*places, axes.get_xlim()[1])
         axes.set_xlim(low - 0.06 * (high - low), high + 0.02 * (high - low))
-        others = [place for place in places if place > low]
-        axes.axvline((low + min(others)) / 2, color=RULE.light, linewidth=0.8, zorder=0)
+        _edge_rule(axes, scale)
     set_ticks(axes, scale.ticks, 0.8 * look.width, 0.9 * look.size)
     axes.set_xlabel(fitted(label, 0.7 * look.width, look.size))
+
+
+def _edge_rule(axes: Axes, scale: Scale) -> None:
+    """A rule between zero and the rest, where zero lies apart."""
+    if scale.edge is not None:
+        nearest = min(place for place, _ in scale.ticks if place > scale.edge)
+        axes.axvline((scale.edge + nearest) / 2, color=RULE.light, linewidth=0.8, zorder=0)
 
 
 # Accuracy against memory.
@@ -191,6 +221,7 @@ def memory(section: Section, styles: Styles) -> Plot | None:
         "Average incremental accuracy against what is kept of old classes, in MB of 2²⁰ bytes, on a logarithmic axis."
     )
     more = " What keeps nothing is at the left edge." if min(kept) == 0 else ""
+    more += _from_zero([spread.mean for group in section.groups if (spread := measured(group, "average"))])
     return Plot(
         "memory",
         "Accuracy against memory",
@@ -211,8 +242,7 @@ def _draw_memory(section: Section, styles: Styles, look: Look) -> Figure:
         look_of_point = {**line_style(style), "linestyle": "none"}
         axes.errorbar(scale.place(count), average.mean, yerr=average.deviation or None, elinewidth=0.8, **look_of_point)
     axes.margins(x=0.06)
-    top = max(average.mean for average in averages)
-    axes.set_ylim(0, min(1.02, 0.1 * math.ceil(top / 0.1 + 0.3)))
+    axes.set_ylim(*_limits([average.mean for average in averages]))
     axes.set_ylabel("average accuracy")
     set_accuracy_ticks(axes)
     _scale_axis(axes, scale, "kept, MB", look)

@@ -24,12 +24,20 @@ def along_values(section: Section) -> list[str]:
         if len(ranked) < 2:
             continue
         best, worst = ranked[0], ranked[-1]
+        if _reaches(best, seeds) == _reaches(worst, seeds):
+            sentences.append(f"{named(series)}: accuracy is {_reaches(best, seeds)} at every value.")
+            continue
         sentences.append(
-            f"{named(series)}: accuracy is highest at {named(best.label)} ({_reaches(best, seeds)}) and lowest at "
-            f"{named(worst.label)} ({_reaches(worst, seeds)}); {_compared(best, worst)}."
+            f"{named(series)}: accuracy is highest at {_alike(ranked, best, seeds)} ({_reaches(best, seeds)}) and "
+            f"lowest at {_alike(ranked, worst, seeds)} ({_reaches(worst, seeds)}); {_compared(best, worst)}."
         )
         sentences += _best_omega(ranked, best, seeds)
     return sentences
+
+
+def _alike(groups: Sequence[Group], one: Group, seeds: Sequence[int]) -> str:
+    """The names of those that are as accurate as this one, to three digits."""
+    return listed([named(group.label) for group in groups if _reaches(group, seeds) == _reaches(one, seeds)])
 
 
 def _best_omega(groups: Sequence[Group], best: Group, seeds: Sequence[int]) -> list[str]:
@@ -79,6 +87,11 @@ def _first_and_second(ranked: Sequence[Group], seeds: Sequence[int]) -> str:
             f"{named(best.label)} reaches an average incremental accuracy of {_reaches(best, seeds)}, "
             f"{named(second.label)} {_reaches(second, seeds)} ({_on(seeds)}); {_compared(best, second)}."
         )
+    if _reaches(best, seeds) == _reaches(second, seeds):
+        return (
+            f"{_alike(ranked, best, seeds)} have the highest average incremental accuracy of {len(ranked)}, "
+            f"{_reaches(best, seeds)} ({_on(seeds)})."
+        )
     return (
         f"{named(best.label)} has the highest average incremental accuracy of {len(ranked)}: {_reaches(best, seeds)} "
         f"({_on(seeds)}). Next is {named(second.label)} with {_reaches(second, seeds)}; {_compared(best, second)}."
@@ -87,7 +100,7 @@ def _first_and_second(ranked: Sequence[Group], seeds: Sequence[int]) -> str:
 
 def _left_out(section: Section, ranked: Sequence[Group]) -> list[str]:
     others = [group for group in section.contenders if group not in ranked]
-    names = [f"{named(group.label)} (seed{'s'[: len(group.seeds) - 1]} {integers(group.seeds)})" for group in others]
+    names = [f"{named(group.label)} ({_seeds(group.seeds)})" for group in others]
     return [f"Not compared, for want of the same seeds: {listed(names)}."] if names else []
 
 
@@ -97,7 +110,11 @@ def _reaches(group: Group, seeds: Sequence[int]) -> str:
 
 
 def _on(seeds: Sequence[int]) -> str:
-    return f"seed {seeds[0]} alone" if len(seeds) == 1 else f"mean over seeds {integers(seeds)}"
+    return f"{_seeds(seeds)} alone" if len(seeds) == 1 else f"mean over {_seeds(seeds)}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {integers(seeds)}"
 
 
 def _compared(a: Group, b: Group) -> str:

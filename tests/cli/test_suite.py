@@ -1,0 +1,304 @@
+"""`engram suite` and `engram suites`, used as a person uses them: real processes, real folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+NAMES = ["table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
+QUICK = [
+    *DATA,
+    *("--set", "epochs=1", "--set", "adapter_steps=10", "--set", "rate=0.2", "--set", "features_per_class=8"),
+]
+SLOW = [*QUICK, *("--set", "epochs=80", "--set", "batch_size=2")]  # seconds, not milliseconds
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a file of ten classes of vectors."""
+    draws = np.random.default_rng(0)
+    centres, labels = 3 * draws.normal(size=(10, 8)), np.repeat(np.arange(10), 20)
+    inputs = (centres[labels] + draws.normal(size=(len(labels), 8))).astype(np.float32)
+    np.savez(tmp_path / "blobs.npz", inputs=inputs, labels=labels)
+    return tmp_path
+
+
+def engram(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "engram", *arguments]
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=180)
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    found = {}
+    for path in sorted(folder.glob("runs/*/*/result.json")):
+        values = json.loads(path.read_text())
+        del values["seconds"], values["environment"]["threads"]
+        found[str(path.relative_to(folder))] = values
+    return found
+
+
+# What there is
+
+
+def test_the_suites_are_listed_one_line_each(tmp_path: Path) -> None:
+    lines = engram("suites", cwd=tmp_path).stdout.splitlines()
+    rows = json.loads(engram("suites", "--json", cwd=tmp_path).stdout)["suites"]
+    listed = [tuple(re.split(r" {2,}", line)) for line in lines]
+    assert [name for name, _ in listed] == NAMES
+    assert [(row["name"], row["summary"]) for row in rows] == listed
+    assert all(len(line) <= 100 for line in lines)
+
+
+# Plans
+
+
+def test_a_plan_says_what_would_be_run_how_long_and_how_large_and_runs_nothing(place: Path) -> None:
+    done = engram("suite", "balance", *QUICK, "--seeds", "3", "--plan", cwd=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows, last = done.stdout.splitlines()
+    assert head.split() == ["runs", "done", "time", "kept"]
+    assert [row.split()[:3] for row in rows] == [["balanced", "3", "0"], ["unbalanced", "3", "0"]]
+    assert all(re.search(r" \d+ (s|min) +0\.01 MB$", row) for row in rows)  # 4 classes of 8 vectors of 64 floats
+    assert re.match(r"about \d+ (s|min) for what is left, one run after another", last)
+    assert [path.name for path in place.iterdir()] == ["blobs.npz"]
+
+
+def test_a_plan_as_json_has_the_same_in_bytes_and_seconds(place: Path) -> None:
+    done = engram("suite", "balance", *QUICK, "--plan", "--json", "--out", "here", cwd=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = json.loads(done.stdout)
+    assert set(plan) == {"runs", "seconds"}
+    kept = {row["label"]: (row["method"], row["runs"], row["done"], row["kept_bytes"]) for row in plan["runs"]}
+    assert kept == {label: ("features", 1, 0, 4 * 8 * 64 * 4) for label in ("balanced", "unbalanced")}
+    assert all(row["seconds"] >= 0 for row in plan["runs"])
+    assert plan["seconds"] == pytest.approx(sum(row["seconds"] for row in plan["runs"]), abs=0.2)
+    assert [path.name for path in place.iterdir()] == ["blobs.npz"]
+
+
+def test_a_plan_counts_what_is_done_already(place: Path) -> None:
+    assert engram("suite", "balance", *QUICK, "--out", "here", "--quiet", cwd=place).returncode == 0
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in place.rglob("*"))
+    plan = json.loads(engram("suite", "balance", *QUICK, "--out", "here", "--plan", "--json", cwd=place).stdout)
+    assert [row["done"] for row in plan["runs"]] == [1, 1]
+    assert plan["seconds"] == 0
+    assert sorted((str(path), path.stat().st_mtime_ns) for path in place.rglob("*")) == before
+
+
+# Runs
+
+
+def test_a_suite_prints_a_line_per_variant_to_stdout_and_its_progress_to_stderr(place: Path) -> None:
+    done = engram("suite", "balance", *QUICK, "--seeds", "2", "--out", "here", cwd=place)
+    assert done.returncode == 0, done.stderr
+    *rows, last = done.stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["balanced", "unbalanced"]
+    assert all(re.search(r"  average \d\.\d{3} ± \d\.\d{3}, last \d\.\d{3}, 0\.01 MB$", row) for row in rows)
+    assert last == "report: engram report here -o report.html"
+    assert done.stderr.splitlines() == ["balance on arrays: 4 runs to do, in here"]
+    assert len(results(place / "here")) == 4
+
+
+def test_json_prints_one_object_with_what_was_found(place: Path) -> None:
+    done = engram("suite", "alpha", *QUICK, "--out", "here", "--json", "--quiet", cwd=place)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["failed"] == []
+    assert [row["value"] for row in found["rows"]] == [0.1, 1, 10, 100, 1000]
+    by_alpha = {values["settings"]["alpha"]: values for values in results(place / "here").values()}
+    for row in found["rows"]:
+        result = by_alpha[row["value"]]
+        assert (row["label"], row["method"], row["seeds"]) == (f"α = {row['value']:g}", "features", [0])
+        assert row["average_incremental_accuracy"] == [result["average_incremental_accuracy"]]
+        assert row["last_accuracy"] == [result["curve"][-1]]
+        assert row["memory_mb"] == result["memory_mb"]
+
+
+def test_quiet_shows_nothing_but_the_result(place: Path) -> None:
+    done = engram("suite", "balance", *QUICK, "--out", "here", "--quiet", cwd=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_without_out_all_suites_of_a_data_set_and_preset_meet_in_one_folder(place: Path) -> None:
+    assert engram("suite", "balance", *QUICK, "--quiet", cwd=place).returncode == 0
+    assert [str(path.relative_to(place)) for path in place.glob("runs/*")] == ["runs/arrays-short"]
+    kept = json.loads((place / "runs" / "arrays-short" / "suite-balance.json").read_text())
+    assert kept["command"] == shlex.join(["engram", "suite", "balance", *QUICK, "--quiet"])
+
+
+def test_only_the_methods_that_are_asked_for_are_run(place: Path) -> None:
+    quick = [*DATA, "--set", "epochs=1"]
+    done = engram("suite", "table1", *quick, "--methods", "lwf,gamma-lwf", "--out", "here", "--json", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert [row["label"] for row in json.loads(done.stdout)["rows"]] == ["lwf", "gamma-lwf"]
+    assert len(results(place / "here")) == 2
+
+
+def test_two_jobs_at_the_same_time_give_what_one_gives_and_print_the_same(place: Path) -> None:
+    one = engram("suite", "balance", *QUICK, "--out", "one", "--json", cwd=place)
+    two = engram("suite", "balance", *QUICK, "--out", "two", "--json", "--jobs", "2", cwd=place)
+    assert (one.returncode, two.returncode) == (0, 0), two.stderr
+    assert json.loads(two.stdout) == json.loads(one.stdout)
+    assert results(place / "two") == results(place / "one")
+    assert two.stderr == one.stderr.replace("one", "two")
+
+
+def test_a_note_of_a_worker_is_shown_as_a_note_of_the_only_process_is(place: Path) -> None:
+    more = [*QUICK, "--set", "features_per_class=17"]  # of sixteen
+    for jobs in ("1", "2"):
+        done = engram("suite", "balance", *more, "--out", jobs, "--jobs", jobs, cwd=place)
+        assert done.returncode == 0
+        assert "fewer than 17 samples (the fewest: 16); all are kept." in done.stderr
+        assert "features.py" not in done.stderr, f"--jobs {jobs}"
+
+
+# Going on
+
+
+def test_a_suite_that_is_there_is_refused_without_resume_and_gone_on_with(place: Path) -> None:
+    command = ["suite", "balance", *QUICK, "--out", "here"]
+    assert engram(*command, "--quiet", cwd=place).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in (place / "here").rglob("*") if path.is_file()}
+    again = engram(*command, "--quiet", cwd=place)
+    assert (again.returncode, again.stdout) == (2, "")
+    said = "error: here/suite-balance.json is there already. Go on with --resume, or choose another --out.\n"
+    assert again.stderr == said
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    (place / next(iter(results(place / "here"))).replace("runs", "here/runs", 1)).unlink()
+    further = engram(*command, "--resume", cwd=place)
+    assert further.returncode == 0
+    assert further.stderr.splitlines() == ["balance on arrays: 1 runs to do, in here"]
+    assert len(results(place / "here")) == 2
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_says_how_to_go_on_and_the_same_command_with_resume_completes_it(jobs: str, place: Path) -> None:
+    command = ["suite", "balance", *SLOW, "--out", "here", "--jobs", jobs]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engram", *command],
+        cwd=place,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not list(place.glob("here/runs/*/*/training.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
+    printed, said = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (130, "")
+    assert re.search(r"the same command with --out '?here'? --resume goes on\.$", said.rstrip())
+    assert "Traceback" not in said
+    wait_for_the_end_of_all(process.pid)
+    assert not list(place.glob("here/runs/*/*/failed.json"))
+    further = engram(*command, "--resume", "--json", cwd=place)
+    assert further.returncode == 0, further.stderr
+    assert [row["label"] for row in json.loads(further.stdout)["rows"]] == ["balanced", "unbalanced"]
+
+
+def wait_for_the_end_of_all(group: int) -> None:
+    """Until no process of the group is there: no worker is left behind."""
+    for _ in range(500):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    pytest.fail("a process was left behind")
+
+
+STRANGE = "it's $HOME; `id` & more"
+
+
+def test_a_name_that_a_shell_would_take_apart_is_quoted_in_what_is_to_be_typed_next(place: Path) -> None:
+    done = engram("suite", "balance", *QUICK, "--out", STRANGE, "--quiet", cwd=place)
+    assert done.returncode == 0, done.stderr
+    hint = done.stdout.splitlines()[-1].removeprefix("report: ")
+    assert shlex.split(hint) == ["engram", "report", STRANGE, "-o", "report.html"]
+    kept = json.loads((place / STRANGE / "suite-balance.json").read_text())
+    assert shlex.split(kept["command"]) == ["engram", "suite", "balance", *QUICK, "--out", STRANGE, "--quiet"]
+
+
+def test_after_ctrl_c_too_the_folders_name_is_quoted_for_the_shell(place: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engram", "suite", "balance", *SLOW, "--out", STRANGE],
+        cwd=place,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list((place / STRANGE).glob("runs/*/*/training.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (options,) = re.findall(r"the same command with (.*) goes on\.", said)
+    assert shlex.split(options) == ["--out", STRANGE, "--resume"]
+
+
+# What goes wrong
+
+
+def test_a_suite_with_a_failed_run_prints_the_rest_says_why_and_exits_with_1(place: Path) -> None:
+    command = ["suite", "balance", *QUICK, "--out", "here", "--json", "--quiet"]
+    assert engram(*command, cwd=place).returncode == 0
+    folders = {values["settings"]["balanced"]: name for name, values in results(place / "here").items()}
+    for name in folders.values():
+        (place / "here" / name).unlink()
+    (damaged,) = (place / "here" / folders[False]).parent.glob("checkpoint-*/learner.safetensors")
+    damaged.write_bytes(b"short")
+    done = engram(*command, "--resume", cwd=place)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert [row["label"] for row in found["rows"]] == ["balanced"]
+    ((label, error),) = [(each["label"], each["error"]) for each in found["failed"]]
+    assert label == "unbalanced" and "learner.safetensors cannot be read as safetensors" in error
+    assert done.stderr == f"failed: unbalanced, seed 0: {error}\n"
+    assert json.loads((damaged.parents[1] / "failed.json").read_text())["error"] == error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["alhpa"], 2, "There is no suite 'alhpa'. Did you mean 'alpha'? See: engram suites"),
+        (["table1", "--methods", "lfw"], 2, "There is no method 'lfw'. Did you mean 'lwf'? See: engram methods"),
+        (["gamma", "--methods", "bic"], 2, "The suite 'gamma' has no method 'bic'. There are: features, gamma-lwf."),
+        (["alpha", "--dataset", "digit"], 2, "There is no data set 'digit'. Did you mean 'digits'?"),
+        (["alpha", "--set", "alhpa=1"], 2, "The method 'features' has no setting 'alhpa'. Did you mean 'alpha'?"),
+        (["alpha", "--set", "rate"], 2, "--set wants KEY=VALUE, such as --set rate=0.5; found 'rate'."),
+        (["alpha", "--set", "rate=fast"], 2, "The setting 'rate' cannot be 'fast'"),
+        (["alpha", "--tasks", "6"], 2, "This stream has 5 tasks; 6 were asked for."),
+        (["alpha", "--dataset", "arrays", "--data", "missing.npz"], 1, "There is no file missing.npz."),
+        (["alpha", "--out", "/proc/nothing"], 1, "/proc/nothing"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
+    done = engram("suite", *arguments, "--quiet", *([] if "--out" in arguments else ["--out", "out"]), cwd=tmp_path)
+    assert said in done.stderr
+    assert (done.returncode, done.stdout) == (code, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [[], ["alpha", "--seeds", "0"], ["alpha", "--jobs", "0"], ["alpha", "--on", "x"]])
+def test_a_command_that_cannot_be_understood_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
+    done = engram("suite", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Usage: engram suite" in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,278 @@
+"""What is told of a run while it lasts: a line per event in its folder, and scalars for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engram.data import Stream
+from engram.errors import EngramError, TrainingError
+from engram.experiments import Measurement, Result, TensorBoard, Trainings, run
+from engram.methods import Learner, make
+
+
+def small(method: str = "features", **settings: object) -> Learner:
+    given = {"epochs": 3, "batch_size": 16, "rate": 0.2, "expected_classes": 6, **settings}
+    if method == "features":
+        given = {"features_per_class": 8, "adapter_steps": 10, **given}
+    return make(method, **given)
+
+
+def refuse(constant: str) -> None:
+    pytest.fail(f"{constant} is not JSON")
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log, each of which must be an object of JSON with an event and a time."""
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line, parse_constant=refuse) for line in lines]
+    times = [datetime.strptime(event.pop("time"), "%Y-%m-%dT%H:%M:%S%z") for event in events]
+    assert times == sorted(times)
+    assert all(abs(moment.timestamp() - time.time()) < 120 for moment in times)
+    return events
+
+
+def comparable(result: Result) -> dict[str, object]:
+    return {name: value for name, value in result.to_json().items() if name != "seconds"}
+
+
+def lasting_files(folder: Path) -> dict[str, bytes]:
+    timed = ("seconds.json", "result.json", "events.jsonl")
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in timed]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if "tensorboard" not in path.parts}
+
+
+class Heard:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def hear(self, event: str, values: dict[str, Any]) -> None:
+        self.events.append({"event": event, **values})
+
+
+# The log
+
+
+def test_a_run_tells_its_beginning_its_epochs_phases_and_tasks_and_its_end_in_this_order(
+    vectors: Stream, tmp_path: Path
+) -> None:
+    run(small(), vectors.first(2), out=tmp_path)
+    told = [
+        (event["event"], event.get("task"), event.get("phase"), event.get("epoch")) for event in events_of(tmp_path)
+    ]
+    expected: list[tuple[object, ...]] = [("begin", None, None, None)]
+    for task in (1, 2):
+        expected += [("epoch", task, "train", epoch) for epoch in (1, 2, 3)]
+        after = ["train", "extract", *(["extract", "adapt"] if task > 1 else []), "herd", "classify"]
+        expected += [("phase", task, name, None) for name in [*after, "measure", "measure"]]
+        expected += [("task", task, None, None)]
+    assert told == [*expected, ("end", None, None, None)]
+
+
+def test_the_beginning_names_the_method_and_the_data(vectors: Stream, tmp_path: Path) -> None:
+    run(small("gamma-lwf"), vectors.first(1), out=tmp_path)
+    assert events_of(tmp_path)[0] == {"event": "begin", "method": "gamma-lwf", "dataset": "blobs"}
+
+
+def test_an_epoch_has_its_loss_and_the_rate_at_its_end(vectors: Stream, tmp_path: Path) -> None:
+    learner = small(epochs=5, schedule="one-cycle")
+    run(learner, vectors.first(2), out=tmp_path)
+    epochs = [event for event in events_of(tmp_path) if event["event"] == "epoch"]
+    assert set(epochs[0]) == {"event", "task", "phase", "epoch", "loss", "rate"}
+    per_epoch = learner.training.batches_per_epoch(vectors.tasks[0].train)
+    rates = [learner.training.rate_at((epoch + 1) * per_epoch - 1, 5 * per_epoch) for epoch in range(5)]
+    assert [event["rate"] for event in epochs] == pytest.approx(2 * rates)
+    assert all(event["loss"] > 0 for event in epochs)
+    assert epochs[4]["loss"] < epochs[0]["loss"]  # it learns
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_batches(vectors: Stream, tmp_path: Path) -> None:
+    """At a rate of next to nothing the network stays as it is, and batches of equal size have the mean of all."""
+    still = {"rate": 1e-30, "momentum": 0.0, "weight_decay": 0.0, "epochs": 1}
+    losses = {}
+    for size in (12, 48):
+        run(small("gamma-lwf", batch_size=size, **still), vectors.first(1), out=tmp_path / str(size))
+        (losses[size],) = [event["loss"] for event in events_of(tmp_path / str(size)) if event["event"] == "epoch"]
+    assert losses[12] == pytest.approx(losses[48], rel=1e-5)
+
+
+def test_a_phase_has_its_seconds(vectors: Stream, tmp_path: Path) -> None:
+    result = run(small(), vectors.first(2), out=tmp_path)
+    spent: dict[str, float] = {}
+    for event in events_of(tmp_path):
+        if event["event"] == "phase":
+            spent[event["phase"]] = spent.get(event["phase"], 0) + event["seconds"]
+    assert set(spent) == set(result.seconds)
+    assert spent == pytest.approx(result.seconds, abs=0.05)
+
+
+def test_a_task_has_what_was_measured(vectors: Stream, tmp_path: Path) -> None:
+    measured: list[Measurement] = []
+    result = run(small(), vectors, out=tmp_path, after_task=lambda task, found, seconds: measured.append(found))
+    tasks = [event for event in events_of(tmp_path) if event["event"] == "task"]
+    assert [event["accuracy"] for event in tasks] == result.curve
+    assert [event["accuracy_top5"] for event in tasks] == result.curve_top5
+    assert [event["omega"] for event in tasks] == result.omega
+    assert [event["by_task"] for event in tasks] == result.accuracy_matrix
+    assert [event["classes"] for event in tasks] == [2, 4, 6]
+    assert tasks[-1]["memory_bytes"] == result.memory_bytes
+    for event, found in zip(tasks, measured, strict=True):
+        assert set(event) == {"event", "task", *vars(found)}
+
+
+def test_a_network_that_another_run_has_trained_has_no_epochs(vectors: Stream, tmp_path: Path) -> None:
+    for name, epochs in (("first", 3), ("second", 0)):
+        run(small(), vectors.first(1), out=tmp_path / name, trainings=Trainings(tmp_path / "trained"))
+        events = [event["event"] for event in events_of(tmp_path / name)]
+        assert events.count("epoch") == epochs
+        assert events.count("task") == 1
+
+
+class _Interrupt(Exception):
+    pass
+
+
+def stop(task: int, *rest: object) -> None:
+    if task == 1:
+        raise _Interrupt
+
+
+def test_a_run_that_is_gone_on_with_adds_to_what_was_told(vectors: Stream, tmp_path: Path) -> None:
+    with pytest.raises(_Interrupt):
+        run(small(), vectors, out=tmp_path, after_task=stop)
+    before = (tmp_path / "events.jsonl").read_bytes()
+    events = events_of(tmp_path)
+    assert events[-1] == {"event": "stop", "why": "_Interrupt"}
+    assert [event["task"] for event in events if event["event"] == "task"] == [1, 2]
+    run(small(), vectors, out=tmp_path, resume=True)
+    assert (tmp_path / "events.jsonl").read_bytes().startswith(before)
+    added = events_of(tmp_path)[len(events) :]
+    assert added[0]["event"] == "begin" and added[-1] == {"event": "end"}
+    assert {event["task"] for event in added if "task" in event} == {3}
+
+
+def test_a_run_that_fails_says_why_as_its_last_word(vectors: Stream, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as failed:
+        run(small(rate=1e30), vectors, out=tmp_path)
+    events = events_of(tmp_path)
+    assert [event["event"] for event in events] == ["begin", "stop"]
+    assert events[-1]["why"] == str(failed.value)
+    assert "not finite at task 1, epoch 1, batch 2" in events[-1]["why"]
+    run(small(), vectors.first(1), out=tmp_path)  # the folder is free for another, and the log goes on
+    assert [event["event"] for event in events_of(tmp_path)][:3] == ["begin", "stop", "begin"]
+
+
+def test_ctrl_c_is_told(vectors: Stream, tmp_path: Path) -> None:
+    def interrupt(*task: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), vectors, out=tmp_path, after_task=interrupt)
+    assert events_of(tmp_path)[-1] == {"event": "stop", "why": "KeyboardInterrupt"}
+
+
+def test_a_run_that_is_refused_tells_nothing(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path)
+    before = (tmp_path / "events.jsonl").read_bytes()
+    with pytest.raises(EngramError, match=r"rate: 0\.2, now 0\.1"):
+        run(small(rate=0.1), vectors.first(1), out=tmp_path, resume=True)
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+
+
+# Listeners
+
+
+def test_listeners_hear_what_is_in_the_log_with_a_folder_and_without(vectors: Stream, tmp_path: Path) -> None:
+    heard, alone = Heard(), Heard()
+    run(small(), vectors.first(2), out=tmp_path, listeners=[heard])
+    run(small(), vectors.first(2), listeners=[alone])
+    assert heard.events == events_of(tmp_path)
+    untimed = [[{**event, "seconds": 0} for event in each.events] for each in (heard, alone)]
+    assert untimed[0] == untimed[1]
+
+
+def test_the_result_does_not_depend_on_who_listens(vectors: Stream, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    quiet = run(small(), vectors, out=tmp_path / "quiet")
+    told = run(
+        small(), vectors, out=tmp_path / "told", listeners=[Heard(), Heard(), TensorBoard(tmp_path / "tensorboard")]
+    )
+    assert comparable(told) == comparable(quiet)
+    assert lasting_files(tmp_path / "told") == lasting_files(tmp_path / "quiet")
+
+
+# TensorBoard
+
+
+def test_tensorboard_gets_scalars_that_it_can_read(vectors: Stream, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = run(small(), vectors, out=tmp_path / "run", listeners=[TensorBoard(tmp_path / "scalars")])
+    found = EventAccumulator(str(tmp_path / "scalars")).Reload()
+    tags = set(found.Tags()["scalars"])
+
+    def scalars(tag: str) -> tuple[list[int], list[float]]:
+        points = found.Scalars(tag)
+        return [point.step for point in points], [point.value for point in points]
+
+    assert scalars("accuracy") == ([1, 2, 3], pytest.approx(result.curve))
+    assert scalars("omega") == ([1, 2, 3], pytest.approx(result.omega))
+    assert scalars("omega_previous") == ([2, 3], pytest.approx((result.omega_previous or [])[1:]))
+    assert scalars("memory_bytes")[1][-1] == result.memory_bytes
+    told = [event for event in events_of(tmp_path / "run") if event["event"] == "epoch"]
+    for task in (1, 2, 3):
+        epochs = [event for event in told if event["task"] == task]
+        for name in ("loss", "rate"):
+            expected = [1, 2, 3], pytest.approx([event[name] for event in epochs])
+            assert scalars(f"task {task}/train/{name}") == expected
+        assert f"task {task}/train/seconds" in tags
+    assert "by_task" not in tags
+
+
+def engram(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "engram", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_a_tracked_run_writes_for_tensorboard_into_its_folder_and_can_go_on(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    command = ["run", "finetune", "--epochs", "1", "--out", "here", "--track", "--quiet"]
+    done = engram(*command, "--tasks", "1", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    further = engram(*command, "--tasks", "2", "--resume", cwd=tmp_path)
+    assert (further.returncode, further.stderr) == (0, "")
+    found = EventAccumulator(str(tmp_path / "here" / "tensorboard")).Reload()
+    curve = json.loads((tmp_path / "here" / "result.json").read_text())["curve"]
+    assert [point.value for point in found.Scalars("accuracy")] == pytest.approx(curve)
+
+
+def test_a_folder_that_holds_a_run_stays_refused_when_a_tracked_one_is_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    quick = ["run", "finetune", "--epochs", "1", "--tasks", "1", "--out", "here", "--quiet"]
+    assert engram(*quick, cwd=tmp_path).returncode == 0
+    again = engram(*quick, "--track", cwd=tmp_path)
+    assert again.returncode == 2 and "already holds a run" in again.stderr
+    assert not (tmp_path / "here" / "tensorboard").exists()
+
+
+def test_without_tensorboard_a_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(
+        EngramError, match=r"^TensorBoard is not installed\. Install it with: pip install .*\[track\]'$"
+    ):
+        TensorBoard(tmp_path / "scalars")
+    assert not (tmp_path / "scalars").exists()

@@ -1,0 +1,129 @@
+"""A suite that is killed with SIGKILL at any moment, again and again, ends as one that ran through."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engram import storage
+
+KILLS = 5
+DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2", "--set", "features_per_class=8"]
+SLOW_ENOUGH = ["--set", "epochs=60", "--set", "batch_size=2", "--set", "adapter_steps=100", "--set", "rate=0.2"]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders, each with the same file of ten classes of vectors."""
+    draws = np.random.default_rng(0)
+    centres, labels = 3 * draws.normal(size=(10, 8)), np.repeat(np.arange(10), 20)
+    inputs = (centres[labels] + draws.normal(size=(len(labels), 8))).astype(np.float32)
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "blobs.npz", inputs=inputs, labels=labels)
+    return tmp_path / "whole", tmp_path / "killed"
+
+
+def start(place: Path, *options: str) -> subprocess.Popen[bytes]:
+    """The suite, begun or gone on with, in a process group of its own."""
+    command = ["suite", "balance", *DATA, *SLOW_ENOUGH, "--out", "out", "--resume", "--quiet", *options]
+    return subprocess.Popen(
+        [sys.executable, "-m", "engram", *command],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, b"")
+
+
+def told(out: Path) -> int:
+    """How much the runs have told so far."""
+    return sum(path.stat().st_size for path in out.glob("runs/*/*/events.jsonl"))
+
+
+def wait_until_it_works(process: subprocess.Popen[bytes], out: Path) -> None:
+    before = told(out)
+    while process.poll() is None and told(out) == before:
+        time.sleep(0.005)
+
+
+def comparable(out: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Results without their seconds, and all other files that must not depend on how it went."""
+    results = {}
+    for path in sorted(out.glob("runs/*/*/result.json")):
+        values = json.loads(path.read_text())
+        del values["seconds"]
+        results[str(path.relative_to(out))] = values
+    timed = ("seconds.json", "result.json", "events.jsonl")
+    files = [path for path in out.rglob("*") if path.is_file() and path.name not in timed]
+    return results, {str(path.relative_to(out)): path.read_bytes() for path in files}
+
+
+def test_five_kills_leave_no_trace(places: tuple[Path, Path]) -> None:
+    whole, killed = places
+    finish(start(whole))
+    draws, out = random.Random(0), killed / "out"
+    mid_training = kills = 0
+    while kills < KILLS:
+        process = start(killed)
+        wait_until_it_works(process, out)
+        time.sleep(draws.uniform(0.0, 0.5))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        mid_training += bool(list(out.glob("runs/*/*/training.safetensors")))
+    assert kills == KILLS, f"the suite ended after {kills} kills: make it slower"
+    assert mid_training >= 2
+    finish(start(killed))
+    results, files = comparable(out)
+    assert len(results) == 2 and "suite-balance.json" in files
+    assert (results, files) == comparable(whole / "out")
+
+
+def test_the_workers_of_a_suite_that_is_killed_end_with_it_and_leave_its_runs_free_to_go_on(
+    places: tuple[Path, Path],
+) -> None:
+    _, place = places
+    process = start(place, "--jobs", "2", "--set", "epochs=100000")  # hours of work
+    try:
+        wait_until_it_works(process, place / "out")
+        process.send_signal(signal.SIGKILL)  # the first process alone: no one tells its workers
+        process.communicate()
+        wait_for_the_end_of_all(process.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    runs = list(place.glob("out/runs/*/*"))
+    assert runs
+    for run in runs:
+        with storage.locked(run):
+            assert not (run / "failed.json").exists()
+
+
+def wait_for_the_end_of_all(group: int) -> None:
+    for _ in range(150):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("workers go on for no one")
