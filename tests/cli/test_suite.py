@@ -19,10 +19,7 @@ import pytest
 NAMES = ["table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
-QUICK = [
-    *DATA,
-    *("--set", "epochs=1", "--set", "adapter_steps=10", "--set", "rate=0.2", "--set", "features_per_class=8"),
-]
+QUICK = [*DATA, "--set", "epochs=1", "--set", "adapter_steps=10", "--set", "rate=0.2"]
 SLOW = [*QUICK, *("--set", "epochs=80", "--set", "batch_size=2")]  # seconds, not milliseconds
 
 
@@ -66,32 +63,33 @@ def test_the_suites_are_listed_one_line_each(tmp_path: Path) -> None:
 
 
 def test_a_plan_says_what_would_be_run_how_long_and_how_large_and_runs_nothing(place: Path) -> None:
-    done = engram("suite", "balance", *QUICK, "--seeds", "3", "--plan", cwd=place)
+    done = engram("suite", "quality", *QUICK, "--seeds", "3", "--plan", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows, last = done.stdout.splitlines()
     assert head.split() == ["runs", "done", "time", "kept"]
-    assert [row.split()[:3] for row in rows] == [["balanced", "3", "0"], ["unbalanced", "3", "0"]]
-    assert all(re.search(r" \d+ (s|min) +0\.01 MB$", row) for row in rows)  # 4 classes of 8 vectors of 64 floats
+    assert [re.split(r" {2,}", row)[:3] for row in rows] == [["P = 0", "3", "0"], ["P = 2", "3", "0"]]
+    assert all(re.search(r" \d+ (s|min) +0\.02 MB$", row) for row in rows)
     assert re.match(r"about \d+ (s|min) for what is left, one run after another", last)
     assert [path.name for path in place.iterdir()] == ["blobs.npz"]
 
 
 def test_a_plan_as_json_has_the_same_in_bytes_and_seconds(place: Path) -> None:
-    done = engram("suite", "balance", *QUICK, "--plan", "--json", "--out", "here", cwd=place)
+    done = engram("suite", "quality", *QUICK, "--plan", "--json", "--out", "here", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     plan = json.loads(done.stdout)
     assert set(plan) == {"runs", "seconds"}
     kept = {row["label"]: (row["method"], row["runs"], row["done"], row["kept_bytes"]) for row in plan["runs"]}
-    assert kept == {label: ("features", 1, 0, 4 * 8 * 64 * 4) for label in ("balanced", "unbalanced")}
+    features, images = 4 * 16 * 64 * 4, 4 * 2 * 8 * 4  # of four classes, in bytes
+    assert kept == {"P = 0": ("features", 1, 0, features), "P = 2": ("hybrid", 1, 0, features + images)}
     assert all(row["seconds"] >= 0 for row in plan["runs"])
     assert plan["seconds"] == pytest.approx(sum(row["seconds"] for row in plan["runs"]), abs=0.2)
     assert [path.name for path in place.iterdir()] == ["blobs.npz"]
 
 
 def test_a_plan_counts_what_is_done_already(place: Path) -> None:
-    assert engram("suite", "balance", *QUICK, "--out", "here", "--quiet", cwd=place).returncode == 0
+    assert engram("suite", "quality", *QUICK, "--out", "here", "--quiet", cwd=place).returncode == 0
     before = sorted((str(path), path.stat().st_mtime_ns) for path in place.rglob("*"))
-    plan = json.loads(engram("suite", "balance", *QUICK, "--out", "here", "--plan", "--json", cwd=place).stdout)
+    plan = json.loads(engram("suite", "quality", *QUICK, "--out", "here", "--plan", "--json", cwd=place).stdout)
     assert [row["done"] for row in plan["runs"]] == [1, 1]
     assert plan["seconds"] == 0
     assert sorted((str(path), path.stat().st_mtime_ns) for path in place.rglob("*")) == before
@@ -101,13 +99,13 @@ def test_a_plan_counts_what_is_done_already(place: Path) -> None:
 
 
 def test_a_suite_prints_a_line_per_variant_to_stdout_and_its_progress_to_stderr(place: Path) -> None:
-    done = engram("suite", "balance", *QUICK, "--seeds", "2", "--out", "here", cwd=place)
+    done = engram("suite", "quality", *QUICK, "--seeds", "2", "--out", "here", cwd=place)
     assert done.returncode == 0, done.stderr
     *rows, last = done.stdout.splitlines()
-    assert [row.split()[0] for row in rows] == ["balanced", "unbalanced"]
-    assert all(re.search(r"  average \d\.\d{3} ± \d\.\d{3}, last \d\.\d{3}, 0\.01 MB$", row) for row in rows)
+    assert [row[:7] for row in rows] == ["P = 0  ", "P = 2  "]
+    assert all(re.search(r"  average \d\.\d{3} ± \d\.\d{3}, last \d\.\d{3}, 0\.02 MB$", row) for row in rows)
     assert last == "report: engram report here -o report.html"
-    assert done.stderr.splitlines() == ["balance on arrays: 4 runs to do, in here"]
+    assert done.stderr.splitlines() == ["quality on arrays: 4 runs to do, in here"]
     assert len(results(place / "here")) == 4
 
 
@@ -127,16 +125,16 @@ def test_json_prints_one_object_with_what_was_found(place: Path) -> None:
 
 
 def test_quiet_shows_nothing_but_the_result(place: Path) -> None:
-    done = engram("suite", "balance", *QUICK, "--out", "here", "--quiet", cwd=place)
+    done = engram("suite", "quality", *QUICK, "--out", "here", "--quiet", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 3
 
 
 def test_without_out_all_suites_of_a_data_set_and_preset_meet_in_one_folder(place: Path) -> None:
-    assert engram("suite", "balance", *QUICK, "--quiet", cwd=place).returncode == 0
+    assert engram("suite", "quality", *QUICK, "--quiet", cwd=place).returncode == 0
     assert [str(path.relative_to(place)) for path in place.glob("runs/*")] == ["runs/arrays-short"]
-    kept = json.loads((place / "runs" / "arrays-short" / "suite-balance.json").read_text())
-    assert kept["command"] == shlex.join(["engram", "suite", "balance", *QUICK, "--quiet"])
+    kept = json.loads((place / "runs" / "arrays-short" / "suite-quality.json").read_text())
+    assert kept["command"] == shlex.join(["engram", "suite", "quality", *QUICK, "--quiet"])
 
 
 def test_only_the_methods_that_are_asked_for_are_run(place: Path) -> None:
@@ -148,45 +146,36 @@ def test_only_the_methods_that_are_asked_for_are_run(place: Path) -> None:
 
 
 def test_two_jobs_at_the_same_time_give_what_one_gives_and_print_the_same(place: Path) -> None:
-    one = engram("suite", "balance", *QUICK, "--out", "one", "--json", cwd=place)
-    two = engram("suite", "balance", *QUICK, "--out", "two", "--json", "--jobs", "2", cwd=place)
+    one = engram("suite", "quality", *QUICK, "--out", "one", "--json", cwd=place)
+    two = engram("suite", "quality", *QUICK, "--out", "two", "--json", "--jobs", "2", cwd=place)
     assert (one.returncode, two.returncode) == (0, 0), two.stderr
     assert json.loads(two.stdout) == json.loads(one.stdout)
     assert results(place / "two") == results(place / "one")
     assert two.stderr == one.stderr.replace("one", "two")
 
 
-def test_a_note_of_a_worker_is_shown_as_a_note_of_the_only_process_is(place: Path) -> None:
-    more = [*QUICK, "--set", "features_per_class=17"]  # of sixteen
-    for jobs in ("1", "2"):
-        done = engram("suite", "balance", *more, "--out", jobs, "--jobs", jobs, cwd=place)
-        assert done.returncode == 0
-        assert "fewer than 17 samples (the fewest: 16); all are kept." in done.stderr
-        assert "features.py" not in done.stderr, f"--jobs {jobs}"
-
-
 # Going on
 
 
 def test_a_suite_that_is_there_is_refused_without_resume_and_gone_on_with(place: Path) -> None:
-    command = ["suite", "balance", *QUICK, "--out", "here"]
+    command = ["suite", "quality", *QUICK, "--out", "here"]
     assert engram(*command, "--quiet", cwd=place).returncode == 0
     before = {path: path.stat().st_mtime_ns for path in (place / "here").rglob("*") if path.is_file()}
     again = engram(*command, "--quiet", cwd=place)
     assert (again.returncode, again.stdout) == (2, "")
-    said = "error: here/suite-balance.json is there already. Go on with --resume, or choose another --out.\n"
+    said = "error: here/suite-quality.json is there already. Go on with --resume, or choose another --out.\n"
     assert again.stderr == said
     assert {path: path.stat().st_mtime_ns for path in before} == before
     (place / next(iter(results(place / "here"))).replace("runs", "here/runs", 1)).unlink()
     further = engram(*command, "--resume", cwd=place)
     assert further.returncode == 0
-    assert further.stderr.splitlines() == ["balance on arrays: 1 runs to do, in here"]
+    assert further.stderr.splitlines() == ["quality on arrays: 1 runs to do, in here"]
     assert len(results(place / "here")) == 2
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_says_how_to_go_on_and_the_same_command_with_resume_completes_it(jobs: str, place: Path) -> None:
-    command = ["suite", "balance", *SLOW, "--out", "here", "--jobs", jobs]
+    command = ["suite", "quality", *SLOW, "--out", "here", "--jobs", jobs]
     process = subprocess.Popen(
         [sys.executable, "-m", "engram", *command],
         cwd=place,
@@ -208,7 +197,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_with_resume_completes_it(
     assert not list(place.glob("here/runs/*/*/failed.json"))
     further = engram(*command, "--resume", "--json", cwd=place)
     assert further.returncode == 0, further.stderr
-    assert [row["label"] for row in json.loads(further.stdout)["rows"]] == ["balanced", "unbalanced"]
+    assert [row["label"] for row in json.loads(further.stdout)["rows"]] == ["P = 0", "P = 2"]
 
 
 def wait_for_the_end_of_all(group: int) -> None:
@@ -226,17 +215,17 @@ STRANGE = "it's $HOME; `id` & more"
 
 
 def test_a_name_that_a_shell_would_take_apart_is_quoted_in_what_is_to_be_typed_next(place: Path) -> None:
-    done = engram("suite", "balance", *QUICK, "--out", STRANGE, "--quiet", cwd=place)
+    done = engram("suite", "quality", *QUICK, "--out", STRANGE, "--quiet", cwd=place)
     assert done.returncode == 0, done.stderr
     hint = done.stdout.splitlines()[-1].removeprefix("report: ")
     assert shlex.split(hint) == ["engram", "report", STRANGE, "-o", "report.html"]
-    kept = json.loads((place / STRANGE / "suite-balance.json").read_text())
-    assert shlex.split(kept["command"]) == ["engram", "suite", "balance", *QUICK, "--out", STRANGE, "--quiet"]
+    kept = json.loads((place / STRANGE / "suite-quality.json").read_text())
+    assert shlex.split(kept["command"]) == ["engram", "suite", "quality", *QUICK, "--out", STRANGE, "--quiet"]
 
 
 def test_after_ctrl_c_too_the_folders_name_is_quoted_for_the_shell(place: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "engram", "suite", "balance", *SLOW, "--out", STRANGE],
+        [sys.executable, "-m", "engram", "suite", "quality", *SLOW, "--out", STRANGE],
         cwd=place,
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
@@ -256,20 +245,20 @@ def test_after_ctrl_c_too_the_folders_name_is_quoted_for_the_shell(place: Path) 
 
 
 def test_a_suite_with_a_failed_run_prints_the_rest_says_why_and_exits_with_1(place: Path) -> None:
-    command = ["suite", "balance", *QUICK, "--out", "here", "--json", "--quiet"]
+    command = ["suite", "quality", *QUICK, "--out", "here", "--json", "--quiet"]
     assert engram(*command, cwd=place).returncode == 0
-    folders = {values["settings"]["balanced"]: name for name, values in results(place / "here").items()}
+    folders = {values["method"]: name for name, values in results(place / "here").items()}
     for name in folders.values():
         (place / "here" / name).unlink()
-    (damaged,) = (place / "here" / folders[False]).parent.glob("checkpoint-*/learner.safetensors")
+    (damaged,) = (place / "here" / folders["hybrid"]).parent.glob("checkpoint-*/learner.safetensors")
     damaged.write_bytes(b"short")
     done = engram(*command, "--resume", cwd=place)
     assert done.returncode == 1
     found = json.loads(done.stdout)
-    assert [row["label"] for row in found["rows"]] == ["balanced"]
+    assert [row["label"] for row in found["rows"]] == ["P = 0"]
     ((label, error),) = [(each["label"], each["error"]) for each in found["failed"]]
-    assert label == "unbalanced" and "learner.safetensors cannot be read as safetensors" in error
-    assert done.stderr == f"failed: unbalanced, seed 0: {error}\n"
+    assert label == "P = 2" and "learner.safetensors cannot be read as safetensors" in error
+    assert done.stderr == f"failed: P = 2, seed 0: {error}\n"
     assert json.loads((damaged.parents[1] / "failed.json").read_text())["error"] == error
 
 

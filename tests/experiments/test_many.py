@@ -25,17 +25,18 @@ from engram.data import Dataset, load
 from engram.errors import UsageError
 from engram.experiments import Plan
 from engram.experiments.estimate import estimate, measure_costs
-from engram.experiments.jobs import Order
-from engram.experiments.local import FAILED, Outcome, Site
+from engram.experiments.jobs import Order, jobs_of
+from engram.experiments.local import FAILED, Outcome, Site, run_side_by_side
 from engram.experiments.many import Programme, begin, carry_out, default_folder, programme
+from engram.experiments.suites import Variant
 from engram.progress import Phase
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than:engram.errors.EngramWarning")
 
 QUICK = {"epochs": 1, "adapter_steps": 10, "rate": 0.2}
 ALPHA = Order(suite="alpha", dataset="arrays", tasks=2, settings=QUICK)
-BALANCE = replace(ALPHA, suite="balance", settings={**QUICK, "features_per_class": 8})
-SLOW = {**QUICK, "epochs": 80, "batch_size": 2, "features_per_class": 8}  # seconds, not milliseconds
+QUALITY = replace(ALPHA, suite="quality")  # features, and hybrid with two images of each class
+SLOW = {**QUICK, "epochs": 80, "batch_size": 2}  # seconds, not milliseconds
 
 
 @pytest.fixture(scope="module")
@@ -92,39 +93,39 @@ def states(out: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_a_suite_leaves_a_result_per_run_and_says_what_it_consists_of(file: Path, tmp_path: Path) -> None:
-    plan, outcomes = carried_out(replace(BALANCE, seeds=2), tmp_path, file)
+    plan, outcomes = carried_out(replace(QUALITY, seeds=2), tmp_path, file)
     assert [(outcome.job.label, outcome.job.plan.seed, outcome.error) for outcome in outcomes] == [
-        ("balanced", 0, None),
-        ("balanced", 1, None),
-        ("unbalanced", 0, None),
-        ("unbalanced", 1, None),
+        ("P = 0", 0, None),
+        ("P = 0", 1, None),
+        ("P = 2", 0, None),
+        ("P = 2", 1, None),
     ]
-    kept = json.loads((tmp_path / "suite-balance.json").read_text())
-    assert [row["label"] for row in kept["variants"]] == ["balanced", "unbalanced"]
+    kept = json.loads((tmp_path / "suite-quality.json").read_text())
+    assert [row["label"] for row in kept["variants"]] == ["P = 0", "P = 2"]
     assert sorted(run for row in kept["variants"] for run in row["runs"]) == sorted(result_files(tmp_path))
     for variant, results in plan.results():
         assert [result.seed for result in results] == [0, 1]
-        assert all(result.settings["balanced"] == variant.settings["balanced"] for result in results)
+        assert all(variant.settings.items() <= result.settings.items() for result in results)
         assert all(len(result.curve) == 2 and result.settings["epochs"] == 1 for result in results)
     assert plan.left == []
 
 
 def test_a_suite_that_is_done_has_nothing_left_and_nothing_is_rewritten(file: Path, tmp_path: Path) -> None:
-    carried_out(BALANCE, tmp_path, file)
-    before, said = states(tmp_path), (tmp_path / "suite-balance.json").read_bytes()
+    carried_out(QUALITY, tmp_path, file)
+    before, said = states(tmp_path), (tmp_path / "suite-quality.json").read_bytes()
     assert len(before) > 10
-    plan, outcomes = carried_out(BALANCE, tmp_path, file)
+    plan, outcomes = carried_out(QUALITY, tmp_path, file)
     assert outcomes == []
     assert (plan.left, plan.seconds) == ([], 0)
     assert [row.done for row in plan.rows] == [1, 1]
     assert states(tmp_path) == before
-    assert (tmp_path / "suite-balance.json").read_bytes() == said
+    assert (tmp_path / "suite-quality.json").read_bytes() == said
 
 
 def test_what_is_asked_for_later_is_added_and_the_rest_left_alone(file: Path, tmp_path: Path) -> None:
-    carried_out(BALANCE, tmp_path, file)
+    carried_out(QUALITY, tmp_path, file)
     before = states(tmp_path)
-    plan, outcomes = carried_out(replace(BALANCE, seeds=2), tmp_path, file)
+    plan, outcomes = carried_out(replace(QUALITY, seeds=2), tmp_path, file)
     assert [outcome.job.plan.seed for outcome in outcomes] == [1, 1]
     assert before.items() <= states(tmp_path).items()
     assert [len(results) for _, results in plan.results()] == [2, 2]
@@ -157,21 +158,21 @@ def test_a_run_alone_has_the_result_that_it_has_in_a_suite(file: Path, tmp_path:
 
 
 def test_a_suite_that_was_begun_is_refused_unless_it_is_to_go_on(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = programme(BALANCE, Site(tmp_path / "out", "arrays", file), data)
+    plan = programme(QUALITY, Site(tmp_path / "out", "arrays", file), data)
     assert not (tmp_path / "out").exists()
     begin(plan, "the first", resume=False)
-    said = (tmp_path / "out" / "suite-balance.json").read_bytes()
-    with pytest.raises(UsageError, match=r"suite-balance\.json is there already\. Go on with --resume, or choose"):
+    said = (tmp_path / "out" / "suite-quality.json").read_bytes()
+    with pytest.raises(UsageError, match=r"suite-quality\.json is there already\. Go on with --resume, or choose"):
         begin(plan, "the second", resume=False)
-    assert (tmp_path / "out" / "suite-balance.json").read_bytes() == said
+    assert (tmp_path / "out" / "suite-quality.json").read_bytes() == said
     begin(plan, "the first", resume=True)
-    assert (tmp_path / "out" / "suite-balance.json").read_bytes() == said
+    assert (tmp_path / "out" / "suite-quality.json").read_bytes() == said
     other = programme(ALPHA, Site(tmp_path / "out", "arrays", file), data)
     begin(other, "another suite", resume=False)
 
 
 def test_suites_of_a_data_set_and_preset_are_kept_together() -> None:
-    assert default_folder(ALPHA) == default_folder(BALANCE) == Path("runs/arrays-short")
+    assert default_folder(ALPHA) == default_folder(QUALITY) == Path("runs/arrays-short")
     assert default_folder(replace(ALPHA, preset="paper")) != default_folder(ALPHA)
     assert default_folder(replace(ALPHA, dataset="digits")) != default_folder(ALPHA)
 
@@ -278,11 +279,11 @@ def test_a_network_that_cannot_be_read_fails_the_runs_that_need_it_until_it_is_g
 
 
 def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = programme(BALANCE, Site(tmp_path, "arrays", file), data)
+    plan = programme(QUALITY, Site(tmp_path, "arrays", file), data)
     begin(plan, "engram suite", resume=False)
     (tmp_path / plan.rows[0].jobs[0].folder / "events.jsonl").mkdir(parents=True)  # what no one expects
     (bad, error), (_, well) = carry_out(plan, data)
-    assert bad.label == "balanced" and error is not None
+    assert bad.label == "P = 0" and error is not None
     assert "Traceback" in error and "IsADirectoryError" in error
     assert well is None
 
@@ -290,7 +291,7 @@ def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: 
 def test_one_who_finds_a_run_under_way_elsewhere_leaves_no_mark_on_it(
     file: Path, tmp_path: Path, data: Dataset
 ) -> None:
-    plan = programme(BALANCE, Site(tmp_path, "arrays", file), data)
+    plan = programme(QUALITY, Site(tmp_path, "arrays", file), data)
     begin(plan, "engram suite", resume=False)
     site, job, said = plan.site, plan.rows[0].jobs[0], []
     assert site.carry_out(job, data, after_task=lambda: said.append(site.carry_out(job, data))) is None
@@ -300,9 +301,9 @@ def test_one_who_finds_a_run_under_way_elsewhere_leaves_no_mark_on_it(
 
 
 def test_a_suite_begun_on_one_device_goes_on_on_another(file: Path, tmp_path: Path) -> None:
-    plan, _ = carried_out(BALANCE, tmp_path, file)
+    plan, _ = carried_out(QUALITY, tmp_path, file)
     (tmp_path / plan.rows[0].jobs[0].folder / "result.json").unlink()
-    order = replace(BALANCE, settings={**BALANCE.settings, "device": "cpu"})
+    order = replace(QUALITY, settings={**QUALITY.settings, "device": "cpu"})
     _, outcomes = carried_out(order, tmp_path, file)
     assert [outcome.error for outcome in outcomes] == [None]
 
@@ -321,23 +322,34 @@ def test_two_workers_give_what_one_gives(file: Path, tmp_path: Path) -> None:
 
 
 def test_in_a_worker_too_a_run_that_fails_is_marked_and_the_rest_go_on(file: Path, tmp_path: Path) -> None:
-    plan, _ = carried_out(BALANCE, tmp_path, file)
+    plan, _ = carried_out(QUALITY, tmp_path, file)
     folders = [tmp_path / row.jobs[0].folder for row in plan.rows]
     for folder in folders:
         (folder / "result.json").unlink()
     (folders[0] / "run.json").write_text("{")
-    _, outcomes = carried_out(BALANCE, tmp_path, file, workers=2)
+    _, outcomes = carried_out(QUALITY, tmp_path, file, workers=2)
     errors = {outcome.job.label: outcome.error for outcome in outcomes}
-    assert errors["unbalanced"] is None
-    assert errors["balanced"] is not None and "run.json cannot be read as JSON" in errors["balanced"]
-    assert json.loads((folders[0] / FAILED).read_text())["error"] == errors["balanced"]
+    assert errors["P = 2"] is None
+    assert errors["P = 0"] is not None and "run.json cannot be read as JSON" in errors["P = 0"]
+    assert json.loads((folders[0] / FAILED).read_text())["error"] == errors["P = 0"]
+
+
+def test_a_note_of_a_worker_is_for_people(
+    file: Path, tmp_path: Path, data: Dataset, capfd: pytest.CaptureFixture[str]
+) -> None:
+    more = Variant(label="more than there are", method="features", settings={"features_per_class": 21}, series="")
+    jobs = jobs_of(more, replace(QUALITY, seeds=2), data)
+    outcomes = run_side_by_side(Site(tmp_path, "arrays", file), jobs, 2, lambda job: None)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    said = capfd.readouterr().err
+    assert "warn_of_small_classes" not in said and "features.py" not in said
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to find out which process does what")
 def test_a_worker_that_is_killed_fails_its_own_run_alone_and_a_later_suite_completes_it(
     file: Path, tmp_path: Path
 ) -> None:
-    order, killed = replace(BALANCE, settings=SLOW), []
+    order, killed = replace(QUALITY, settings=SLOW), []
 
     def kill_the_one_that_trains() -> None:
         wait_for(lambda: list(tmp_path.glob("runs/*/*/training.safetensors")))
@@ -362,7 +374,7 @@ def test_a_worker_that_is_killed_fails_its_own_run_alone_and_a_later_suite_compl
     _, outcomes = carried_out(order, tmp_path, file)
     assert [(outcome.job.folder, outcome.error) for outcome in outcomes] == [(killed[0], None)]
     assert not (place / FAILED).exists()
-    assert len(result_files(tmp_path)) == 2 and networks(tmp_path) == 2
+    assert len(result_files(tmp_path)) == 2 and networks(tmp_path) == 3  # the first task's is shared
 
 
 def open_files(process: int | None) -> set[str]:
@@ -398,7 +410,7 @@ def epochs_of(out: Path) -> list[tuple[int, int]]:
 def test_of_two_processes_that_need_the_same_network_one_trains_it_and_the_other_waits(
     file: Path, tmp_path: Path
 ) -> None:
-    common = [f"{name}={value}" for name, value in SLOW.items()]
+    common = [f"{name}={value}" for name, value in {**SLOW, "features_per_class": 8}.items()]
     one = run_process(file, tmp_path / "trained", tmp_path / "one", *common)
     other = None
     try:

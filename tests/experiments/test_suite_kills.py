@@ -19,7 +19,7 @@ import pytest
 from engram import storage
 
 KILLS = 5
-DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2", "--set", "features_per_class=8"]
+DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
 SLOW_ENOUGH = ["--set", "epochs=60", "--set", "batch_size=2", "--set", "adapter_steps=100", "--set", "rate=0.2"]
 
 
@@ -37,7 +37,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 
 def start(place: Path, *options: str) -> subprocess.Popen[bytes]:
     """The suite, begun or gone on with, in a process group of its own."""
-    command = ["suite", "balance", *DATA, *SLOW_ENOUGH, "--out", "out", "--resume", "--quiet", *options]
+    command = ["suite", "quality", *DATA, *SLOW_ENOUGH, "--out", "out", "--resume", "--quiet", *options]
     return subprocess.Popen(
         [sys.executable, "-m", "engram", *command],
         cwd=place,
@@ -95,7 +95,7 @@ def test_five_kills_leave_no_trace(places: tuple[Path, Path]) -> None:
     assert mid_training >= 2
     finish(start(killed))
     results, files = comparable(out)
-    assert len(results) == 2 and "suite-balance.json" in files
+    assert len(results) == 2 and "suite-quality.json" in files
     assert (results, files) == comparable(whole / "out")
 
 
@@ -107,7 +107,7 @@ def test_the_workers_of_a_suite_that_is_killed_end_with_it_and_leave_its_runs_fr
     try:
         wait_until_it_works(process, place / "out")
         process.send_signal(signal.SIGKILL)  # the first process alone: no one tells its workers
-        process.communicate()
+        process.wait()
         wait_for_the_end_of_all(process.pid)
     finally:
         with suppress(ProcessLookupError):
