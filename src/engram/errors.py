@@ -22,6 +22,10 @@ class DataError(EngramError):
     """Data that is missing, damaged, or not of the form it should have."""
 
 
+class BusyError(EngramError):
+    """Another process is working in the same place."""
+
+
 class TrainingError(EngramError):
     """Training left the finite numbers; nothing of it was kept."""
 

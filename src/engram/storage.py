@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engram.errors import DataError, EngramError
+from engram.errors import BusyError, DataError, EngramError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,7 +158,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise EngramError(
+            raise BusyError(
                 f"Another process is working in {folder}. Wait for it, or choose another folder."
             ) from error
         sweep(folder)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_the_command_of_a_report_makes_the_same_result_again(tmp_path: Path) -> 
     section = make_report([tmp_path / "runs"]).parts[0].section
     (command,) = commands(section, section.groups[0])
     again = subprocess.run(
-        [*command.replace("engram", f"{sys.executable} -m engram", 1).replace("\\\n", " ").split(), "--out", "again"],
+        [sys.executable, "-m", *shlex.split(command.replace("\\\n", " ")), "--out", "again"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

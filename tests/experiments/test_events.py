@@ -108,12 +108,15 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_batches(vectors: Stream, tmp_
 
 def test_a_phase_has_its_seconds(vectors: Stream, tmp_path: Path) -> None:
     result = run(small(), vectors.first(2), out=tmp_path)
-    spent: dict[str, float] = {}
+    spent: dict[str, list[float]] = {}
     for event in events_of(tmp_path):
         if event["event"] == "phase":
-            spent[event["phase"]] = spent.get(event["phase"], 0) + event["seconds"]
+            spent.setdefault(event["phase"], []).append(event["seconds"])
     assert set(spent) == set(result.seconds)
-    assert spent == pytest.approx(result.seconds, abs=0.05)
+    for name, seconds in spent.items():
+        assert all(each >= 0 for each in seconds)
+        assert sum(seconds) <= result.seconds[name] + 0.0005 * len(seconds)  # each is rounded to a millisecond
+    assert sum(spent["train"]) > 0
 
 
 def test_a_task_has_what_was_measured(vectors: Stream, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 def contents(out: Path) -> dict[str, int]:
     """What is in the folder and when it was changed; what the running process removes meanwhile is left out."""
     found = {}
-    for path in out.glob("*"):
+    for path in (each for each in out.glob("*") if each.name != "events.jsonl"):
         with suppress(FileNotFoundError):
             found[path.name] = path.stat().st_mtime_ns
     return found

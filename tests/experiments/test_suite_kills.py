@@ -20,7 +20,7 @@ from engram import storage
 
 KILLS = 5
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
-SLOW_ENOUGH = ["--set", "epochs=60", "--set", "batch_size=2", "--set", "adapter_steps=100", "--set", "rate=0.2"]
+SLOW_ENOUGH = ["--set", "epochs=120", "--set", "batch_size=2", "--set", "adapter_steps=100", "--set", "rate=0.2"]
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_five_kills_leave_no_trace(places: tuple[Path, Path]) -> None:
     while kills < KILLS:
         process = start(killed)
         wait_until_it_works(process, out)
-        time.sleep(draws.uniform(0.0, 0.5))
+        time.sleep(draws.uniform(0.0, 0.3))
         if process.poll() is not None:
             break
         process.send_signal(signal.SIGKILL)

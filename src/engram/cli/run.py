@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -110,7 +111,8 @@ def run(
                 results.append(result)
             summary = None if seeds is None else summarise(results, folder)
         except KeyboardInterrupt:
-            display.say(f"Stopped. What was done is kept: the same command with --out '{folder}' --resume goes on.")
+            place_again = shlex.quote(str(folder))
+            display.say(f"Stopped. What was done is kept: the same command with --out {place_again} --resume goes on.")
             raise typer.Exit(130) from None
     if json:
         typer.echo(json_format.dumps(summary or results[0].to_json(), ensure_ascii=False))

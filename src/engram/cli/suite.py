@@ -76,9 +76,8 @@ def suite(
             display.say(f"{name} on {dataset}: {len(programme.left)} runs to do, in {site.folder}")
             outcomes = many.carry_out(programme, loaded, workers=jobs, on=on, progress=display)
         except KeyboardInterrupt:
-            display.say(
-                f"Stopped. What was done is kept: the same command with --out '{site.folder}' --resume goes on."
-            )
+            place = shlex.quote(str(site.folder))
+            display.say(f"Stopped. What was done is kept: the same command with --out {place} --resume goes on.")
             raise typer.Exit(130) from None
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     _print_results(programme, json, [{"label": each.job.label, "error": each.error or ""} for each in failed])

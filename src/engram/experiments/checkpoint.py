@@ -22,6 +22,7 @@ from engram.errors import UsageError
 from engram.experiments.results import Result
 from engram.settings import differences
 
+BESIDE = (".lock", "events.jsonl", "failed.json", "tensorboard")  # what lies in the folder and is not the run
 SAVING_SHARE = 0.05  # of the time training takes may go into snapshots
 
 
@@ -43,7 +44,7 @@ class RunFolder:
 
     def open(self, request: dict[str, Any], *, resume: bool) -> None:
         """Begin the run `request` here, or make sure that what was begun is the same and may go on."""
-        entries = [entry.name for entry in self.path.iterdir() if entry.name not in (".lock", "events.jsonl")]
+        entries = [entry.name for entry in self.path.iterdir() if entry.name not in BESIDE]
         if not entries:
             storage.write_json(self.path / "run.json", request)
             return
@@ -65,9 +66,9 @@ class RunFolder:
         """Only the same run goes on. One that was asked for fewer tasks of the same stream may be carried further."""
         done, wanted = before["tasks"], now["tasks"]
         flat = [
-            {**request["settings"], "method": request["method"], "dataset": request["dataset"]}
+            {**request["settings"], "device": "", "method": request["method"], "dataset": request["dataset"]}
             for request in (before, now)
-        ]
+        ]  # a run may go on on another device
         changed = differences(*flat)
         if not changed and wanted[: len(done)] != done:
             changed = ["the data, the class order or the tasks"]

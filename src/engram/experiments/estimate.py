@@ -88,8 +88,9 @@ def _kept_bytes(learner: Learner, stream: Stream, dataset: Dataset) -> int:
     classes, image = len(stream.classes), dataset.train.batch(torch.arange(1)).nbytes
     if isinstance(learner, Joint):
         return sum(len(task.train) for task in stream) * image
-    images = learner.exemplars.per_class(classes) if isinstance(learner, Rehearsing) else 0
-    features = learner.features_per_class if isinstance(learner, Features) else 0
+    fewest = min(int(torch.bincount(task.train.labels)[list(task.classes)].min()) for task in stream)
+    images = min(fewest, learner.exemplars.per_class(classes)) if isinstance(learner, Rehearsing) else 0
+    features = min(fewest, learner.features_per_class) if isinstance(learner, Features) else 0
     one = dataset.train.select(torch.arange(1))
     dimension = make_network(learner.network, learner.head, one, seed=0).dimension if features else 0
     return preserved_bytes(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,10 +44,12 @@ class TensorBoard:
             raise EngramError(
                 "TensorBoard is not installed. Install it with: pip install -c constraints.txt '.[track]'"
             ) from error
-        self.writer = SummaryWriter(str(folder))
+        self.make_writer: Callable[[], Any] = functools.partial(SummaryWriter, str(folder))
+        self.writer: Any = None
 
     def hear(self, event: str, values: dict[str, Any]) -> None:
         """Write the event's numbers; whoever opens the folder now finds them."""
+        self.writer = self.writer or self.make_writer()  # not before the run has its folder
         task = values.get("task", 0)
         names = {"epoch": ("loss", "rate"), "task": tuple(values), "phase": ("seconds",)}.get(event, ())
         for name in names:

@@ -46,23 +46,25 @@ class Job:
     shares: str  # jobs with the same train the same networks
 
 
-def facts(dataset: Dataset, preset_name: str) -> Facts:
-    """What suites must know of a data set."""
+def facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> Facts:
+    """What suites must know of a data set, a part of which may be held out."""
     counts = torch.bincount(dataset.train.labels)
+    fewest = int(counts[counts > 0].min())
+    fewest = max(1, fewest - max(1, round(validation * fewest))) if validation else fewest
     known = preset(preset_name, "hybrid", dataset)
     return Facts(
         classes=len(dataset.train.classes()),
-        per_class=int(counts[counts > 0].min()),
+        per_class=fewest,
         classes_per_task=classes_per_task(dataset),
-        features_per_class=known.get("features_per_class", 250),
-        images_per_class=known.get("images_per_class", LIKE_PAPER),
+        features_per_class=min(fewest, known.get("features_per_class", 250)),
+        images_per_class=min(fewest, known.get("images_per_class", LIKE_PAPER)),
         whole=preset_name == "paper",
     )
 
 
 def variants(order: Order, dataset: Dataset) -> list[Variant]:
     """The variants of a suite on this data set; only those of the methods asked for."""
-    found = list(SUITES[order.suite].variants(facts(dataset, order.preset)))
+    found = list(SUITES[order.suite].variants(facts(dataset, order.preset, SUITES[order.suite].validation)))
     known = {variant.method for variant in found}
     for method in order.methods:
         if method not in known:
@@ -72,6 +74,8 @@ def variants(order: Order, dataset: Dataset) -> list[Variant]:
 
 def jobs_of(variant: Variant, order: Order, dataset: Dataset) -> list[Job]:
     """A variant's runs, one per seed."""
+    if chosen := order.settings.keys() & variant.settings.keys():
+        raise UsageError(f"The suite '{order.suite}' chooses {' and '.join(sorted(chosen))} itself. Leave out --set.")
     plan = Plan(
         method=variant.method,
         preset=order.preset,

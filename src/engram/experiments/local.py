@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -15,7 +17,7 @@ from typing import NamedTuple
 
 from engram import storage
 from engram.data import Dataset, load
-from engram.errors import EngramError
+from engram.errors import BusyError, EngramError
 from engram.experiments.jobs import Job
 from engram.experiments.trainings import Trainings
 from engram.progress import SILENT, Progress
@@ -47,7 +49,6 @@ class Site:
     ) -> str | None:
         """Do one job, or what is left of it; why it failed, if it did. It is marked then, and may be tried again."""
         place = self.folder / job.folder
-        (place / FAILED).unlink(missing_ok=True)
         try:
             job.plan.run(
                 dataset,
@@ -57,16 +58,21 @@ class Site:
                 progress=progress,
                 after_task=None if after_task is None else lambda *_: after_task(),
             )
+        except BusyError as error:  # whoever is at work there will leave its own word
+            return str(error)
+        except EngramError as error:
+            return self.mark(job, str(error))
         except Exception as error:
-            message = str(error) if isinstance(error, EngramError) else traceback.format_exc(limit=-3)
-            self.mark(job, message)
-            return message
+            return self.mark(job, f"{type(error).__name__}: {error}", traceback.format_exc())
+        (place / FAILED).unlink(missing_ok=True)
         return None
 
-    def mark(self, job: Job, message: str) -> None:
-        """Leave word in a job's folder of why it failed."""
+    def mark(self, job: Job, message: str, trace: str = "") -> str:
+        """Leave word in a job's folder of why it failed, for people, and if it was unforeseen for engineers too."""
         storage.make_folder(self.folder / job.folder)
-        storage.write_json(self.folder / job.folder / FAILED, {"label": job.label, "error": message})
+        details = {"trace": trace} if trace else {}
+        storage.write_json(self.folder / job.folder / FAILED, {"label": job.label, "error": message, **details})
+        return message
 
 
 AfterTask = Callable[[Job], None]
@@ -158,8 +164,10 @@ class _Worker:
 def _work(pipe: Connection, site: Site, threads: int) -> None:
     """What a worker's process does: wait for a job, do it, tell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
+    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"  # for people: without the line of code
     torch.set_num_threads(threads)
     dataset = load(site.dataset, site.data)
     while True:
@@ -169,3 +177,11 @@ def _work(pipe: Connection, site: Site, threads: int) -> None:
             return
         error = site.carry_out(job, dataset, SILENT, lambda: pipe.send("task"))
         pipe.send((error is None, error or ""))
+
+
+def _end_with_parent() -> None:
+    """A suite that is killed leaves no worker behind, holding runs that are to be gone on with."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -60,10 +60,10 @@ class Programme:
 def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
     """What a suite takes, and an estimate of how long, from a few steps timed now."""
     costs: dict[tuple[object, ...], Costs] = {}
-    trained: set[tuple[str, int]] = set()
+    members = [(variant, tuple(jobs_of(variant, order, dataset))) for variant in variants(order, dataset)]
+    trained = {job.shares for _, jobs in members for job in jobs if site.done(job)}
     rows = []
-    for variant in variants(order, dataset):
-        jobs = tuple(jobs_of(variant, order, dataset))
+    for variant, jobs in members:
         learner = jobs[0].plan.learner(dataset)
         kind = (learner.network, learner.head, learner.training.batch_size, *_adapter(learner))
         if kind not in costs:
@@ -74,9 +74,9 @@ def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
             if site.done(job):
                 continue
             left += sum(one.after)
-            if (job.shares, job.plan.seed) not in trained:
+            if job.shares not in trained:
                 left += sum(one.training)
-            trained.add((job.shares, job.plan.seed))
+            trained.add(job.shares)
         rows.append(Row(variant, jobs, one, left, sum(site.done(job) for job in jobs)))
     return Programme(order, site, tuple(rows))
 
@@ -122,13 +122,13 @@ def carry_out(
 
 def _weights(plan: Programme) -> dict[str, list[int]]:
     """How much of the whole each task of each job is, in milliseconds of its estimate."""
-    trained: set[str] = set()
+    trained = {job.shares for row in plan.rows for job in row.jobs if plan.site.done(job)}
     costs = {job.folder: row.estimate for row in plan.rows for job in row.jobs}
     weights = {}
     for job in plan.left:
-        one, key = costs[job.folder], f"{job.shares}-{job.plan.seed}"
-        training = one.training if key not in trained else (0.0,) * len(one.training)
-        trained.add(key)
+        one = costs[job.folder]
+        training = one.training if job.shares not in trained else (0.0,) * len(one.training)
+        trained.add(job.shares)
         weights[job.folder] = [1 + round(1000 * sum(pair)) for pair in zip(training, one.after, strict=True)]
     return weights
 

@@ -122,6 +122,11 @@ class Training:
                 if snapshots is not None and epoch + 1 < self.epochs:
                     done = epoch + 1
                     snapshots.save(lambda done=done: _state(network, optimiser, done))  # type: ignore[misc]
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in network.parameters()):
+            raise TrainingError(  # the last step of all is followed by no loss that would tell
+                f"The network is not finite after task {task + 1}. Nothing of this task was kept. "
+                "A lower learning rate usually helps: --set rate=…"
+            )
         network.eval()
 
     def _disturb(self, network: Network, batch: int, epoch: int, draws: torch.Generator) -> None:
