@@ -94,4 +94,7 @@ def test_twenty_kills_leave_no_trace(data: Path, tmp_path: Path) -> None:
     assert kills == KILLS, f"the run ended after {kills} kills: make it slower"
     assert mid_save >= 2 and mid_epoch >= 5, (mid_save, mid_epoch)
     finish(start(data, out))
-    assert comparable(out) == comparable(tmp_path / "whole")
+    (result, files), (whole_result, whole_files) = comparable(out), comparable(tmp_path / "whole")
+    assert result == whole_result
+    assert sorted(files) == sorted(whole_files)
+    assert [name for name in files if files[name] != whole_files[name]] == []
