@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engram.data import Dataset, Stream
 from engram.experiments.plan import Plan
-from engram.features import Pairs, preserved_bytes
+from engram.features import Pairs
 from engram.methods import Features, Joint, Learner, Memoryless, Rehearsing, choose_device
 from engram.network import Network, extract, make_network, threads_for
 
@@ -88,14 +88,15 @@ def _kept_bytes(learner: Learner, stream: Stream, dataset: Dataset) -> int:
     classes, image = len(stream.classes), dataset.train.batch(torch.arange(1)).nbytes
     if isinstance(learner, Joint):
         return sum(len(task.train) for task in stream) * image
-    fewest = min(int(torch.bincount(task.train.labels)[list(task.classes)].min()) for task in stream)
-    images = min(fewest, learner.exemplars.per_class(classes)) if isinstance(learner, Rehearsing) else 0
-    features = min(fewest, learner.features_per_class) if isinstance(learner, Features) else 0
-    one = dataset.train.select(torch.arange(1))
-    dimension = make_network(learner.network, learner.head, one, seed=0).dimension if features else 0
-    return preserved_bytes(
-        classes, features_per_class=features, dimension=dimension, images_per_class=images, image_bytes=image
-    )
+    counts = torch.cat([torch.bincount(task.train.labels)[list(task.classes)] for task in stream])  # (K,)
+    kept = 0
+    if isinstance(learner, Rehearsing):
+        kept += image * int(counts.clamp(max=learner.exemplars.per_class(classes)).sum())
+    if isinstance(learner, Features):
+        one = dataset.train.select(torch.arange(1))
+        dimension = make_network(learner.network, learner.head, one, seed=0).dimension
+        kept += 4 * dimension * int(counts.clamp(max=learner.features_per_class).sum())  # float32
+    return kept
 
 
 def _step(student: Network, teacher: Network | None, batch: Tensor) -> None:
