@@ -1,30 +1,18 @@
 """`engram report`, used as a person uses it."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import ENVIRONMENT, engram
 from made_results import result, save
 
 from engram.cli import main
 from engram.experiments.report import make_report
 from engram.experiments.report.commands import commands
-
-
-def engram(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "engram", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 def test_a_report_is_written_and_its_path_printed(tmp_path: Path) -> None:
@@ -96,7 +84,7 @@ def test_the_command_of_a_report_makes_the_same_result_again(tmp_path: Path) -> 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
     )
     assert again.returncode == 0, again.stderr
     one, other = (json.loads((tmp_path / place / "result.json").read_text()) for place in ("runs/first", "again"))

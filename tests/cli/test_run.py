@@ -12,20 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import engram
 
 QUICK = ["--epochs", "1", "--tasks", "2"]
-
-
-def engram(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "engram", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 def test_help_answers_in_under_half_a_second(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import ENVIRONMENT, engram
 
 NAMES = ["table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
 QUICK = [*DATA, "--set", "epochs=1", "--set", "adapter_steps=10", "--set", "rate=0.2"]
 SLOW = [*QUICK, *("--set", "epochs=40", "--set", "batch_size=2")]  # seconds, not milliseconds
@@ -31,11 +31,6 @@ def place(tmp_path: Path) -> Path:
     inputs = (centres[labels] + draws.normal(size=(len(labels), 8))).astype(np.float32)
     np.savez(tmp_path / "blobs.npz", inputs=inputs, labels=labels)
     return tmp_path
-
-
-def engram(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "engram", *arguments]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=180)
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:

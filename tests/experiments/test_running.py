@@ -1,6 +1,8 @@
 """Runs: kept, resumed, refused, shared."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 from engram.data import Stream, load
 from engram.errors import EngramError, TrainingError, UsageError
 from engram.experiments import Plan, Result, Trainings, run, summarise
-from engram.methods import Learner, make
+from engram.methods import METHODS, Learner, make, setting_names
 from engram.network import Network
 
 
@@ -70,6 +72,49 @@ def test_a_run_cut_off_between_tasks_goes_on_to_the_same_end(vectors: Stream, tm
     again = run(small(), vectors, out=tmp_path / "cut", resume=True)
     assert comparable(whole) == comparable(again)
     assert final_bytes(tmp_path / "whole") == final_bytes(tmp_path / "cut")
+
+
+class _Stopping:
+    """A progress that stops the work in the second task, at a step of a phase that it names."""
+
+    def __init__(self, name: str, step: int) -> None:
+        self.name, self.step, self.entered = name, step, 0
+
+    @contextmanager
+    def phase(self, name: str, steps: int | None = None) -> Iterator["_Stopping"]:
+        self.entered += name == self.name
+        self.counted = 0
+        yield self
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.counted += steps
+        # Of the stages after the first, only the second task has any.
+        if note and self.counted > self.step and self.entered == (2 if self.name == "train" else 1):
+            raise _Interrupt
+
+    def tell(self, **values: float) -> None:
+        pass
+
+
+def _cut_off_and_gone_on(method: str, stream: Stream, folder: Path, phase: str, step: int) -> None:
+    settings = {"images_per_class": 5} if "images_per_class" in setting_names(method) else {}
+    known = {"epochs": 6, "features_per_class": 8, "adapter_steps": 10, "rate": 0.05, **settings}
+    known = {name: value for name, value in known.items() if name in setting_names(method)}
+    whole = run(make(method, **known), stream, out=folder / "whole")
+    with pytest.raises(_Interrupt):
+        run(make(method, **known), stream, out=folder / "cut", progress=_Stopping(phase, step))
+    assert (folder / "cut" / "training.safetensors").exists()
+    assert comparable(run(make(method, **known), stream, out=folder / "cut", resume=True)) == comparable(whole)
+    assert final_bytes(folder / "cut") == final_bytes(folder / "whole")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_cut_off_in_training_goes_on_to_the_same_end(method: str, vectors: Stream, tmp_path: Path) -> None:
+    _cut_off_and_gone_on(method, vectors.first(2), tmp_path, "train", 3)
+
+
+def test_eeil_cut_off_in_its_last_stage_goes_on_to_the_same_end(vectors: Stream, tmp_path: Path) -> None:
+    _cut_off_and_gone_on("eeil", vectors.first(2), tmp_path, "fine-tune", 2)
 
 
 def test_a_finished_run_resumed_is_the_same_result_at_once_and_tells_its_tasks(vectors: Stream, tmp_path: Path) -> None:

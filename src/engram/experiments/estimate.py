@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from engram.data import Dataset, Stream
+from engram.data import Dataset, Stream, Task
 from engram.experiments.plan import Plan
 from engram.features import Pairs
 from engram.methods import Features, Joint, Learner, Memoryless, Rehearsing, choose_device
@@ -80,15 +80,22 @@ def _images(learner: Learner, stream: Stream, task: int) -> int:
     before = stream.tasks[:task]
     if isinstance(learner, Joint):
         return sum(len(each.train) for each in before)
-    classes = sum(len(each.classes) for each in before)
-    return classes * learner.exemplars.per_class(classes) if isinstance(learner, Rehearsing) and classes else 0
+    if not isinstance(learner, Rehearsing) or not before:
+        return 0
+    counts = _counts(before)
+    return int(counts.clamp(max=learner.exemplars.per_class(len(counts))).sum())
+
+
+def _counts(tasks: Sequence[Task]) -> Tensor:
+    """How many training samples each class of these tasks has, (K,)."""
+    return torch.cat([torch.bincount(task.train.labels)[list(task.classes)] for task in tasks])
 
 
 def _kept_bytes(learner: Learner, stream: Stream, dataset: Dataset) -> int:
     classes, image = len(stream.classes), dataset.train.batch(torch.arange(1)).nbytes
     if isinstance(learner, Joint):
         return sum(len(task.train) for task in stream) * image
-    counts = torch.cat([torch.bincount(task.train.labels)[list(task.classes)] for task in stream])  # (K,)
+    counts = _counts(stream.tasks)
     kept = 0
     if isinstance(learner, Rehearsing):
         kept += image * int(counts.clamp(max=learner.exemplars.per_class(classes)).sum())

@@ -17,7 +17,7 @@ from engram.errors import UsageError, nearest, unknown
 from engram.experiments.plan import Plan
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.suites import SUITES, Facts, Variant
-from engram.methods import Rehearsing, make
+from engram.methods import Rehearsing, make, setting_names
 
 SCHEMA = 1
 LIKE_PAPER = 20  # images per class, where a preset does not say
@@ -33,7 +33,7 @@ class Order:
     seeds: int = 1
     methods: tuple[str, ...] = ()  # only these; all where empty
     tasks: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)  # for every run
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for every run whose method has them
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,29 @@ def variants(order: Order, dataset: Dataset) -> list[Variant]:
     for method in order.methods:
         if method not in known:
             raise UsageError(f"The suite '{order.suite}' has no method '{method}'. {nearest(method, known)}")
-    return [variant for variant in found if not order.methods or variant.method in order.methods]
+    chosen = [variant for variant in found if not order.methods or variant.method in order.methods]
+    if not chosen:
+        raise UsageError(f"{dataset.name} has too few classes for the suite '{order.suite}': there is nothing to run.")
+    for name in order.settings:
+        if not any(name in _names(variant, order) for variant in chosen):
+            raise UsageError(f"No method of the suite '{order.suite}' has a setting '{name}'.")
+    return chosen
+
+
+def _names(variant: Variant, order: Order) -> set[str]:
+    return {"objective", *setting_names(variant.method, order.settings.get("objective"))}
 
 
 def jobs_of(variant: Variant, order: Order, dataset: Dataset) -> list[Job]:
     """A variant's runs, one per seed."""
     if chosen := order.settings.keys() & variant.settings.keys():
         raise UsageError(f"The suite '{order.suite}' chooses {' and '.join(sorted(chosen))} itself. Leave out --set.")
+    names = _names(variant, order)
+    asked = {name: value for name, value in order.settings.items() if name in names}
     plan = Plan(
         method=variant.method,
         preset=order.preset,
-        settings={**order.settings, **variant.settings},
+        settings={**asked, **variant.settings},
         classes_per_task=variant.classes_per_task,
         tasks=order.tasks,
         validation=SUITES[order.suite].validation,
@@ -92,7 +104,7 @@ def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
     stream = {
         "dataset": dataset.name,
         "classes_per_task": plan.classes_per_task or classes_per_task(dataset),
-        "tasks": plan.tasks,
+        "tasks": len(plan.stream(dataset)),
         "validation": plan.validation,
     }
     settings = {name: value for name, value in learner.settings().items() if name not in ("seed", "device")}

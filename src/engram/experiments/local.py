@@ -105,7 +105,8 @@ def run_side_by_side(site: Site, jobs: Sequence[Job], workers: int, after_task: 
                 if worker.dead:
                     message = (False, worker.epitaph())
                     site.mark(job, message[1])
-                    worker.replace()
+                    if waiting:
+                        worker.start()
                 assert isinstance(message, tuple)
                 outcomes.append(Outcome(job, None if message[0] else message[1]))
                 worker.give(waiting.pop(0) if waiting else None)
@@ -130,8 +131,6 @@ class _Worker:
         self.process.start()
         there.close()
         self.dead = False
-
-    replace = start
 
     def give(self, job: Job | None) -> None:
         self.job = job

@@ -92,6 +92,12 @@ def begin(plan: Programme, command: str, *, resume: bool) -> None:
     path = plan.site.folder / f"suite-{plan.order.suite}.json"
     if path.exists() and not resume:
         raise UsageError(f"{path} is there already. Go on with --resume, or choose another --out.")
+    if path.exists():
+        before = {run for row in storage.read_json(path)["variants"] for run in row["runs"]}
+        if before - {job.folder for row in plan.rows for job in row.jobs}:
+            raise UsageError(
+                f"{path} has runs that this one has not. Go on with the command it names, or add seeds to it."
+            )
     write_suite(plan.site.folder, plan.order, command, [(row.variant, row.jobs) for row in plan.rows])
 
 
