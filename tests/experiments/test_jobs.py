@@ -222,8 +222,9 @@ def test_names_that_do_not_exist_are_refused_before_any_data_is_read() -> None:
 
 
 def test_a_setting_that_a_method_does_not_have_is_refused(data: Dataset) -> None:
-    with pytest.raises(UsageError, match=r"The method 'features' has no setting 'alhpa'\. Did you mean 'alpha'\?"):
-        job(data, order=replace(ORDER, settings={"alhpa": 1}))
+    refusal = r"No method of the suite 'balance' has a setting 'alhpa'\. Did you mean 'alpha'\?"
+    with pytest.raises(UsageError, match=refusal):
+        all_jobs(replace(ORDER, settings={"alhpa": 1}), data)
 
 
 @pytest.mark.parametrize(
@@ -244,3 +245,23 @@ def test_a_setting_for_every_run_is_in_every_run_or_is_refused(
         assert setting in str(error)  # because the suite chooses it itself
         return
     assert [each.plan.learner(data).settings()[setting] for each in jobs] == [value] * len(jobs)
+
+
+def test_all_tasks_asked_for_by_number_are_the_same_run(data: Dataset) -> None:
+    number = len(all_jobs(ORDER, data)[0].plan.stream(data))
+    asked = all_jobs(replace(ORDER, tasks=number), data)
+    assert [job.folder for job in asked] == [job.folder for job in all_jobs(ORDER, data)]
+
+
+def test_a_setting_goes_to_the_methods_that_have_it_and_one_that_none_has_is_refused(data: Dataset) -> None:
+    jobs = all_jobs(replace(ORDER, suite="gamma", settings={"adapter_steps": 7}), data)
+    found = {job.plan.method: job.plan.learner(data).settings().get("adapter_steps") for job in jobs}
+    assert found == {"features": 7, "gamma-lwf": None}
+    with pytest.raises(UsageError, match="No method of the suite 'gamma' has a setting 'adapter_stpes'"):
+        all_jobs(replace(ORDER, suite="gamma", settings={"adapter_stpes": 7}), data)
+
+
+def test_a_suite_that_has_nothing_to_vary_on_one_class_is_refused(data: Dataset) -> None:
+    alone = data.train.of_classes(data.train.classes()[:1])
+    with pytest.raises(UsageError, match="too few classes for the suite 'memory'"):
+        all_jobs(replace(ORDER, suite="memory"), Dataset("alone", alone, alone, data.class_names))

@@ -72,9 +72,10 @@ def variants(order: Order, dataset: Dataset) -> list[Variant]:
     chosen = [variant for variant in found if not order.methods or variant.method in order.methods]
     if not chosen:
         raise UsageError(f"{dataset.name} has too few classes for the suite '{order.suite}': there is nothing to run.")
+    names = set().union(*(_names(variant, order) for variant in chosen))
     for name in order.settings:
-        if not any(name in _names(variant, order) for variant in chosen):
-            raise UsageError(f"No method of the suite '{order.suite}' has a setting '{name}'.")
+        if name not in names:
+            raise UsageError(f"No method of the suite '{order.suite}' has a setting '{name}'. {nearest(name, names)}")
     return chosen
 
 
