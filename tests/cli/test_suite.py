@@ -261,7 +261,11 @@ def test_a_suite_with_a_failed_run_prints_the_rest_says_why_and_exits_with_1(pla
         (["table1", "--methods", "lfw"], 2, "There is no method 'lfw'. Did you mean 'lwf'? See: engram methods"),
         (["gamma", "--methods", "bic"], 2, "The suite 'gamma' has no method 'bic'. There are: features, gamma-lwf."),
         (["alpha", "--dataset", "digit"], 2, "There is no data set 'digit'. Did you mean 'digits'?"),
-        (["alpha", "--set", "alhpa=1"], 2, "No method of the suite 'alpha' has a setting 'alhpa'. Did you mean 'alpha'?"),
+        (
+            ["depth", "--set", "alhpa=1"],
+            2,
+            "No method of the suite 'depth' has a setting 'alhpa'. Did you mean 'alpha'?",
+        ),
         (["alpha", "--set", "rate"], 2, "--set wants KEY=VALUE, such as --set rate=0.5; found 'rate'."),
         (["alpha", "--set", "rate=fast"], 2, "The setting 'rate' cannot be 'fast'"),
         (["alpha", "--tasks", "6"], 2, "This stream has 5 tasks; 6 were asked for."),

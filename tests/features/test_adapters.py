@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import sklearn.linear_model
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -95,6 +96,51 @@ def test_without_alpha_nothing_asks_for_similarity(far: Drift) -> None:
     assert omegas[0.0] < omegas[100.0] - 0.2
 
 
+@pytest.mark.parametrize("count", [200, 30])  # more pairs than hidden units, and fewer
+def test_it_begins_at_the_least_squares_of_its_last_layer(count: int, far: Drift) -> None:
+    old, new = F.normalize(far.pairs.old[:count]), F.normalize(far.pairs.new[:count])
+    with seeded(0):
+        adapter = MLPAdapter(D, width=50, depth=2)
+    adapter.start_at(old, new)
+    *hidden, last = adapter.layers
+    with torch.no_grad():
+        outputs = nn.Sequential(*hidden)((old - old.mean(0)) @ adapter.scaling).double().numpy()
+    penalty = 0.1 * ((outputs - outputs.mean(0)) ** 2).sum() / 50
+    expected = sklearn.linear_model.Ridge(penalty).fit(outputs, new.double().numpy())
+    np.testing.assert_allclose(last.weight.detach().numpy(), expected.coef_, atol=1e-4)
+    np.testing.assert_allclose(last.bias.detach().numpy(), expected.intercept_, atol=1e-4)
+
+
+def test_before_its_first_layer_directions_differ_less_in_size(far: Drift) -> None:
+    old = F.normalize(far.pairs.old)
+    adapter = MLPAdapter(D, width=8, depth=1)
+    adapter.start_at(old, old)
+    sizes = np.linalg.eigvalsh(np.cov(old.double().numpy().T, bias=True))
+    after = np.linalg.eigvalsh(np.cov(((old - old.mean(0)) @ adapter.scaling).double().numpy().T, bias=True))
+    np.testing.assert_allclose(after, sizes / (sizes + sizes.mean()), rtol=1e-4)
+
+
+def test_from_least_squares_it_is_nearer_after_as_many_steps(far: Drift) -> None:
+    taught, others = slice(0, 2000), slice(2000, None)  # pairs of the same classes
+    pairs = Pairs(far.pairs.old[taught], far.pairs.new[taught], far.pairs.columns[taught])
+    old, new = F.normalize(far.pairs.old[others]), F.normalize(far.pairs.new[others])
+
+    def omega(start: str, steps: int) -> float:
+        settings = Adaptation(adapter_start=start, adapter_steps=steps)  # type: ignore[arg-type]
+        adapter = settings.fit(pairs, far.classification, seed=0, task=1)
+        return (adapter(old) * new).sum(1).mean().item()
+
+    assert omega("least-squares", 1) > 0.85 and abs(omega("random", 1)) < 0.5
+    assert omega("least-squares", 20) > omega("random", 20)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_pair_or_two_will_do(count: int, far: Drift) -> None:
+    pairs = Pairs(far.pairs.old[:count], far.pairs.new[:count], far.pairs.columns[:count])
+    adapted = Adaptation(adapter_steps=5).fit(pairs, far.classification, seed=0, task=1)(far.stored)
+    torch.testing.assert_close(adapted.norm(dim=1), torch.ones(len(adapted)))
+
+
 def test_identity_leaves_vectors_as_they_are(far: Drift) -> None:
     adapter = Adaptation(adapter="identity").fit(far.pairs, far.classification, seed=0, task=1)
     assert torch.equal(adapter(far.stored), far.stored)
@@ -108,7 +154,8 @@ def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
     random = torch.Generator().manual_seed(3)
     old, new = torch.randn(10, 4, generator=random), torch.randn(10, 4, generator=random)
     columns, head = torch.arange(10) % 3, torch.randn(3, 4, generator=random)
-    settings = Adaptation(alpha=0.7, adapter_width=5, adapter_depth=1, adapter_steps=3, adapter_batch=10)
+    how = {"adapter_start": "random", "adapter_rate": 1e-3, "adapter_steps": 3, "adapter_batch": 10}
+    settings = Adaptation(alpha=0.7, adapter_width=5, adapter_depth=1, **how)  # type: ignore[arg-type]
 
     def classification(features: Tensor, columns: Tensor) -> Tensor:
         return F.cross_entropy(features @ head.T, columns)

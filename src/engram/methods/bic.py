@@ -54,7 +54,7 @@ class BiasCorrection(Objective):
         if not isinstance(head, CorrectedHead) or lesson.held_out is None or not lesson.kept:
             return
         samples, columns = lesson.held_out
-        features = extract(lesson.student.eval(), samples, lesson.progress, "correct")
+        features = extract(lesson.student, samples, lesson.progress, "correct")
         with torch.no_grad():
             scores = head.uncorrected(features.to(head.weight.device)).cpu()
         alpha, beta = fit_correction(scores, columns, lesson.in_task.cpu(), self.beta_penalty)

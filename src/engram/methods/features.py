@@ -75,7 +75,7 @@ class Features(Learner):
         if self.adaptation.adapter == "identity":  # no pairs are needed, and extracting them is the costly part
             return stored
         device = network.mean.device
-        old = extract(self.network_, samples, progress)  # (n, d): v̄ = h_{t−1}(x)
+        old = self.extract(samples, progress)  # (n, d): v̄ = h_{t−1}(x)
         pairs = Pairs(old.to(device), features.to(device), columns.to(device))
         paired = torch.zeros(network.classes, dtype=torch.bool)
         paired[columns] = True

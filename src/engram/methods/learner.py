@@ -61,6 +61,7 @@ class Learner(ABC):
     tasks_: int = field(default=0, init=False, repr=False)  # how many tasks were learned
     shape_: tuple[int, ...] = field(default=(), init=False, repr=False)  # of one input
     memory_: Memory = field(init=False, repr=False)
+    _frozen: tuple[Network, Network] | None = field(default=None, init=False, repr=False)  # a network, and it frozen
     classifier_: Classifier | None = field(default=None, init=False, repr=False)  # what answers; None: the head does
 
     def __post_init__(self) -> None:
@@ -86,7 +87,15 @@ class Learner(ABC):
 
     def extract(self, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
         """Features of samples, (n, d), not normalised."""
-        return extract(self._trained(), samples, progress, phase)
+        return extract(self.answering, samples, progress, phase)
+
+    @property
+    def answering(self) -> Network:
+        """The present network as it answers and teaches: frozen, made once."""
+        network = self._trained()
+        if self._frozen is None or self._frozen[0] is not network:
+            self._frozen = network, network.frozen()
+        return self._frozen[1]
 
     def classify(self, features: Tensor) -> Tensor:
         """Scores (n, classes so far) of features as `extract` gives them."""

@@ -53,7 +53,7 @@ class Lesson:
     def balanced(self) -> Tensor:
         """Positions of the kept images and of as many of every class in the task, herded by the student's features."""
         per_class = int(torch.bincount(self.columns[: self.kept]).max())
-        features = F.normalize(extract(self.student.eval(), self.samples, self.progress))
+        features = F.normalize(extract(self.student, self.samples, self.progress))
         chosen = [torch.arange(self.kept)]
         for column in self.in_task.nonzero().squeeze(1).tolist():
             arrived = (self.columns[self.kept :] == column).nonzero().squeeze(1) + self.kept

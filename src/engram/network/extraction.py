@@ -14,7 +14,8 @@ BATCH = 500  # large enough to keep every core busy, small enough to stay in cac
 
 
 def extract(network: Network, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
-    """h_θ of all samples, float32 (n, d) on the CPU, not normalised. The network must be in evaluation mode."""
+    """h_θ of all samples, float32 (n, d) on the CPU, not normalised; the network answers as if in evaluation mode."""
+    network = network.frozen()
     features = torch.empty(len(samples), network.dimension)
     with torch.no_grad(), progress.phase(phase, len(samples)) as running:
         for positions in torch.arange(len(samples)).split(BATCH):

@@ -33,6 +33,7 @@ class Network(nn.Module):
 
     mean: Tensor
     std: Tensor
+    is_frozen = False
 
     def __init__(self, extractor: nn.Module, head: Head, mean: Tensor, std: Tensor) -> None:
         super().__init__()
@@ -61,10 +62,13 @@ class Network(nn.Module):
         return self.head.weight.shape[1]
 
     def frozen(self) -> Network:
-        """A copy that nothing trains or grows, its batch norms folded: the teacher."""
-        teacher = copy.deepcopy(self).eval()
-        teacher.extractor = fold_batch_norms(teacher.extractor)
-        return teacher.requires_grad_(False)
+        """A copy that only answers, its batch norms folded, so that nothing can train or grow it; of itself, itself."""
+        if self.is_frozen:
+            return self
+        answering = copy.deepcopy(self).eval()
+        answering.extractor = fold_batch_norms(answering.extractor)
+        answering.is_frozen = True
+        return answering.requires_grad_(False)
 
     def grown(self, classes: int, *purpose: object) -> Network:
         """A copy to be trained, with `classes` more of them, initialised for this purpose (seed first)."""

@@ -8,7 +8,7 @@ from engram.experiments.suites.suite import Facts, Suite, Variant
 
 
 def _vary(
-    setting: str, symbol: str, values: Sequence[float], methods: Sequence[str] = ("features",)
+    setting: str, symbol: str, values: Sequence[float], methods: Sequence[str] = ("features",), **others: object
 ) -> Callable[[Facts], Iterable[Variant]]:
     """One method, or several, with one setting varied; L is the paper's 500 a class, in proportion."""
 
@@ -16,17 +16,17 @@ def _vary(
         for method in methods:
             kept = {"features_per_class": facts.scaled(500)[0]} if method == "features" else {}
             for value in values:
-                settings = {setting: value, **kept}
+                settings = {setting: value, **kept, **others}
                 label = f"{method}, {symbol} = {value:g}" if len(methods) > 1 else f"{symbol} = {value:g}"
                 yield Variant(label=label, method=method, settings=settings, series=method, value=value)
 
     return variants
 
 
-ALPHA = Suite(
+ALPHA = Suite(  # From a random start: least squares is similarity alone, α without end.
     summary="α, the weight of similarity in the adapter's loss (validation)",
     finding="A large α is wanted; accuracy and ω rise with it.",
-    variants=_vary("alpha", "α", (0.1, 1.0, 10.0, 100.0, 1000.0)),
+    variants=_vary("alpha", "α", (0.1, 1.0, 10.0, 100.0, 1000.0), adapter_start="random"),
     varies="α",
     validation=0.1,
 )
