@@ -1,13 +1,16 @@
 """The paper's method: what it keeps, what it carries over, and what it leaves behind."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream
-from engram.features import LinearSVM, herd
+from engram.features import Adaptation, LinearSVM, Pairs, herd
+from engram.features.adapters import Adapter
 from engram.methods import Features, Memoryless, make
 from engram.network import Network, extract
 from engram.storage import save_tensors
@@ -43,6 +46,28 @@ def test_old_features_are_adapted_and_not_herded_again(vectors: Stream) -> None:
     after = one.memory.features.rows[:14]
     assert not torch.allclose(before, after, atol=1e-3)
     assert torch.allclose(after.norm(dim=1), torch.ones(14))
+
+
+def test_the_adapter_is_told_the_classes_on_the_scale_of_the_networks_own_loss(
+    vectors: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L_cls is divided by K as the network's loss is: as a sum, it drowns the similarity once there are many classes."""
+    told = []
+
+    def fit(self: Adaptation, pairs: Pairs, classification: Callable[[Tensor, Tensor], Tensor], **_: object) -> Adapter:
+        told.append(classification(pairs.new, pairs.columns).item())
+        return lambda rows: rows
+
+    monkeypatch.setattr(Adaptation, "fit", fit)
+    one = learner(features_per_class=7, expected_classes=50)
+    first, second = vectors.tasks[:2]
+    one.learn(first)
+    network = one.train(second)
+    one.absorb(second, network)
+    scores = network.head(extract(network, second.train))[:, -len(second.classes) :]  # of the task's classes alone
+    targets = torch.stack([second.train.labels == label for label in second.classes], dim=1).float()
+    expected = F.binary_cross_entropy_with_logits(scores, targets, reduction="none").sum(1).mean() / 50
+    assert told == [pytest.approx(expected.item(), rel=1e-5)]
 
 
 def test_unadapted_features_stay_as_they_are(vectors: Stream) -> None:

@@ -97,7 +97,10 @@ class Objective(ABC):
         """What is done to the student after training."""
 
     def classification(self, scores: Tensor, columns: Tensor, among: Tensor) -> Tensor:
-        """The loss of scores (n, K) as a classifier's: L_cls of the adapter. `among`: the classes of the task."""
+        """The loss of scores (n, K) as a classifier's, on the scale it has in training: L_cls of the adapter.
+
+        `among` (bool, (K,)) are the classes of the task.
+        """
         return softmax_cross_entropy(scores, columns)
 
 
@@ -114,11 +117,14 @@ class Classification(Objective):
 
         def loss(inputs: Tensor, columns: Tensor) -> Tensor:
             _, scores = lesson.student(inputs)
-            return self.classification(scores, columns, everything) / self.expected_classes
+            return self.classification(scores, columns, everything)
 
         return loss
 
     def classification(self, scores: Tensor, columns: Tensor, among: Tensor) -> Tensor:
+        return self._cross_entropy(scores, columns, among) / self.expected_classes
+
+    def _cross_entropy(self, scores: Tensor, columns: Tensor, among: Tensor) -> Tensor:
         """L_CE of scores (n, K); with sigmoids only of the classes `among` (bool, (K,))."""
         if self.loss_function == "softmax":
             return softmax_cross_entropy(scores, columns)
@@ -143,7 +149,7 @@ class Distillation(Classification):
 
         def first(inputs: Tensor, columns: Tensor) -> Tensor:
             _, scores = student(inputs)
-            return self.classification(scores, columns, in_task) / self.expected_classes
+            return self.classification(scores, columns, in_task)
 
         if teacher is None:
             return first
@@ -154,7 +160,7 @@ class Distillation(Classification):
             features, scores = student(inputs)
             with torch.no_grad():
                 teacher_features, teacher_scores = teacher(inputs)
-            total = self.classification(scores, columns, in_task)
+            total = self._cross_entropy(scores, columns, in_task)
             total = total + self.distillation * self._distil(scores[:, :old], teacher_scores, columns, others)
             total = total + self.feature_distillation * feature_distillation(features, teacher_features)
             return total / self.expected_classes
