@@ -51,7 +51,7 @@ def test_old_features_are_adapted_and_not_herded_again(vectors: Stream) -> None:
 def test_the_adapter_is_told_the_classes_on_the_scale_of_the_networks_own_loss(
     vectors: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L_cls is divided by K as the network's loss is: as a sum, it drowns the similarity once there are many classes."""
+    """L_cls is divided by K as the network's loss is: as a sum it drowns the similarity once there are many classes."""
     told = []
 
     def fit(self: Adaptation, pairs: Pairs, classification: Callable[[Tensor, Tensor], Tensor], **_: object) -> Adapter:
