@@ -15,7 +15,7 @@ export PIP_USER := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint wheel clean FORCE
+.PHONY: help demo test lint bench wheel clean FORCE
 
 help: ## Say what can be made
 	@echo "make TARGET, where TARGET is one of:"
@@ -38,6 +38,10 @@ lint: .venv/installed-dev ## Check style, types and the imports between rooms
 	@$(python) -m mypy
 	@echo "==> Checking imports between rooms (import-linter)"
 	@$(python) .venv/bin/lint-imports --no-logo
+
+bench: .venv/installed-dev ## Measure speed beside the alternatives, in twenty minutes (the result: benchmarks/RESULTS.md)
+	@echo "==> Running the benchmarks of benchmarks/speed"
+	@$(python) benchmarks/speed/all.py
 
 wheel: .venv/installed-dev ## Build the wheel into dist/
 	@echo "==> Building the wheel into dist/"

@@ -1,0 +1,347 @@
+"""Labelled pictures of one's own: found in a folder with one sub-folder per class or in a CSV list, then decoded."""
+
+from __future__ import annotations
+
+import csv
+import os
+import unicodedata
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engram.data.images import LIMIT, UnreadableImage, check_side, decode
+from engram.data.samples import Samples
+from engram.errors import DataError
+from engram.progress import SILENT, Phase, Progress
+
+# What is looked for in a folder. A picture's content decides how it is decoded, whatever its name.
+EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif")
+
+# What systems leave in folders of pictures, besides what begins with a dot; in small letters.
+SYSTEM_NAMES = frozenset(
+    {"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found", "system volume information"}
+)
+
+SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+
+EXPECTED = "one sub-folder per class, such as {}/cat/1.jpg, or a .csv file with the columns path and label"
+PROBLEMS_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file or folder that is not among the pictures, and a sentence that says why."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.path)}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Pictures that were found, with their classes; none of them is opened yet."""
+
+    source: Path  # the folder or the list
+    class_names: tuple[str, ...]  # sorted, each with at least one picture
+    paths: tuple[Path, ...]  # sorted by class, then by path
+    labels: tuple[int, ...]  # of each path: its position in `class_names`
+    left_out: tuple[LeftOut, ...]  # other files, empty classes, links that lead nowhere or in a circle
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Pictures that were decoded, as samples (n, size, size, 3), and those that could not be."""
+
+    samples: Samples
+    class_names: tuple[str, ...]  # by label
+    paths: tuple[Path, ...]  # of each sample
+    unreadable: tuple[LeftOut, ...]
+
+
+def shown(text: object) -> str:
+    """A path or a name on one line that any terminal can print: what is not printable is escaped."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in str(text)
+    )
+
+
+def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> Found:
+    """The pictures of a folder with one sub-folder per class, or those that a .csv file lists with their labels.
+
+    In a folder, all that lies below a class's sub-folder belongs to the class, links are followed, and pictures are
+    known by their extensions. A list has the columns `path` (relative to the list) and `label`, in that order if it has
+    no header.
+    """
+    source = Path(source)
+    with progress.phase("scan") as phase:
+        if os.path.isdir(source):
+            return _scan_folder(source, phase)
+        if os.path.isfile(source) and source.suffix.lower() == ".csv":
+            return _scan_list(source, phase)
+    what = "is neither a folder nor a .csv file" if os.path.exists(source) else "cannot be found"
+    raise DataError(f"{shown(source)} {what}. Expected {EXPECTED.format('FOLDER')}.")
+
+
+def read(
+    found: Found, size: int, progress: Progress = SILENT, *, limit: int = LIMIT, threads: int | None = None
+) -> Pictures:
+    """Decode what was found to squares of `size` pixels; pictures of more than `limit` pixels count as unreadable.
+
+    Besides the result, no more than a few pictures are in memory at a time.
+    """
+    check_side(size)
+    inputs = _room(len(found.paths), size)
+    kept: list[int] = []
+    unreadable: list[LeftOut] = []
+
+    def attempt(path: Path) -> Tensor | LeftOut:
+        try:
+            return decode(path, size=size, limit=limit)
+        except UnreadableImage as error:
+            return LeftOut(path, str(error))
+
+    workers = threads or torch.get_num_threads()  # as many as torch may use, so that one setting limits both
+    with progress.phase("read", len(found.paths)) as phase, ThreadPoolExecutor(workers) as pool:
+        for position, outcome in enumerate(_in_order(pool, attempt, found.paths, 2 * workers)):
+            if isinstance(outcome, LeftOut):
+                unreadable.append(outcome)
+            else:
+                inputs[len(kept)] = outcome
+                kept.append(position)
+            phase.advance()
+    _check_classes(found, kept, unreadable)
+    labels = torch.tensor([found.labels[position] for position in kept], dtype=torch.int64)
+    paths = tuple(found.paths[position] for position in kept)
+    return Pictures(Samples.of(inputs[: len(kept)], labels), found.class_names, paths, tuple(unreadable))
+
+
+def _room(count: int, size: int) -> Tensor:
+    try:
+        return torch.empty((count, size, size, 3), dtype=torch.uint8)
+    except RuntimeError as error:
+        gigabytes = count * size * size * 3 / 1e9
+        raise DataError(
+            f"{count:,} pictures of {size} x {size} pixels take {gigabytes:,.1f} GB, which this machine does not have. "
+            "Take fewer pictures at a time, or a smaller size."
+        ) from error
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, work: Callable[[Path], Tensor | LeftOut], paths: Iterable[Path], ahead: int
+) -> Iterator[Tensor | LeftOut]:
+    """What `work` makes of each path, in order; no more than `ahead` are begun before they are asked for."""
+    begun: deque[Future[Tensor | LeftOut]] = deque()
+    for path in paths:
+        begun.append(pool.submit(work, path))
+        if len(begun) == ahead:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
+
+
+def _check_classes(found: Found, kept: list[int], unreadable: list[LeftOut]) -> None:
+    bare = sorted(set(found.labels) - {found.labels[position] for position in kept})
+    if bare:
+        label_of = dict(zip(found.paths, found.labels, strict=True))
+        first = next(picture for picture in unreadable if label_of[picture.path] == bare[0])
+        raise DataError(
+            f"None of the pictures of the class '{shown(found.class_names[bare[0]])}' can be read. {first} "
+            "Replace them, or leave the class out."
+        )
+
+
+# Folders
+
+
+def _scan_folder(folder: Path, phase: Phase) -> Found:
+    left_out: list[LeftOut] = []
+    beside, class_folders = _sorted_entries(folder, left_out)
+    per_class = {entry: _files_below(entry, folder, left_out, phase) for entry in class_folders}
+    if not any(per_class.values()):
+        what = "pictures, but not in class folders" if beside else "no pictures"
+        raise DataError(f"{shown(folder)} holds {what}. Expected {EXPECTED.format(shown(folder))}.")
+    left_out += [LeftOut(path, "It lies beside the class folders, so it has no class.") for path in beside]
+    reported = {left.path for left in left_out}
+    empty = [entry for entry, files in per_class.items() if not files and entry not in reported]
+    left_out += [LeftOut(entry, "This class has no pictures.") for entry in empty]
+    _check_splits(folder, per_class)
+    labelled = [(entry.name, path) for entry, files in per_class.items() for path in files]
+    places = {entry.name: f"the folder {shown(entry)}" for entry, files in per_class.items() if files}
+    return _found(folder, labelled, places, left_out)
+
+
+def _sorted_entries(folder: Path, left_out: list[LeftOut]) -> tuple[list[Path], list[Path]]:
+    """The pictures and the folders that lie in `folder`, by name."""
+    pictures, folders = [], []
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise DataError(f"The folder {shown(folder)} cannot be read: {error.strerror}.") from error
+    for name in names:
+        if name.startswith(".") or name.lower() in SYSTEM_NAMES:
+            continue
+        path = folder / name
+        if os.path.isdir(path):
+            folders.append(path)
+        elif not os.path.isfile(path):
+            left_out.append(LeftOut(path, "This link leads nowhere." if path.is_symlink() else "It is not a file."))
+        elif path.suffix.lower() not in EXTENSIONS:
+            left_out.append(LeftOut(path, f"Its name does not end like that of a picture: {', '.join(EXTENSIONS)}."))
+        else:
+            pictures.append(path)
+    return pictures, folders
+
+
+def _files_below(class_folder: Path, root: Path, left_out: list[LeftOut], phase: Phase) -> list[Path]:
+    """All pictures below a class's folder. A folder that contains itself, by a link, is not entered again."""
+    files: list[Path] = []
+    waiting: list[tuple[Path, tuple[tuple[int, int], ...]]] = [(class_folder, (_identity(root),))]
+    while waiting:
+        folder, above = waiting.pop()
+        identity = _identity(folder)
+        if identity in above:
+            left_out.append(LeftOut(folder, "This link leads in a circle, back to a folder that it lies in."))
+            continue
+        pictures, folders = _sorted_entries(folder, left_out)
+        waiting += [(inner, (*above, identity)) for inner in folders]
+        files += pictures
+        phase.advance(len(pictures))
+    return files
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _check_splits(folder: Path, per_class: Mapping[Path, list[Path]]) -> None:
+    """Refuse a folder of folders of classes, which would be learned as the classes 'train' and 'test'."""
+    filled = [entry for entry, files in per_class.items() if files]
+    direct = any(path.parent == entry for entry in filled for path in per_class[entry])
+    if not direct and {entry.name.lower() for entry in filled} <= SPLIT_NAMES:
+        raise DataError(
+            f"{shown(folder)} seems to be split into {' and '.join(shown(entry.name) for entry in filled)}, "
+            f"with the classes one level below. Name one of these folders, such as {shown(filled[0])}."
+        )
+
+
+# Lists
+
+
+def _scan_list(path: Path, phase: Phase) -> Found:
+    problems: list[str] = []
+    left_out: list[LeftOut] = []
+    met: dict[Path, tuple[str, int]] = {}  # label and line
+    for line, cell, label in _rows(path, problems):
+        picture = Path(os.path.normpath(path.parent / cell))
+        before, there = met.get(picture, (label, line))
+        phase.advance()
+        if problem := _problem(cell, picture, label):
+            problems.append(f"Line {line}: {problem}.")
+        elif before != label:
+            problems.append(f"Line {line}: {shown(cell)} is '{shown(label)}', but '{shown(before)}' in line {there}.")
+        elif there != line:
+            left_out.append(LeftOut(picture, f"Line {line} repeats line {there}."))
+        else:
+            met[picture] = label, line
+    if problems:
+        more = f" And {len(problems) - PROBLEMS_SHOWN:,} more." if len(problems) > PROBLEMS_SHOWN else ""
+        raise DataError(
+            f"{shown(path)} cannot be used. {' '.join(problems[:PROBLEMS_SHOWN])}{more} "
+            "Expected the columns path and label, with paths relative to the list."
+        )
+    if not met:
+        raise DataError(f"{shown(path)} lists no pictures. Expected the columns path and label, one picture a line.")
+    places: dict[str, str] = {}
+    for label, line in met.values():
+        places.setdefault(label, f"line {line}")
+    return _found(path, [(label, picture) for picture, (label, _) in met.items()], places, left_out)
+
+
+def _problem(cell: str, picture: Path, label: str) -> str:
+    """Why a row cannot be used, or nothing."""
+    if not cell:
+        return "the path is empty"
+    if not label:
+        return f"the label of {shown(cell)} is empty"
+    return "" if os.path.isfile(picture) else f"there is no file {shown(cell)}"
+
+
+def _rows(path: Path, problems: list[str]) -> Iterator[tuple[int, str, str]]:
+    """(line, path, label) of each row with as many columns as the first; the others become problems."""
+    rows = _lines(path)
+    line, first = next(rows, (1, ["path", "label"]))
+    names = [cell.strip().lower() for cell in first]
+    header = "path" in names and "label" in names
+    if not header and (len(first) != 2 or "\0" in "".join(first)):  # zeros: UTF-16, as spreadsheets may save it
+        raise DataError(
+            f"{shown(path)} must be UTF-8 text with the columns path and label, separated by a comma; "
+            f"its first line is '{shown(','.join(first))[:80]}'."
+        )
+    which, what = (names.index("path"), names.index("label")) if header else (0, 1)
+    if not header:
+        yield line, first[which], first[what].strip()
+    for line, row in rows:
+        if len(row) == len(first):
+            yield line, row[which], row[what].strip()
+        else:
+            problems.append(f"Line {line}: it has {len(row)} columns instead of {len(first)}.")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Each row that is not blank, with the number of the line it begins in."""
+    try:
+        # Names of files may be any bytes, and come through as they are; labels are checked to be text.
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            reader = csv.reader(file)
+            begin = 1
+            for row in reader:
+                if any(cell.strip() for cell in row):
+                    yield begin, row
+                begin = reader.line_num + 1
+    except (OSError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a list of values with commas"
+        raise DataError(f"{shown(path)} cannot be read: {reason}.") from error
+
+
+# Classes
+
+
+def _found(
+    source: Path, labelled: Iterable[tuple[str, Path]], places: Mapping[str, str], left_out: list[LeftOut]
+) -> Found:
+    """Name the classes and sort the pictures. `places` says where each spelling of a class was met."""
+    _check_spellings(places)
+    named = sorted((unicodedata.normalize("NFC", name), path) for name, path in labelled)
+    class_names = tuple(dict.fromkeys(name for name, _ in named))
+    label_of = {name: label for label, name in enumerate(class_names)}
+    labels = tuple(label_of[name] for name, _ in named)
+    left_out.sort(key=lambda left: left.path)
+    return Found(source, class_names, tuple(path for _, path in named), labels, tuple(left_out))
+
+
+def _check_spellings(places: Mapping[str, str]) -> None:
+    """Refuse names that are not text, and two spellings that a person, or another system, takes for one."""
+    met: dict[str, str] = {}
+    for name, place in places.items():
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise DataError(f"The class '{shown(name)}' ({place}) is not named in UTF-8. Rename it.")
+        key = _same_for_people(name)
+        if key in met:
+            raise DataError(
+                f"The classes {met[key]!a} ({places[met[key]]}) and {name!a} ({place}) differ in capitals, "
+                "spaces or the encoding of accents alone. Give both one name, or two that differ more."
+            )
+        met[key] = name
+
+
+def _same_for_people(name: str) -> str:
+    """Without capitals and surrounding spaces, accents decomposed."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name.strip()).casefold())

@@ -1,0 +1,84 @@
+"""Picture files made on the spot: by Pillow where it writes them, byte by byte where it does not."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def gradient(height: int = 24, width: int = 32) -> Pixels:
+    """A smooth picture (h, w, 3) that is different in each corner and in each channel."""
+    y, x = np.mgrid[0:height, 0:width]
+    down, right = y * 255 / max(height - 1, 1), x * 255 / max(width - 1, 1)
+    return np.stack([right, down, (right + 255 - down) / 2], axis=-1).astype(np.uint8)
+
+
+def encoded(image: Image.Image | Pixels, format: str, **options: Any) -> bytes:
+    """The file that Pillow writes."""
+    file = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, format, **options)
+    return file.getvalue()
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def png(
+    width: int, height: int, depth: int, colour: int, rows: bytes, before: bytes = b"", after: bytes = b""
+) -> bytes:
+    """A PNG of one's own making; `rows` are the filtered rows, `before` and `after` chunks around the pixels."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + before + pixels + after + chunk(b"IEND", b"")
+
+
+def grey_16(values: npt.NDArray[np.uint16], before: bytes = b"") -> bytes:
+    """A PNG of one row of 16-bit grey values."""
+    return png(len(values), 1, 16, 0, b"\0" + values.astype(">u2").tobytes(), before)
+
+
+def bmp_32(pixels: Pixels) -> bytes:
+    """A BMP of (h, w, 4), whose header says that the fourth byte is opacity."""
+    height, width, _ = pixels.shape
+    rows = pixels[::-1, :, [2, 1, 0, 3]].tobytes()  # from the bottom up, blue first
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    info = struct.pack("<IiiHHIIiiII", 108, width, height, 1, 32, 3, len(rows), 0, 0, 0, 0) + masks + bytes(52)
+    return b"BM" + struct.pack("<IHHI", 14 + len(info) + len(rows), 0, 0, 14 + len(info)) + info + rows
+
+
+def exif(orientation: int, order: str = ">", kind: int = 3) -> bytes:
+    """An EXIF block that says no more than which way is up; `kind` is EXIF's type of number."""
+    value = struct.pack(order + {1: "B", 3: "H", 4: "I"}[kind], orientation).ljust(4, b"\0")
+    head = b"II*\0" if order == "<" else b"MM\0*"
+    return b"Exif\0\0" + head + struct.pack(order + "IHHHI", 8, 1, 0x0112, kind, 1) + value + bytes(4)
+
+
+def ycck(pixels: Pixels) -> bytes:
+    """A JPEG in YCCK as Adobe's programs write it, of RGB pixels: the inks as YCbCr, and black, inverted."""
+    planes = [*Image.fromarray(255 - pixels).convert("YCbCr").split(), Image.new("L", pixels.shape[1::-1], 255)]
+    stored = Image.merge("CMYK", [plane.point(lambda value: 255 - value) for plane in planes])  # Pillow inverts them
+    return encoded(stored, "JPEG", quality=100).replace(b"Adobe\0d\0\0\0\0\0", b"Adobe\0d\0\0\0\0\2")
+
+
+def several_frames(format: str, **options: Any) -> bytes:
+    """A moving picture: a gradient, then black."""
+    first = Image.fromarray(gradient())
+    if format == "GIF":
+        first = first.quantize(64)
+    return encoded(first, format, save_all=True, append_images=[Image.new("RGB", first.size)], **options)
+
+
+def scans(content: bytes, count: int) -> bytes:
+    """A progressive JPEG with its first scan repeated so many times."""
+    start = content.index(b"\xff\xda")
+    end = content.index(b"\xff\xc4", start)
+    return content[:start] + count * content[start:end] + content[start:]
