@@ -308,6 +308,12 @@ def test_damaged_exif_costs_the_orientation_at_most() -> None:
             assert np.array_equal(np.sort(pixels(content), axis=None), np.sort(pixels(plain), axis=None)), block
 
 
+def test_a_text_that_calls_itself_exif_is_no_harm() -> None:
+    rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
+    for text in (chunk(b"tEXt", b"exif\0none"), chunk(b"zTXt", b"exif\0\0" + zlib.compress(b"none"))):
+        assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=text)), PICTURE)
+
+
 def test_an_animation_that_is_announced_wrongly_leaves_the_picture_alone() -> None:
     rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     for announced in (chunk(b"acTL", bytes(8)), chunk(b"acTL", bytes(3)), chunk(b"fcTL", bytes(26)) * 2):
@@ -519,6 +525,25 @@ def test_a_png_with_a_hole_is_refused() -> None:
         damaged[hole] = bytes(len(damaged[hole]))
         with pytest.raises(UnreadableImage, match=r"^It begins like a PNG, but is damaged"):
             decode(bytes(damaged))
+
+
+def test_a_png_whose_checksum_does_not_fit_its_pixels_is_refused() -> None:
+    one, other = (png(4, 1, 8, 2, b"\0" + row.tobytes()) for row in (COLOURS, COLOURS[::-1]))
+    end = len(one) - 12
+    assert len(one) == len(other)
+    with pytest.raises(UnreadableImage, match=r"^It begins like a PNG, but is damaged"):
+        decode(one[: end - 4] + other[end - 4 :])
+
+
+def test_what_looks_like_an_end_or_a_scan_in_the_metadata_of_a_jpeg_is_neither() -> None:
+    noise = np.random.default_rng(2).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    content = encoded(noise, "JPEG")
+    for comment in (b"\xff\xd9" * 3, b"\xff\xda\0\2" * 1000):
+        commented = content[:2] + b"\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + content[2:]
+        assert np.array_equal(pixels(commented), pixels(content))
+        half = len(commented) * 3 // 4
+        with pytest.raises(UnreadableImage, match=r"^It begins like a JPEG, but is damaged"):
+            decode(commented[:half] + bytes(len(commented) - half))
 
 
 def test_a_jpeg_whose_second_half_was_never_copied_is_refused() -> None:

@@ -321,16 +321,16 @@ def test_a_list_may_name_files_in_bytes_that_are_not_text(tmp_path: Path) -> Non
 
 
 def test_what_a_list_has_wrong_is_told_by_line(tmp_path: Path) -> None:
-    path = listed(
-        tmp_path,
-        'path,label\na.png,cat\nabsent.png,cat\nb.png, \n"ab\nsent.png",dog\n,dog\na.png,dog\n./a.png,cat\nc.png\n',
-    )
+    good = "path,label\na.png,cat\n"
+    bad = 'absent.png,cat\nb.png, \n"ab\nsent.png",dog\n,dog\na.png,dog\n./a.png,cat\nc.png\nc,d.png,cat\n'
+    path = listed(tmp_path, good + bad)
     with pytest.raises(DataError) as caught:
         scan(path)
     assert str(caught.value) == (
         f"{path} cannot be used. Line 3: there is no file absent.png. Line 4: the label of b.png is empty. "
         r"Line 5: there is no file ab\nsent.png. Line 7: the path is empty. "
-        "Line 8: a.png is 'dog', but 'cat' in line 2. Line 10: it has 1 columns instead of 2. "
+        "Line 8: a.png is 'dog', but 'cat' in line 2. "
+        "Line 10: it has 1 instead of 2 columns. Line 11: it has 3 instead of 2 columns. "
         "Expected the columns path and label, with paths relative to the list."
     )
 

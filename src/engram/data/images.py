@@ -115,7 +115,7 @@ def decode(source: str | os.PathLike[str] | bytes, *, size: int | None = None, l
         if size is not None:
             seen = _square(seen, size, extent)
         seen = _on_white(seen)
-        orientation = _orientation(image.info.get("exif", b""))
+        orientation = _orientation(image.info.get("exif"))
         if orientation in TURNS:
             seen = seen.transpose(TURNS[orientation])
         return torch.from_numpy(np.array(seen))
@@ -243,8 +243,8 @@ def _gif_size(content: bytes) -> tuple[int, int]:
             while content[place]:
                 place += 1 + content[place]
         place += 1
-    left, top, right, bottom = struct.unpack_from("<4H", content, place + 1)
-    return max(width, left + right), max(height, top + bottom)
+    left, top, across, down = struct.unpack_from("<4H", content, place + 1)
+    return max(width, left + across), max(height, top + down)
 
 
 def _scans(content: bytes) -> int:
@@ -296,8 +296,10 @@ def _square(image: Image.Image, size: int, extent: tuple[float, float]) -> Image
     return image.resize((size, size), Image.Resampling.BICUBIC, box)
 
 
-def _orientation(exif: bytes) -> int:
+def _orientation(exif: object) -> int:
     """EXIF's orientation, 1 to 8; 1 where the block has none or is damaged: a picture is more than its metadata."""
+    if not isinstance(exif, bytes):  # none, or a text that a PNG has under this name
+        return 1
     block = exif.removeprefix(b"Exif\0\0")
     order = "<" if block.startswith(b"II") else ">"
     try:

@@ -292,7 +292,7 @@ def _rows(path: Path, problems: list[str]) -> Iterator[tuple[int, str, str]]:
         if len(row) == len(first):
             yield line, row[which], row[what].strip()
         else:
-            problems.append(f"Line {line}: it has {len(row)} columns instead of {len(first)}.")
+            problems.append(f"Line {line}: it has {len(row)} instead of {len(first)} columns.")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
