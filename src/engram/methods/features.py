@@ -60,6 +60,9 @@ class Features(Learner):
         self.take_over(task, network, Memory(memory, images), classifier)
         return Kept(sources, image_sources)
 
+    def refit(self, network: Network, memory: Memory) -> Classifier:
+        return self.make_classifier().fit(memory.features.rows, memory.features.columns)
+
     def make_classifier(self) -> Classifier:
         return {"svm": LinearSVM(C=self.C), "nearest-mean": NearestMean(), "ridge": Ridge(self.penalty)}[
             self.classifier

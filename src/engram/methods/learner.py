@@ -92,7 +92,7 @@ class Learner(ABC):
     @property
     def answering(self) -> Network:
         """The present network as it answers and teaches: frozen, made once."""
-        network = self._trained()
+        network = self.trained
         if self._frozen is None or self._frozen[0] is not network:
             self._frozen = network, network.frozen()
         return self._frozen[1]
@@ -105,7 +105,7 @@ class Learner(ABC):
 
     def head_scores(self, features: Tensor) -> Tensor:
         """What the network's own head says of features, (n, classes so far)."""
-        head = self._trained().head
+        head = self.trained.head
         with torch.no_grad():
             return head(features.to(head.weight.device)).cpu()  # type: ignore[no-any-return]
 
@@ -221,6 +221,10 @@ class Learner(ABC):
         self.classifier_ = classifier
         self.tasks_ += 1
 
+    def refit(self, network: Network, memory: Memory) -> Classifier | None:
+        """The classifier that follows from a network and a memory alone, with no task; None where the head answers."""
+        return None
+
     def make_classifier(self) -> Classifier | None:
         """An unfitted classifier of the kind that answers for this learner; None where the head does."""
         return None
@@ -229,7 +233,7 @@ class Learner(ABC):
 
     def state(self) -> dict[str, Tensor]:
         """All that is learned: one network, one memory, one classifier."""
-        state = {f"network.{name}": tensor for name, tensor in self._trained().state_dict().items()}
+        state = {f"network.{name}": tensor for name, tensor in self.trained.state_dict().items()}
         if self.classifier_ is not None:
             state |= {f"classifier.{name}": tensor for name, tensor in self.classifier_.state().items()}
         for kind, memory in (("features", self.memory_.features), ("images", self.memory_.images)):
@@ -261,7 +265,9 @@ class Learner(ABC):
                 f"The saved state is not of a learner '{self.name}' with these settings: {error}"
             ) from error
 
-    def _trained(self) -> Network:
+    @property
+    def trained(self) -> Network:
+        """The present network, or an error where there is none."""
         if self.network_ is None:
             raise EngramError("This learner has not learned anything yet. Call learn(task) first.")
         return self.network_

@@ -119,6 +119,13 @@ class Replay(Rehearsing):
         self.take_over(task, network, Memory(self.memory_.features, images), classifier)
         return Kept(NOTHING, sources)
 
+    def refit(self, network: Network, memory: Memory) -> Classifier | None:
+        classifier, images = self.make_classifier(), memory.images
+        if classifier is None:
+            return None
+        features = extract(network, Samples.of(images.rows, images.columns))
+        return classifier.fit(F.normalize(features), images.columns)
+
     def make_classifier(self) -> Classifier | None:
         return NearestMean() if self.answer == "nearest-mean" else None
 

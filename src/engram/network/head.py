@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import unknown
+
+Groups = Sequence[Sequence[int]]  # of columns: each becomes one column, and what is in none of them is dropped
 
 
 class CosineHead(nn.Module):
@@ -22,6 +26,11 @@ class CosineHead(nn.Module):
         new = torch.empty(classes, self.weight.shape[1], device=self.weight.device)
         nn.init.normal_(new)  # a row's length does not matter, only its direction
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), F.normalize(new)]))
+
+    def regroup(self, groups: Groups) -> None:
+        """Leave one row for each group of rows: the direction of their mean."""
+        unit = F.normalize(self.weight.detach())
+        self.weight = nn.Parameter(F.normalize(_means(unit, groups)))
 
     def cosines(self, features: Tensor, fixed: int = 0) -> Tensor:
         """The cosines alone, (n, K); nothing is learned through the first `fixed` rows."""
@@ -48,6 +57,11 @@ class LinearHead(nn.Module):
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), new]))
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), new.new_zeros(classes)]))
 
+    def regroup(self, groups: Groups) -> None:
+        """Leave one row for each group of rows: their mean."""
+        self.weight = nn.Parameter(_means(self.weight.detach(), groups))
+        self.bias = nn.Parameter(_means(self.bias.detach(), groups))
+
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features, self.weight, self.bias)  # (n, K)
 
@@ -73,6 +87,11 @@ class CorrectedHead(LinearHead):
         super().grow(classes)
         self.correct(1.0, 0.0, torch.zeros(len(self.weight), dtype=torch.bool))
 
+    def regroup(self, groups: Groups) -> None:
+        """Leave one row for each group of rows: their mean, corrected if the first of them is."""
+        super().regroup(groups)
+        self.newest = self.newest[[group[0] for group in groups]]
+
     def correct(self, alpha: float, beta: float, newest: Tensor) -> None:
         """From now on pass the scores of the classes `newest` (bool, (K,)) through this pair."""
         self.alpha, self.beta = self.weight.new_tensor(alpha), self.weight.new_tensor(beta)
@@ -88,6 +107,13 @@ class CorrectedHead(LinearHead):
 
 
 Head = CosineHead | LinearHead
+
+
+def _means(rows: Tensor, groups: Groups) -> Tensor:
+    """The mean of each group of rows."""
+    return torch.stack([rows[list(group)].mean(0) for group in groups])
+
+
 HEADS = ("cosine", "linear", "corrected")
 
 

@@ -1,0 +1,149 @@
+"""Forgetting and joining classes: what is gone is gone, and what stays answers as before."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from engram.data import Stream
+from engram.errors import UsageError
+from engram.features import herd
+from engram.methods import METHODS, Learner, make, setting_names
+from engram.methods.editing import forget, merge
+from engram.network import CorrectedHead, CosineHead, LinearHead
+
+QUICK = {
+    "epochs": 6,
+    "batch_size": 16,
+    "rate": 0.2,
+    "expected_classes": 6,
+    "adapter_steps": 20,
+    "features_per_class": 8,
+    "images_per_class": 5,
+}
+
+
+def learned(method: str, stream: Stream, **settings: Any) -> Learner:
+    known = setting_names(method)
+    learner = make(method, **{name: value for name, value in {**QUICK, **settings}.items() if name in known})
+    for task in stream:
+        learner.learn(task)
+    return learner
+
+
+def answers(learner: Learner, stream: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels of all test samples, and what the learner says they are."""
+    tests = [task.test for task in stream]
+    inputs = torch.cat([test.batch(torch.arange(len(test))) for test in tests])
+    said = torch.tensor(learner.classes_)[learner.scores(inputs).argmax(1)]
+    return torch.cat([test.labels for test in tests]), said
+
+
+@pytest.mark.parametrize("method", METHODS)
+class TestEveryMethod:
+    def test_a_forgotten_class_is_gone_and_the_others_answer_at_least_as_well(
+        self, method: str, vectors: Stream
+    ) -> None:
+        learner = learned(method, vectors)
+        label = vectors.classes[1]
+        truth, before = answers(learner, vectors)
+        others = truth != label
+        forget(learner, label)
+        _, after = answers(learner, vectors)
+        assert learner.classes_ == tuple(other for other in vectors.classes if other != label)
+        assert len(learner.brought_by_) == learner.trained.classes == 5
+        assert not bool((after == label).any())
+        right = [float((said[others] == truth[others]).float().mean()) for said in (before, after)]
+        assert right[1] >= right[0] - 0.02
+
+    def test_nothing_of_a_forgotten_class_is_left_in_the_state(self, method: str, vectors: Stream) -> None:
+        learner = learned(method, vectors)
+        column = 3
+        kinds = (learner.memory.features, learner.memory.images)
+        own = [row for kind in kinds if len(kind) for row in kind.rows[kind.columns == column]]
+        head_row = learner.trained.head.weight[column].clone()
+        assert own or METHODS[method].keeps == "nothing"
+        forget(learner, vectors.classes[column])
+        everything = b"".join(tensor.numpy().tobytes() for tensor in learner.state().values())
+        for row in [*own, head_row]:
+            assert row.numpy().tobytes() not in everything
+
+    def test_it_learns_on_after_forgetting_even_the_same_class_again(self, method: str, vectors: Stream) -> None:
+        learner = learned(method, vectors)
+        for label in vectors.tasks[2].classes:
+            forget(learner, label)
+        learner.learn(vectors.tasks[2])
+        assert learner.classes_ == vectors.classes
+        assert bool(learner.scores(vectors.tasks[0].test.batch(torch.arange(4))).isfinite().all())
+
+    def test_a_class_joined_into_another_is_gone_and_nothing_is_added(self, method: str, vectors: Stream) -> None:
+        learner = learned(method, vectors)
+        into, label = vectors.tasks[2].classes
+        before = learner.memory.nbytes
+        merge(learner, label, into)
+        assert learner.classes_ == tuple(other for other in vectors.classes if other != label)
+        assert learner.trained.classes == 5
+        assert learner.memory.nbytes <= before
+
+    def test_an_edited_learner_is_restored_from_its_state(self, method: str, vectors: Stream) -> None:
+        learner = learned(method, vectors)
+        merge(learner, vectors.classes[0], vectors.classes[5])
+        forget(learner, vectors.classes[2])
+        known = setting_names(method)
+        other = make(method, **{name: value for name, value in QUICK.items() if name in known})
+        other.restore(learner.state())
+        inputs = vectors.tasks[0].test.batch(torch.arange(6))
+        assert torch.equal(other.scores(inputs), learner.scores(inputs))
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if "features" in method.keeps])
+def test_a_classifier_of_features_answers_for_joined_classes_as_well_as_for_two(method: str, vectors: Stream) -> None:
+    learner = learned(method, vectors, epochs=15, adapter_steps=300, features_per_class=20)
+    into, label = vectors.tasks[2].classes
+    truth, before = answers(learner, vectors)
+    merge(learner, label, into)
+    _, after = answers(learner, vectors)
+    truth, before = (torch.where(each == label, into, each) for each in (truth, before))
+    right = [float((said == truth).float().mean()) for said in (before, after)]
+    assert right[1] >= right[0] - 0.05
+
+
+def test_the_rows_of_joined_classes_are_herded_together_to_as_many_as_the_larger_had(vectors: Stream) -> None:
+    learner = learned("features", vectors, features_per_class=6)
+    rows, columns = learner.memory.features.rows, learner.memory.features.columns
+    both = torch.cat([rows[columns == 1], rows[columns == 4]])
+    merge(learner, vectors.classes[4], vectors.classes[1])
+    features = learner.memory.features
+    assert features.counts.tolist() == [6, 6, 6, 6, 6]
+    assert torch.equal(features.rows[features.columns == 1], both[herd(both, 6)])
+
+
+def test_a_cosine_head_takes_the_mean_direction_and_a_linear_one_the_mean() -> None:
+    rows = torch.tensor([[3.0, 0.0], [0.0, 2.0], [0.0, 5.0]])
+    cosine, linear, corrected = CosineHead(2), LinearHead(2), CorrectedHead(2)
+    for head in (cosine, linear, corrected):
+        head.grow(3)
+        head.weight.data = rows.clone()
+    linear.bias.data = torch.tensor([1.0, 2.0, 3.0])
+    corrected.correct(2.0, 1.0, torch.tensor([False, True, True]))
+    for head in (cosine, linear, corrected):
+        head.regroup([[2], [0, 1]])
+    torch.testing.assert_close(cosine.weight.data, F.normalize(torch.tensor([[0.0, 1.0], [1.0, 1.0]])))
+    torch.testing.assert_close(linear.weight.data, torch.tensor([[0.0, 5.0], [1.5, 1.0]]))
+    assert linear.bias.tolist() == [3.0, 1.5]
+    assert corrected.newest.tolist() == [True, False]
+
+
+def test_what_cannot_be_edited_is_refused_and_left_as_it_was(vectors: Stream) -> None:
+    learner = make("finetune", epochs=1, expected_classes=6)
+    learner.learn(vectors.tasks[0])
+    known, before = learner.classes_, learner.state()
+    with pytest.raises(UsageError, match="does not know the class 99"):
+        forget(learner, 99)
+    with pytest.raises(UsageError, match="joined into itself"):
+        merge(learner, known[0], known[0])
+    assert all(torch.equal(tensor, learner.state()[name]) for name, tensor in before.items())
+    forget(learner, known[0])
+    with pytest.raises(UsageError, match="the only class"):
+        forget(learner, known[1])
