@@ -58,9 +58,10 @@ class LinearHead(nn.Module):
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), new.new_zeros(classes)]))
 
     def regroup(self, groups: Groups) -> None:
-        """Leave one row for each group of rows: their mean."""
+        """Leave one row for each group of rows: their mean, with the odds of all of them together."""
         self.weight = nn.Parameter(_means(self.weight.detach(), groups))
-        self.bias = nn.Parameter(_means(self.bias.detach(), groups))
+        sizes = self.bias.new_tensor([float(len(group)) for group in groups])
+        self.bias = nn.Parameter(_means(self.bias.detach(), groups) + sizes.log())  # exact where the rows are alike
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features, self.weight, self.bias)  # (n, K)
@@ -88,7 +89,7 @@ class CorrectedHead(LinearHead):
         self.correct(1.0, 0.0, torch.zeros(len(self.weight), dtype=torch.bool))
 
     def regroup(self, groups: Groups) -> None:
-        """Leave one row for each group of rows: their mean, corrected if the first of them is."""
+        """As a linear head does; a row is corrected if the first of its group was."""
         super().regroup(groups)
         self.newest = self.newest[[group[0] for group in groups]]
 
