@@ -6,13 +6,16 @@ synced. What a killed writer leaves aside has a name beginning with `ASIDE` and 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
+import stat
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +26,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ASIDE = ".aside-"
+DEEPEST = 32  # how far JSON from outside may be nested
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file's content, or the names in a folder, on the disk before going on."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -40,7 +45,8 @@ def _aside(path: Path) -> Path:
 def sweep(folder: Path) -> None:
     """Remove what killed writers left aside. Only for the holder of the folder's lock."""
     for leftover in folder.glob(f"{ASIDE}*"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+        folder_itself = leftover.is_dir() and not leftover.is_symlink()  # a link goes; what it leads to stays
+        shutil.rmtree(leftover) if folder_itself else leftover.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -49,9 +55,9 @@ def writing(path: Path) -> Iterator[Path]:
     aside = _aside(path)
     try:
         yield aside
-        _sync(aside)
+        sync(aside)
         os.replace(aside, path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
@@ -64,10 +70,10 @@ def publish_folder(path: Path, fill: Callable[[Path], None]) -> None:
     try:
         fill(aside)
         for file in aside.iterdir():
-            _sync(file)
-        _sync(aside)
+            sync(file)
+        sync(aside)
         os.rename(aside, path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -97,15 +103,95 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
+def read_inside(folder: Path, name: str, most: int) -> bytes:
+    """The content of `name` (parts joined by /) in a folder: a regular file, through no link, of `most` bytes at most."""
+    try:
+        descriptor = _open_inside(folder, name)
+    except FileNotFoundError as error:
+        raise DataError(f"{name} is missing.") from error
+    except OSError as error:
+        reason = "a link leads there" if error.errno in (errno.ELOOP, errno.EMLINK) else error.strerror
+        raise DataError(f"{name} cannot be read: {reason}.") from error
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError(f"{name} is not a regular file.")
+        try:
+            content = file.read(min(found.st_size, most) + 1)
+        except OSError as error:
+            raise DataError(f"{name} cannot be read: {error.strerror}.") from error
+    if len(content) > most:
+        raise DataError(f"{name} is longer than the {most} bytes it may have.")
+    return content
+
+
+def _open_inside(folder: Path, name: str) -> int:
+    """Step by step from folder to folder, so that no link can take a part's place between a check and the reading."""
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    for part in name.split("/"):
+        # Without waiting: a pipe that nobody writes to would take forever.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            inner = os.open(part, flags, dir_fd=here)
+        finally:
+            os.close(here)
+        here = inner
+    return here
+
+
+def parse_json(content: bytes, name: str) -> Any:
+    """JSON from outside, to the letter: no NaN, no number out of range, no name given twice, no absurd nesting."""
+    try:
+        value = json.loads(
+            content.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_finite, parse_float=_finite
+        )
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # half a character can be read, but never shown
+    except RecursionError as error:
+        raise DataError(f"{name} cannot be read as JSON: it is nested too deeply.") from error
+    except ValueError as error:
+        raise DataError(f"{name} cannot be read as JSON: {error}") from error
+    level, depth = [value], 0
+    while level:
+        level = [inner for outer in level for inner in _inside(outer)]
+        depth += 1
+    if depth > DEEPEST:
+        raise DataError(f"{name} cannot be read as JSON: it is nested {depth} deep, which is more than {DEEPEST}.")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name is given twice")
+    return values
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is not a number of JSON")
+    return number
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as one safetensors file, atomically. The same tensors give the same bytes."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with writing(path) as aside:
         aside.touch()
         mode = aside.stat().st_mode
-        save_file(flat, aside)
+        try:
+            save_file(flat, aside)
+        except SafetensorError as error:  # its way of saying that the disk is full
+            raise OSError(str(error)) from error
         aside.chmod(mode)  # safetensors makes its files private; these are as readable as any other of the folder
 
 
@@ -118,6 +204,17 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def parse_tensors(content: bytes, name: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by its content, or why it holds none."""
+    from safetensors.torch import load
+
+    try:
+        return load(content)
+    except Exception as error:  # the library has no one error for content that is not of its format
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{name} cannot be read as safetensors: {reason}") from error
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
@@ -151,7 +248,7 @@ def waiting(path: Path) -> Iterator[None]:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for one writer. The kernel lets go when the process ends, however it ends."""
     try:
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise EngramError(f"The folder {folder} is not writable: {error.strerror}. Choose another.") from error
     try:

@@ -140,13 +140,22 @@ def test_variants_that_differ_after_training_are_trained_once(file: Path, tmp_pa
     assert len({tuple(results[0].omega or []) for _, results in plan.results()}) == 5
 
 
-def test_another_suite_in_the_folder_takes_over_trainings_and_runs(file: Path, tmp_path: Path) -> None:
+def test_another_suite_in_the_folder_takes_over_trainings(file: Path, tmp_path: Path) -> None:
     carried_out(ALPHA, tmp_path, file)
     before = states(tmp_path)
     plan, outcomes = carried_out(replace(ALPHA, suite="depth"), tmp_path, file)
-    assert [row.done for row in plan.rows] == [0, 1, 0, 0]  # two hidden layers, the usual ones, were alpha's α = 100
-    assert [outcome.job.label for outcome in outcomes] == [f"hidden layers = {depth}" for depth in (1, 3, 4)]
-    assert networks(tmp_path) == 2
+    assert len(outcomes) == 4 and networks(tmp_path) == 2
+    assert not any("train" in seconds_of(tmp_path, job.folder) for row in plan.rows for job in row.jobs)
+    assert before.items() <= states(tmp_path).items()
+
+
+def test_another_suite_in_the_folder_takes_over_runs(file: Path, tmp_path: Path) -> None:
+    carried_out(replace(ALPHA, suite="depth"), tmp_path, file)
+    before = states(tmp_path)
+    plan, outcomes = carried_out(replace(ALPHA, suite="gamma", methods=("features",)), tmp_path, file)
+    assert [row.done for row in plan.rows] == [0, 0, 1, 0, 0]  # γ = 0.05, the usual one, had its two hidden layers
+    assert [outcome.job.label for outcome in outcomes] == [f"features, γ = {gamma}" for gamma in (0, 0.01, 0.1, 1)]
+    assert networks(tmp_path) == 2 + 4 * 2
     assert before.items() <= states(tmp_path).items()
     assert [len(results) for _, results in plan.results()] == [1, 1, 1, 1]
 
