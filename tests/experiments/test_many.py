@@ -147,6 +147,7 @@ def test_another_suite_in_the_folder_takes_over_trainings(file: Path, tmp_path: 
     assert len(outcomes) == 4 and networks(tmp_path) == 2
     assert not any("train" in seconds_of(tmp_path, job.folder) for row in plan.rows for job in row.jobs)
     assert before.items() <= states(tmp_path).items()
+    assert [len(results) for _, results in plan.results()] == [1] * 4
 
 
 def test_another_suite_in_the_folder_takes_over_runs(file: Path, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_another_suite_in_the_folder_takes_over_runs(file: Path, tmp_path: Path)
     assert [outcome.job.label for outcome in outcomes] == [f"features, γ = {gamma}" for gamma in (0, 0.01, 0.1, 1)]
     assert networks(tmp_path) == 2 + 4 * 2
     assert before.items() <= states(tmp_path).items()
-    assert [len(results) for _, results in plan.results()] == [1, 1, 1, 1]
+    assert [len(results) for _, results in plan.results()] == [1] * 5
 
 
 def test_a_run_alone_has_the_result_that_it_has_in_a_suite(file: Path, tmp_path: Path, data: Dataset) -> None:
