@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from engram import storage
 from engram.errors import DataError, EngramError
@@ -173,6 +176,16 @@ def test_sweeping_takes_only_what_was_left_aside(tmp_path: Path) -> None:
     assert names(tmp_path) == {"kept", ".hidden"}
 
 
+def test_sweeping_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a").write_text("1")
+    for name, target in (("folder", "elsewhere"), ("nothing", "absent")):
+        (tmp_path / f"{storage.ASIDE}{name}").symlink_to(target)
+    storage.sweep(tmp_path)
+    assert names(tmp_path) == {"elsewhere"}
+    assert names(tmp_path / "elsewhere") == {"a"}
+
+
 # Locks
 
 
@@ -199,6 +212,101 @@ def test_a_folder_in_which_no_lock_can_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EngramError, match=r"file is not writable: Not a directory"), storage.locked(tmp_path / "file"):
         pass
+
+
+def test_a_lock_is_not_made_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".lock").symlink_to(tmp_path / "outside")
+    with pytest.raises(EngramError, match="folder is not writable: "), storage.locked(tmp_path / "folder"):
+        pass
+    assert names(tmp_path) == {"folder"}
+
+
+# Files from outside
+
+
+def test_a_file_inside_a_folder_is_read_up_to_the_length_it_may_have(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_bytes(b"12345")
+    assert storage.read_inside(tmp_path, "a/b/file", 5) == b"12345"
+    assert storage.read_inside(tmp_path, "a/b/file", 1000) == b"12345"
+    with pytest.raises(DataError, match=r"^a/b/file is longer than the 4 bytes it may have\.$"):
+        storage.read_inside(tmp_path, "a/b/file", 4)
+
+
+@pytest.mark.parametrize("name", ["absent", "absent/file", "a/absent"])
+def test_a_file_that_is_missing_inside_a_folder_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError, match=f"^{name} is missing.$"):
+        storage.read_inside(tmp_path, name, 5)
+
+
+@pytest.mark.parametrize("link", ["a", "a/b", "a/b/file"])
+def test_no_link_inside_a_folder_is_followed(link: str, tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_bytes(b"12345")
+    (tmp_path / link).rename(tmp_path / "elsewhere")
+    (tmp_path / link).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"^a/b/file cannot be read: a link leads there\.$"):
+        storage.read_inside(tmp_path, "a/b/file", 5)
+
+
+def test_a_folder_may_itself_be_reached_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"1")
+    (tmp_path / "link").symlink_to("folder")
+    assert storage.read_inside(tmp_path / "link", "file", 1) == b"1"
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(DataError, match=f"^{name} is not a regular file.$"):
+            storage.read_inside(tmp_path, name, 5)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataError, match=r"^file/inside cannot be read: Not a directory\.$"):
+        storage.read_inside(tmp_path, "file/inside", 5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs a list of what is open")
+def test_reading_inside_a_folder_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_bytes(b"1")
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("a/file", "a/absent", "a", "absent/file"):
+        with contextlib.suppress(DataError):
+            storage.read_inside(tmp_path, name, 5)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_json_from_outside_is_read_as_any_other() -> None:
+    value = {"name": "Σ", "numbers": [0, -1.5, 1e300, 2**70], "none": None, "deep": {"list": [[True]]}}
+    assert storage.parse_json(json.dumps(value).encode(), "a.json") == value
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b'{"a": 1', "Expecting"),
+        (b"\xff\xfe{}", "codec can't decode"),
+        ('{"a": 1}'.encode("utf-16"), "codec can't decode"),
+        (b"[NaN]", "NaN is not a number of JSON"),
+        (b"[-Infinity]", "-Infinity is not a number of JSON"),
+        (b"[1e999]", "1e999 is not a number of JSON"),
+        (b"[" + b"9" * 5000 + b"]", "digits"),
+        (b'{"a": 1, "b": 2, "a": 1}', "a name is given twice"),
+        (b'["\\ud800"]', "surrogates not allowed"),
+        (b"[" * 33 + b"]" * 33, "it is nested 33 deep, which is more than 32"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, "it is nested 41 deep"),
+        (b"[" * 100_000, "it is nested too deeply"),
+        (b"[" * 100_000 + b"]" * 100_000, "it is nested too deeply"),
+    ],
+)
+def test_json_from_outside_is_taken_to_the_letter(content: bytes, reason: str) -> None:
+    with pytest.raises(DataError, match=rf"^a\.json cannot be read as JSON: .*{reason}"):
+        storage.parse_json(content, "a.json")
 
 
 # JSON
@@ -291,6 +399,27 @@ def test_a_damaged_file_of_tensors_is_named(keep: int, tmp_path: Path) -> None:
 def test_a_missing_file_of_tensors_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.safetensors cannot be read as safetensors: "):
         storage.load_tensors(tmp_path / "absent.safetensors")
+
+
+def test_tensors_are_read_from_content_as_from_a_file(tmp_path: Path) -> None:
+    storage.save_tensors(tmp_path / "a", TENSORS)
+    loaded = storage.parse_tensors((tmp_path / "a").read_bytes(), "a")
+    assert set(loaded) == set(TENSORS)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS.items())
+    with pytest.raises(DataError, match=r"^a cannot be read as safetensors: "):
+        storage.parse_tensors(b"{}", "a")
+
+
+def test_a_disk_that_takes_no_tensors_is_an_error_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        storage.save_tensors(tmp_path / "a", TENSORS)
+    assert names(tmp_path) == set()
 
 
 def test_a_checksum_is_the_digest_of_the_content(tmp_path: Path) -> None:

@@ -104,22 +104,22 @@ def read_json(path: Path) -> Any:
 
 
 def read_inside(folder: Path, name: str, most: int) -> bytes:
-    """The content of `name` (parts joined by /) in a folder: a regular file, through no link, of `most` bytes at most."""
+    """The content of `name`, its parts joined by /: a regular file in a folder, of `most` bytes, reached by no link."""
     try:
         descriptor = _open_inside(folder, name)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise DataError(f"{name} is not a regular file.")
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(min(found.st_size, most) + 1)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError as error:
         raise DataError(f"{name} is missing.") from error
     except OSError as error:
         reason = "a link leads there" if error.errno in (errno.ELOOP, errno.EMLINK) else error.strerror
         raise DataError(f"{name} cannot be read: {reason}.") from error
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise DataError(f"{name} is not a regular file.")
-        try:
-            content = file.read(min(found.st_size, most) + 1)
-        except OSError as error:
-            raise DataError(f"{name} cannot be read: {error.strerror}.") from error
     if len(content) > most:
         raise DataError(f"{name} is longer than the {most} bytes it may have.")
     return content
@@ -208,13 +208,15 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 def parse_tensors(content: bytes, name: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file by its content, or why it holds none."""
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
+    # What the library does not refuse itself, such as numbers torch has no type for, shows in one of the others.
+    errors = (SafetensorError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
     try:
         return load(content)
-    except Exception as error:  # the library has no one error for content that is not of its format
-        reason = str(error) or type(error).__name__
-        raise DataError(f"{name} cannot be read as safetensors: {reason}") from error
+    except errors as error:
+        raise DataError(f"{name} cannot be read as safetensors: {error!r}") from error
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:

@@ -24,7 +24,7 @@ SHORT: Mapping[str, dict[str, Any]] = {
     "digits": {
         **{"epochs": 20, "batch_size": 32, "schedule": "one-cycle", "rate": 0.2},
         **{"features_per_class": 100, "images_per_class": 10},
-        **{"adapter_width": 256, "adapter_batch": 32},
+        **{"adapter_width": 256, "adapter_steps": 400, "adapter_batch": 32},
     },
 }
 SHORT_DEFAULT = {"epochs": 10, "schedule": "one-cycle"}

@@ -40,11 +40,11 @@ def _greedy(points: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     # In float64: float32 inner products are too coarse to tell the candidates apart. All of them at once is fastest,
     # unless few are needed of many.
     gram = points @ points.T if len(points) <= min(LARGEST_GRAM, 16 * count) else None  # (n, n)
-    picks = np.empty(count, np.int64)
+    picks, products = np.empty(count, np.int64), np.empty(len(points))
     for k in range(count):
         best = scores.argmin()
         pick = (scores <= scores[best] + width[best]).argmax()  # the first of those that tie with the best
         picks[k] = pick
-        scores += points @ points[pick] if gram is None else gram[pick]
+        scores += np.dot(points, points[pick], out=products) if gram is None else gram[pick]
         scores[pick] = np.inf
     return picks

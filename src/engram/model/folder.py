@@ -1,0 +1,61 @@
+"""The folder of a model that is kept for years: a generation in use, and some earlier ones to go back to.
+
+MODEL/
+    .lock         held by whoever writes; readers take no lock
+    current.json  which generation is in use, and the SHA-256 of the manifest of every one there is
+    generations/  a folder per generation, never changed once it is there
+
+Everything that is read is reached from `current.json` by a chain of checksums, and is JSON or safetensors: nothing that
+is loaded can run code. Checksums find damage, not forgery: whoever can write the folder can write checksums too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from engram import storage
+from engram.errors import EngramError, UsageError
+from engram.model.generation import GENERATIONS
+from engram.model.reading import CURRENT, LOCK, Reader
+from engram.model.writing import Writer, disk_errors
+
+
+class ModelFolder(Reader):
+    """A model's folder: read by anyone at any time, changed by one at a time inside `with folder.writing()`."""
+
+    @contextmanager
+    def writing(self) -> Iterator[Writer]:
+        """Hold the folder, made if need be, for one writer, and sweep what killed ones left."""
+        storage.make_folder(self.path)
+        self._refuse_another_kind()
+        with ExitStack() as held:
+            with disk_errors(f"The folder {self.path} cannot be written to"):
+                held.enter_context(storage.locked(self.path))
+                writer = Writer(self.path)
+                writer.sweep()
+            yield writer
+
+    def verify(self) -> list[str]:
+        """What is wrong with the folder, a sentence each; none, if all of it is as it was saved.
+
+        What a killed writer left is no damage. It is swept first, if nobody is writing and the folder is writable.
+        """
+        left = []
+        asides = [*self.path.glob(f"{storage.ASIDE}*"), *(self.path / GENERATIONS).glob(f"{storage.ASIDE}*")]
+        if asides or self.unnamed():
+            try:
+                with storage.locked(self.path):
+                    Writer(self.path).sweep()
+            except EngramError:  # another is writing, or this one may not
+                pass
+            except OSError as error:
+                left = [f"What a killed writer left cannot be removed: {error}."]
+        return left + self.problems()
+
+    def _refuse_another_kind(self) -> None:
+        with os.scandir(self.path) as entries:
+            names = {entry.name for entry in entries if not entry.name.startswith(storage.ASIDE)} - {LOCK}
+        if names and not names & {CURRENT, GENERATIONS}:
+            raise UsageError(f"{self.path} holds something else ({min(names)}). Choose an empty or new folder.")

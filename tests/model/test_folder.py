@@ -1,0 +1,605 @@
+"""A model's folder holds what was published, forgets what it is told to, and loads nothing that is damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engram import storage
+from engram.errors import BusyError, DataError, EngramError, UsageError
+from engram.model import File, Manifest, ModelFolder, Writer
+from engram.model.manifest import Pointer
+from engram.model.sealed import LONGEST, seal
+
+
+def publish(writer: Writer, number: int = 1, **options: Any) -> Manifest:
+    """A generation that says its number in all its parts."""
+    fields: dict[str, Any] = {"action": "learn", "method": "m", "settings": {}, "classes": [f"class {number}"]}
+    return writer.publish({"weight": torch.tensor([number])}, **fields | options)
+
+
+def made(path: Path, generations: int = 1, **options: Any) -> ModelFolder:
+    """A model with so many generations."""
+    folder = ModelFolder(path)
+    with folder.writing() as writer:
+        for number in range(1, generations + 1):
+            publish(writer, number, **options)
+    return folder
+
+
+def weight(folder: ModelFolder, generation: int | None = None) -> int:
+    return int(folder.load(generation)[1]["weight"])
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
+
+def folders(path: Path) -> list[str]:
+    return sorted(each.name for each in (path / "generations").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # here no power fails; it would be most of the time
+
+
+# Publishing and loading
+
+
+def test_what_was_published_comes_back(tmp_path: Path) -> None:
+    tensors = {
+        "weight": torch.arange(6.0).reshape(2, 3) / 7,
+        "counts": torch.tensor([3, 1]),
+        "mask": torch.tensor([True, False]),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "empty": torch.empty(0, 5),
+    }
+    folder = ModelFolder(tmp_path / "models" / "flowers")
+    assert not folder.exists()
+    with folder.writing() as writer:
+        published = writer.publish(
+            tensors,
+            action="learn",
+            method="features",
+            settings={"rate": 0.1, "weights": None, "milestones": [1, 2]},
+            classes=["Σ", "façade"],
+            details={"size": [32, 32]},
+            record={"images": 40},
+        )
+    assert folder.exists()
+    manifest, loaded = folder.load()
+    assert manifest == published == folder.current()
+    assert (manifest.generation, manifest.parent, manifest.action, manifest.method) == (1, None, "learn", "features")
+    assert manifest.settings == {"rate": 0.1, "weights": None, "milestones": [1, 2]}
+    assert manifest.classes == ("Σ", "façade")
+    assert manifest.details == {"size": [32, 32]}
+    assert [(change.generation, change.action, change.details) for change in folder.history()] == [
+        (1, "learn", {"images": 40})
+    ]
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+    assert folder.verify() == []
+
+
+def test_a_model_is_these_files_and_no_others(tmp_path: Path) -> None:
+    made(tmp_path, 2)
+    assert tree(tmp_path).keys() == {
+        ".lock",
+        "current.json",
+        "generations/000001/manifest.json",
+        "generations/000001/learner.safetensors",
+        "generations/000002/manifest.json",
+        "generations/000002/learner.safetensors",
+    }
+
+
+def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
+    tensors = {"b": torch.arange(3.0), "a": torch.arange(2)}
+    for name, each in (("one", tensors), ("two", dict(reversed(tensors.items())))):
+        with ModelFolder(tmp_path / name).writing() as writer:
+            writer.publish(each, action="learn", method="m", settings={}, classes=[])
+    one, two = (tree(tmp_path / name)["generations/000001/learner.safetensors"] for name in ("one", "two"))
+    assert one == two
+
+
+def test_every_generation_knows_all_that_were_made_and_which_it_was_made_from(tmp_path: Path) -> None:
+    folder = made(tmp_path, 4, keep=2)
+    assert [change.generation for change in folder.history()] == [1, 2, 3, 4]
+    assert folder.current().parent == 3
+    assert folder.current().history == folder.history()
+
+
+def test_the_last_generations_are_kept(tmp_path: Path) -> None:
+    folder = made(tmp_path, 8)
+    assert folder.generations() == [4, 5, 6, 7, 8]
+    assert folders(tmp_path) == ["000004", "000005", "000006", "000007", "000008"]
+    assert [weight(folder, number) for number in (4, 8)] == [4, 8]
+    with folder.writing() as writer:
+        publish(writer, 9, keep=1)
+    assert folders(tmp_path) == ["000009"]
+    with folder.writing() as writer, pytest.raises(UsageError, match="keeps 1 generation at least, not 0"):
+        publish(writer, keep=0)
+
+
+def test_going_back_and_on_again(tmp_path: Path) -> None:
+    folder = made(tmp_path, 5)
+    with folder.writing() as writer:
+        assert writer.use(2).generation == 2
+        assert weight(folder) == 2
+        assert folder.generations() == [1, 2, 3, 4, 5]
+        assert [change.generation for change in folder.history()] == [1, 2, 3, 4, 5]
+        assert folder.verify() == []
+        on = publish(writer, 6, keep=3)
+    assert (on.generation, on.parent) == (6, 2)
+    assert [change.generation for change in on.history] == [1, 2, 3, 4, 5, 6]
+    assert folder.generations() == [2, 5, 6]  # what one went back to is worth more than what one left
+    assert folder.verify() == []
+
+
+def test_a_generation_that_is_not_there_cannot_be_loaded_or_used(tmp_path: Path) -> None:
+    folder = made(tmp_path, 3, keep=2)
+    for number in (0, 1, 4, -1):
+        with pytest.raises(UsageError, match=f"There is no generation {number} in {tmp_path}. There are: 2, 3."):
+            folder.load(number)
+        with folder.writing() as writer, pytest.raises(UsageError, match=f"There is no generation {number} in"):
+            writer.use(number)
+
+
+def test_where_no_model_is_that_is_said(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "my flowers")
+    for read in (folder.load, folder.current, folder.history, folder.generations):
+        with pytest.raises(
+            DataError, match=r"There is no model in .*\. Make one with: engram learn '.*my flowers' FOLD"
+        ):
+            read()
+    assert folder.verify() == [f"There is no model in {folder.path}."]
+    assert not folder.path.exists()
+    with folder.writing() as writer, pytest.raises(DataError, match="There is no model in"):
+        writer.use(1)
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").write_text("")
+    with (
+        pytest.raises(UsageError, match=r"holds something else \(holiday.jpg\). Choose an empty or new folder."),
+        ModelFolder(tmp_path).writing(),
+    ):
+        pass
+    assert ModelFolder(tmp_path).verify() == [f"There is no model in {tmp_path}."]
+    assert tree(tmp_path).keys() == {"holiday.jpg"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"settings": {"rate": float("nan")}},
+        {"settings": {"group": {"rate": 1}}},
+        {"details": {"tensor": torch.ones(1)}},
+        {"details": {"half a character": "\ud800"}},
+        {"record": {"deep": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]}},
+        {"details": {"long": "x" * LONGEST}},
+        {"classes": ["a", "a"]},
+        {"classes": [1]},
+        {"action": None},
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(wrong: dict[str, Any], tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    before = tree(tmp_path)
+    with folder.writing() as writer, pytest.raises(UsageError, match=r"This cannot be kept with a model\. "):
+        publish(writer, 2, **wrong)
+    assert tree(tmp_path) == before
+
+
+# Forgetting
+
+
+def test_a_generation_published_alone_leaves_no_byte_of_the_others(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path)
+    secret = torch.arange(100, 164, dtype=torch.uint8)
+    with folder.writing() as writer:
+        for name in ("anna", "berta"):
+            fields: dict[str, Any] = {"classes": [name], "details": {"of": name}, "record": {"learned": [name]}}
+            writer.publish({name: secret}, action="learn", method="m", settings={"for": name}, **fields)
+        writer.use(1)
+        kept = {"rest": torch.zeros(3)}
+        writer.publish(kept, action="forget", method="m", settings={}, classes=["carla"], record={"n": 1}, alone=True)
+        publish(writer, 4)
+    assert folder.generations() == [3, 4]
+    for name, content in tree(tmp_path).items():
+        for trace in (b"anna", b"berta", secret.numpy().tobytes()[:8]):
+            assert trace not in content, name
+    entries = [(change.generation, change.action, change.details) for change in folder.history()]
+    assert entries == [(1, "learn", {}), (2, "learn", {}), (3, "forget", {"n": 1}), (4, "learn", {})]
+    assert folder.verify() == []
+
+
+def test_what_cannot_be_removed_is_said_and_removed_by_the_next_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path, 2)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with folder.writing() as writer:
+        monkeypatch.setattr(storage, "remove", refuse)
+        with pytest.raises(
+            EngramError, match=r"was changed, but .* cannot be removed: Permission denied. .* engram veri"
+        ):
+            publish(writer, 3, alone=True)
+    assert weight(folder) == 3
+    assert folder.verify()[0].startswith("What a killed writer left cannot be removed: ")
+    monkeypatch.undo()
+    assert folder.verify() == []
+    assert folders(tmp_path) == ["000003"]
+
+
+# Two at once
+
+
+def test_a_second_writer_is_refused_and_readers_are_not(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    with folder.writing():
+        with pytest.raises(BusyError, match=f"Another process is working in {tmp_path}"), folder.writing():
+            pytest.fail("both write")
+        assert weight(folder) == 1
+        (tmp_path / f"{storage.ASIDE}of-the-writer").write_text("half")
+        (tmp_path / "generations" / "000002").mkdir()
+        assert folder.verify() == []  # what the writer is about is no damage
+        assert (tmp_path / f"{storage.ASIDE}of-the-writer").exists()
+        assert folders(tmp_path) == ["000001", "000002"]
+
+
+def test_what_a_killed_writer_left_is_swept_by_verify_and_by_the_next_writer(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    whole = tree(tmp_path)
+
+    def litter() -> None:
+        for place in (tmp_path, tmp_path / "generations"):
+            (place / f"{storage.ASIDE}half").mkdir()
+            (place / f"{storage.ASIDE}half" / "learner.safetensors").write_text("half")
+        shutil.copytree(tmp_path / "generations" / "000001", tmp_path / "generations" / "000002")
+
+    litter()
+    assert folder.verify() == []
+    assert tree(tmp_path) == whole and folders(tmp_path) == ["000001"]
+    litter()
+    with folder.writing():
+        assert tree(tmp_path) == whole and folders(tmp_path) == ["000001"]
+
+
+def test_a_reader_begins_again_when_a_writer_took_away_what_it_was_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path)
+    read_inside, overtaken = storage.read_inside, []
+
+    def overtake(path: Path, name: str, most: int) -> bytes:
+        if name.endswith("learner.safetensors") and len(overtaken) < 3:
+            overtaken.append(name)
+            with monkeypatch.context() as plain, folder.writing() as writer:
+                plain.setattr(storage, "read_inside", read_inside)
+                publish(writer, len(overtaken) + 1, alone=True)
+        return read_inside(path, name, most)
+
+    monkeypatch.setattr(storage, "read_inside", overtake)
+    assert weight(folder) == 4
+    assert [name.split("/")[1] for name in overtaken] == ["000001", "000002", "000003"]
+
+
+def test_a_reader_that_is_always_overtaken_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path)
+    changes = iter(range(1000))
+    monkeypatch.setattr(folder, "_content", lambda: str(next(changes)))
+    (tmp_path / "generations" / "000001" / "learner.safetensors").unlink()
+    with pytest.raises(BusyError, match=r"is changed faster than it can be read\. Try again\."):
+        folder.load()
+
+
+# Damage
+
+FILES = ("current.json", "generations/000002/manifest.json", "generations/000002/learner.safetensors")
+
+
+def refused(folder: ModelFolder, name: str) -> None:
+    """Make sure that verifying names the file, and that nobody loads the generation in use."""
+    problems = folder.verify()
+    assert any(problem.startswith(name) for problem in problems), problems
+    with pytest.raises(DataError, match=f"The model {folder.path} is damaged: {name}"):
+        folder.load()
+
+
+def test_every_changed_byte_is_found_and_refused(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    whole = tree(tmp_path)
+    for name in ("current.json", "generations/000001/manifest.json", "generations/000001/learner.safetensors"):
+        path, content = tmp_path / name, whole[name]
+        for position, byte in enumerate(content):
+            path.write_bytes(content[:position] + bytes([byte ^ 1]) + content[position + 1 :])
+            assert folder.verify(), (name, position)
+            with pytest.raises(DataError):
+                folder.load()
+        path.write_bytes(content)
+    assert folder.verify() == []
+    assert tree(tmp_path) == whole
+
+
+def cut(length: float) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(path.read_bytes()[: int(length * path.stat().st_size)])
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "removed": Path.unlink,
+    "emptied": cut(0),
+    "cut in the middle": cut(0.5),
+    "cut at the end": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+    "doubled": lambda path: path.write_bytes(2 * path.read_bytes()),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a link to itself": lambda path: (path.unlink(), path.symlink_to(path.name)),
+    "a link to nothing": lambda path: (path.unlink(), path.symlink_to("absent")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_every_damaged_file_is_found_and_refused(name: str, damage: str, tmp_path: Path) -> None:
+    folder = made(tmp_path, 2)
+    DAMAGES[damage](tmp_path / name)
+    refused(folder, name)
+    assert folders(tmp_path) == ["000001", "000002"]  # nothing is swept that might matter
+
+
+@pytest.mark.parametrize("name", [*FILES, "generations/000002", "generations"])
+def test_a_link_is_refused_even_to_the_very_same_content(name: str, tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", 2)
+    (folder.path / name).rename(tmp_path / "elsewhere")
+    (folder.path / name).symlink_to(tmp_path / "elsewhere")
+    assert any("a link leads there" in problem for problem in folder.verify())
+    with pytest.raises(DataError, match="a link leads there"):
+        folder.load()
+
+
+def test_a_model_reached_by_a_link_is_a_model(tmp_path: Path) -> None:
+    made(tmp_path / "model")
+    (tmp_path / "link").symlink_to("model")
+    assert weight(ModelFolder(tmp_path / "link")) == 1
+    assert ModelFolder(tmp_path / "link").verify() == []
+
+
+def test_no_writer_follows_a_link_out_of_the_folder(tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", 2)
+    (folder.path / "generations").rename(tmp_path / "elsewhere")
+    (folder.path / "generations").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / f"{storage.ASIDE}theirs").mkdir()
+    (tmp_path / "elsewhere" / "000007").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    folder.verify()
+    with folder.writing() as writer:
+        with pytest.raises(DataError, match="generations is a link"):
+            publish(writer, 3)
+        with pytest.raises(DataError):
+            writer.use(1)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "learner.safetensors"])
+def test_files_of_two_generations_that_changed_places_are_found(name: str, tmp_path: Path) -> None:
+    folder = made(tmp_path, 2)
+    one, two = (tmp_path / "generations" / number / name for number in ("000001", "000002"))
+    os.rename(one, tmp_path / "third")
+    os.rename(two, one)
+    os.rename(tmp_path / "third", two)
+    refused(folder, f"generations/000002/{name}")
+    assert len(folder.verify()) == 2
+    with pytest.raises(DataError, match=r"No generation of it is whole\. Restore the folder from a copy\."):
+        folder.load(1)
+
+
+def test_a_whole_generation_of_another_model_is_found(tmp_path: Path) -> None:
+    folder, another = made(tmp_path / "model", 2), made(tmp_path / "another", 2, method="another")
+    shutil.rmtree(folder.path / "generations" / "000002")
+    shutil.copytree(another.path / "generations" / "000002", folder.path / "generations" / "000002")
+    refused(folder, "generations/000002/manifest.json was changed: it is another manifest than the one that was saved")
+
+
+def test_a_whole_generation_in_the_place_of_another_is_found(tmp_path: Path) -> None:
+    folder = made(tmp_path, 2)
+    shutil.rmtree(tmp_path / "generations" / "000002")
+    shutil.copytree(tmp_path / "generations" / "000001", tmp_path / "generations" / "000002")
+    refused(folder, "generations/000002/manifest.json")
+    (tmp_path / "current.json").unlink()  # and without it, by its own number
+    assert "generations/000002/manifest.json is the manifest of generation 1." in folder.verify()
+
+
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "generations/notes.txt", "generations/1", "generations/0000003", "generations/000002/.hidden"]
+)
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_does_not_belong_is_named(name: str, folder: bool, tmp_path: Path) -> None:
+    model = made(tmp_path, 2)
+    (tmp_path / name).mkdir() if folder else (tmp_path / name).write_text("")
+    assert model.verify() == [f"{name} does not belong to the model. Remove it."]
+    if name.startswith("generations/000002"):
+        with pytest.raises(DataError, match="does not belong to the model"):
+            model.load()
+    assert weight(model, 1) == 1
+    assert (tmp_path / name).exists()
+
+
+def test_a_lock_that_is_no_lock_is_named_and_leads_nowhere(tmp_path: Path) -> None:
+    folder = made(tmp_path / "model")
+    (folder.path / ".lock").write_text("hidden")
+    assert folder.verify() == [".lock is not an empty file. Remove it."]
+    (folder.path / ".lock").unlink()
+    (folder.path / ".lock").symlink_to(tmp_path / "outside")
+    assert folder.verify() == [".lock is not an empty file. Remove it."]
+    with pytest.raises(EngramError, match="is not writable"), folder.writing():
+        pass
+    assert not (tmp_path / "outside").exists()
+
+
+def test_several_problems_are_all_named(tmp_path: Path) -> None:
+    folder = made(tmp_path, 3)
+    (tmp_path / "generations" / "000001" / "manifest.json").unlink()
+    (tmp_path / "generations" / "000002" / "learner.safetensors").unlink()
+    (tmp_path / "generations" / "000002" / "extra").write_text("")
+    shutil.rmtree(tmp_path / "generations" / "000003")
+    assert folder.verify() == [
+        "generations/000001/manifest.json is missing.",
+        "generations/000002/learner.safetensors is missing.",
+        "generations/000002/extra does not belong to the model. Remove it.",
+        "generations/000003/manifest.json is missing.",
+    ]
+
+
+def test_damage_is_said_with_the_way_back(tmp_path: Path) -> None:
+    folder = made(tmp_path / "my model", 3)
+    (folder.path / "generations" / "000003" / "learner.safetensors").write_bytes(b"")
+    command = f"engram rollback '{folder.path}' --to 2"
+    with pytest.raises(DataError, match=r"was cut short: it has 0 of \d+ bytes. Generation 2 is whole") as raised:
+        folder.load()
+    assert str(raised.value).endswith(command)
+    with folder.writing() as writer:
+        with pytest.raises(DataError, match="Generation 2 is whole"):
+            writer.use(3)
+        assert folder.pointer().current == 3
+        writer.use(2)
+    assert weight(folder) == 2
+    assert folder.verify() == ["generations/000003/learner.safetensors was cut short: it has 0 of 80 bytes."]
+    with folder.writing() as writer:
+        assert publish(writer, 4, keep=2).generation == 4
+    assert folder.generations() == [2, 4]
+    assert folder.verify() == []
+
+
+@pytest.mark.parametrize("damage", ["removed", "emptied", "doubled", "a pipe", "a link to nothing"])
+def test_a_damaged_pointer_is_mended_by_going_back(damage: str, tmp_path: Path) -> None:
+    folder = made(tmp_path, 4)
+    (tmp_path / "generations" / "000004" / "learner.safetensors").write_bytes(b"")
+    (tmp_path / "generations" / "000002" / "manifest.json").write_bytes(b"")
+    DAMAGES[damage](tmp_path / "current.json")
+    assert folder.exists()
+    with pytest.raises(DataError, match=r"Generation 3 is whole\. Go back to it with: engram rollback .* --to 3"):
+        folder.load()
+    with folder.writing() as writer:
+        with pytest.raises(DataError, match=r"is damaged: current\.json"):
+            publish(writer, 5)
+        assert folders(tmp_path) == ["000001", "000002", "000003", "000004"]
+        writer.use(3)
+    assert weight(folder) == 3
+    assert folder.generations() == [1, 3, 4]
+    assert [change.generation for change in folder.history()] == [1, 2, 3, 4]
+    assert folder.verify() == ["generations/000004/learner.safetensors was cut short: it has 0 of 80 bytes."]
+
+
+def test_a_history_that_is_damaged_goes_on_from_what_can_be_read(tmp_path: Path) -> None:
+    folder = made(tmp_path, 3)
+    (tmp_path / "generations" / "000003" / "manifest.json").write_bytes(b"")
+    assert [change.generation for change in folder.history()] == [1, 2]
+    for number in ("000001", "000002"):
+        (tmp_path / "generations" / number / "manifest.json").write_bytes(b"")
+    with pytest.raises(DataError, match=r"generations/000003/manifest\.json was changed"):
+        folder.history()
+    with folder.writing() as writer:
+        assert [change.generation for change in publish(writer, 4).history] == [4]
+
+
+def rewritten(folder: ModelFolder, files: dict[str, bytes]) -> None:
+    """Write files with checksums that are right all along the chain, as a forger would."""
+    place = folder.path / "generations" / "000001"
+    manifest = folder.current()
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+        if name == "learner.safetensors":
+            saved = {name: File(hashlib.sha256(content).hexdigest(), len(content))}
+            (place / "manifest.json").write_bytes(dataclasses.replace(manifest, files=saved).sealed())
+    digest = hashlib.sha256((place / "manifest.json").read_bytes()).hexdigest()
+    (folder.path / "current.json").write_bytes(Pointer(current=1, generations={1: digest}).sealed())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80\x04}q\x00.",  # a pickle
+        b"\xff" * 8 + b"{}",
+        b'\x3e\x00\x00\x00\x00\x00\x00\x00{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'.ljust(70),
+        (b'{"a":{"dtype":"F8_E8M0","shape":[8],"data_offsets":[0,8]}}', b"12345678"),
+        (b'{"a":{"dtype":"F32","shape":[0,9223372036854775807,9],"data_offsets":[0,0]}}', b""),
+        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234"),
+        (b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}", b""),
+    ],
+)
+def test_tensors_that_cannot_be_read_are_refused_though_their_checksum_is_right(
+    content: bytes | tuple[bytes, bytes], tmp_path: Path
+) -> None:
+    folder = made(tmp_path)
+    if isinstance(content, tuple):
+        content = len(content[0]).to_bytes(8, "little") + content[0] + content[1]
+    rewritten(folder, {"learner.safetensors": content})
+    assert folder.verify()[0].startswith("generations/000001/learner.safetensors cannot be read as safetensors: ")
+    with pytest.raises(DataError, match="cannot be read as safetensors: "):
+        folder.load()
+
+
+@pytest.mark.parametrize("nonsense", [{}, {"schema": 1}, {"schema": 1, "deep": [[[[[[1]]]]]]}, {"schema": "one"}])
+def test_a_manifest_that_says_nonsense_is_refused_though_its_checksum_is_right(
+    nonsense: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = made(tmp_path)
+    rewritten(folder, {"manifest.json": seal({"a": 1, **nonsense})})
+    refused(folder, "generations/000001/manifest.json")
+
+
+def test_a_file_of_json_that_is_too_long_is_not_even_read(tmp_path: Path) -> None:
+    folder = made(tmp_path, 2)
+    os.truncate(tmp_path / "current.json", 2**40)
+    refused(folder, "current.json")
+    assert folder.verify()[0] == f"current.json is longer than the {LONGEST} bytes it may have."
+
+
+# Other versions
+
+
+def test_a_model_of_a_newer_engram_is_neither_read_nor_changed(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    (tmp_path / "current.json").write_bytes(seal({"schema": 2, "engram": "9.0.0", "anything": 1}))
+    (tmp_path / "generations" / "000009").mkdir()
+    before = tree(tmp_path)
+    sentence = r"current.json has schema 2, written by engram 9\.0\.0; engram .* reads schema 1\. Update engram"
+    assert len(folder.verify()) == 1
+    for read in (folder.load, folder.current, folder.history):
+        with pytest.raises(DataError, match=f"The model {tmp_path} cannot be read: {sentence}"):
+            read()
+    with folder.writing() as writer:
+        with pytest.raises(DataError, match=sentence):
+            publish(writer, 2)
+        with pytest.raises(DataError, match=sentence):
+            writer.use(1)
+    assert tree(tmp_path) == before
+    assert folders(tmp_path) == ["000001", "000009"]
+
+
+def test_a_generation_of_a_newer_engram_is_told_from_damage(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    rewritten(folder, {"manifest.json": seal({"schema": 2, "engram": "9.0.0"})})
+    with pytest.raises(
+        DataError, match=r"cannot be read: generations/000001/manifest.json has schema 2, written by en"
+    ):
+        folder.load()
+    assert "Update engram" in folder.verify()[0]

@@ -1,0 +1,473 @@
+"""A model's folder holds the old model or the new one, whoever is killed when and whatever the disk refuses.
+
+Run as a program, this file is a process that does what it is asked to in a fork of itself, one after another: a process
+to kill then costs no second import of torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engram import storage
+from engram.errors import EngramError
+from engram.model import Manifest, ModelFolder, Writer
+
+KILLS = 30
+NOBODY = 65534
+
+
+def publish(writer: Writer, number: int, **options: Any) -> Manifest:
+    """A generation that says its number in all its parts."""
+    fields: dict[str, Any] = {
+        "action": "learn",
+        "method": "m",
+        "settings": {"n": number},
+        "classes": [f"class {number}"],
+    }
+    return writer.publish({"weight": torch.full((50,), number)}, **fields, **options)
+
+
+def made(path: Path, generations: int) -> ModelFolder:
+    folder = ModelFolder(path)
+    with folder.writing() as writer:
+        for number in range(1, generations + 1):
+            publish(writer, number)
+    return folder
+
+
+def whole_number(folder: ModelFolder) -> int:
+    """The number of the generation in use, after making sure that all its parts are of it."""
+    manifest, tensors = folder.load()
+    assert manifest.classes == (f"class {manifest.generation}",)
+    assert manifest.settings == {"n": manifest.generation}
+    assert tensors["weight"].tolist() == [manifest.generation] * 50
+    return manifest.generation
+
+
+def entries(path: Path) -> dict[str, bytes | None]:
+    """Every file with its content, and every folder."""
+    return {str(each.relative_to(path)): each.read_bytes() if each.is_file() else None for each in path.rglob("*")}
+
+
+def assert_tidy(folder: ModelFolder) -> None:
+    """All is as it was saved, and nothing else is there."""
+    assert folder.verify() == []
+    files = ("manifest.json", "learner.safetensors")
+    places = [f"generations/{number:06d}" for number in folder.generations()]
+    expected = [
+        ".lock",
+        "current.json",
+        "generations",
+        *places,
+        *(f"{place}/{file}" for place in places for file in files),
+    ]
+    assert sorted(entries(folder.path)) == sorted(expected)
+
+
+# What the other process can be asked to do.
+
+
+def publish_until_killed(path: str) -> None:
+    while True:
+        with ModelFolder(Path(path)).writing() as writer:
+            number = max(writer.generations(), default=0) + 1 if writer.exists() else 1
+            publish(writer, number, keep=2, alone=number % 5 == 0)
+        print(number, flush=True)
+
+
+def publish_and_die_at(path: str, number: int, step: int, alone: bool) -> None:
+    """Publish, but with SIGKILL before the given one of all steps that open, rename, make or remove something."""
+    steps = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal steps
+        removal = event in ("os.remove", "os.rmdir")  # by names relative to a folder that is open
+        if removal or (event in ("open", "os.rename", "os.mkdir") and str(arguments[0]).startswith(path)):
+            steps += 1
+            if steps == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with ModelFolder(Path(path)).writing() as writer:
+        sys.addaudithook(hook)
+        publish(writer, number, keep=2, alone=alone)
+
+
+def read_until(path: str, stop: str) -> None:
+    reads = 0
+    while not Path(stop).exists():
+        whole_number(ModelFolder(Path(path)))
+        assert ModelFolder(Path(path)).verify() == []
+        reads += 1
+    print(reads, flush=True)
+
+
+def publish_with_little_room(path: str, room: int) -> None:
+    """Publish where no file can be longer than `room`; says what the error says."""
+    with ModelFolder(Path(path)).writing() as writer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        try:
+            publish(writer, 2)
+        except EngramError as error:
+            print(error, flush=True)
+
+
+def look_without_rights(path: str) -> None:
+    """Load and verify as someone who may only read."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    folder = ModelFolder(Path(path))
+    try:
+        with folder.writing():
+            print("it could be written to", flush=True)
+    except EngramError as error:
+        print(type(error).__name__, "not writable" in str(error), flush=True)
+    print(whole_number(folder), folder.verify(), flush=True)
+
+
+def serve() -> None:
+    """Do what each line says in a fork, which prints its number first; say how it ended."""
+    with tempfile.TemporaryDirectory() as place:  # a fork that gave up its rights may not be able to import anything
+        made(Path(place), 1).load()
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            print(os.getpid(), flush=True)
+            try:
+                globals()[name](*arguments)
+            except BaseException:
+                traceback.print_exc(file=sys.stdout)
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        print(f"ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
+
+
+class Other:
+    """The other process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def start(self, task: Callable[..., None], *arguments: Any) -> int:
+        """Begin a task; gives the number of the process that does it."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps([task.__name__, [str(a) if isinstance(a, Path) else a for a in arguments]]))
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def end(self) -> tuple[list[str], int]:
+        """Wait for its end; gives what it printed and its exit code."""
+        assert self.process.stdout is not None
+        lines: list[str] = []
+        while not (line := self.process.stdout.readline()).startswith("ended "):
+            assert line, "the other process is gone"
+            lines.append(line.rstrip("\n"))
+        return lines, int(line.split()[1])
+
+    def do(self, task: Callable[..., None], *arguments: Any) -> tuple[list[str], int]:
+        self.start(task, *arguments)
+        return self.end()
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Other]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__]
+    with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True) as process:
+        yield Other(process)
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A model of two generations to copy, which is quicker than to make one."""
+    return made(tmp_path_factory.mktemp("models") / "template", 2)
+
+
+def copied(template: ModelFolder, path: Path) -> ModelFolder:
+    shutil.copytree(template.path, path)
+    return ModelFolder(path)
+
+
+# Kills
+
+
+def seconds_to_publish(path: Path) -> float:
+    start = time.perf_counter()
+    made(path, 5)
+    return (time.perf_counter() - start) / 5
+
+
+def test_thirty_kills_at_any_moment_leave_the_old_model_or_the_new_one(other: Other, tmp_path: Path) -> None:
+    folder, draws, last, littered = made(tmp_path / "killed", 1), random.Random(0), 1, 0
+    pace = seconds_to_publish(tmp_path / "measured")
+    for _ in range(KILLS):
+        process = other.start(publish_until_killed, tmp_path / "killed")
+        time.sleep(draws.uniform(0, 4 * pace))
+        os.kill(process, signal.SIGKILL)
+        printed, code = other.end()
+        assert code == -signal.SIGKILL, printed
+        last = int(printed[-1]) if printed else last
+        littered += any(storage.ASIDE in name for name in entries(folder.path))
+        assert whole_number(folder) in (last, last + 1)
+        assert_tidy(folder)
+        last = whole_number(folder)
+    assert littered >= 3, "no kill hit a writer at work"
+    assert last > 5, "no writer came to an end"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_kill_before_any_step_leaves_the_old_model_or_the_new_one(
+    alone: bool, other: Other, template: ModelFolder, tmp_path: Path
+) -> None:
+    outcomes = []
+    for step in range(1, 100):
+        path = tmp_path / str(step)
+        folder = copied(template, path)
+        printed, code = other.do(publish_and_die_at, path, 3, step, alone)
+        if code == 0:
+            break
+        assert printed == []
+        number = whole_number(folder)  # before anything is swept
+        assert_tidy(folder)
+        assert whole_number(folder) == number
+        assert folder.generations() == ([1, 2] if number == 2 else [3] if alone else [2, 3])
+        if number == 3 and alone:
+            assert not any(b"class 1" in (content or b"") for content in entries(path).values())
+        outcomes.append(number)
+    assert whole_number(folder) == 3
+    assert outcomes == sorted(outcomes)  # old up to a point, new from there on
+    assert outcomes.count(2) >= 8 and outcomes.count(3) >= 3
+
+
+def test_a_kill_in_the_first_publication_leaves_no_model_and_a_folder_for_one(other: Other, tmp_path: Path) -> None:
+    outcomes = []
+    for step in range(1, 100):
+        path = tmp_path / str(step)
+        folder = ModelFolder(path)
+        if other.do(publish_and_die_at, path, 1, step, False)[1] == 0:
+            break
+        outcomes.append(folder.exists())
+        problems = folder.verify()
+        assert (problems == []) == folder.exists()
+        assert not [name for name in entries(path) if storage.ASIDE in name]
+        with folder.writing() as writer:
+            publish(writer, 2 if folder.exists() else 1)
+        assert_tidy(folder)
+    assert outcomes == sorted(outcomes) and not outcomes[0] and len(outcomes) >= 8
+
+
+# Readers
+
+
+def test_a_reader_never_sees_a_mixture_or_an_error_while_fifty_generations_are_published(
+    other: Other, tmp_path: Path
+) -> None:
+    folder = made(tmp_path / "model", 1)
+    other.start(read_until, folder.path, tmp_path / "stop")
+    with folder.writing() as writer:
+        for number in range(2, 52):
+            publish(writer, number, keep=2, alone=number % 7 == 0)
+    (tmp_path / "stop").touch()
+    printed, code = other.end()
+    assert code == 0 and len(printed) == 1 and int(printed[0]) > 10, printed
+
+
+def test_who_may_only_read_can_load_and_verify(other: Other) -> None:
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to other users
+        os.chmod(place, 0o755)
+        path = Path(place) / "model"
+        made(path, 2)
+        (path / "generations" / f"{storage.ASIDE}left").mkdir()
+        (path / "generations" / "000003").mkdir()
+        parts = [path, *path.rglob("*")]
+        for each in parts:
+            each.chmod(0o555 if each.is_dir() else 0o444)
+        before = entries(path)
+        try:
+            assert other.do(look_without_rights, path) == (["EngramError True", "2 []"], 0)
+            assert entries(path) == before
+        finally:
+            for each in parts:
+                each.chmod(0o755)
+
+
+# Disks
+
+
+class Failing:
+    """A function that fails when it is called for the n-th time, and then no more or from then on."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        number: int,
+        code: int,
+        concerns: Callable[..., bool],
+        *,
+        forever: bool = False,
+    ) -> None:
+        self.function, self.left, self.code, self.concerns, self.forever = function, number, code, concerns, forever
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if self.concerns(*arguments, **options):
+            self.left -= 1
+            if self.left == 0 or (self.left < 0 and self.forever):
+                raise OSError(self.code, os.strerror(self.code))
+        return self.function(*arguments, **options)
+
+
+def always(*arguments: Any, **options: Any) -> bool:
+    return True
+
+
+def to_write(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> bool:
+    return "w" in mode
+
+
+STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+    "sync": (os, "fsync", always),
+    "replace": (os, "replace", always),
+    "rename": (os, "rename", always),
+    "make a folder": (os, "mkdir", always),
+    "open to write": (io, "open", to_write),
+    "change the mode": (os, "chmod", always),
+    "remove": (storage, "remove", always),
+}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_the_disk_refuses_leaves_the_old_model_and_no_litter(
+    step: str, code: int, template: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, name, concerns = STEPS[step]
+    errors = 0
+    for number in range(1, 100):
+        folder = copied(template, tmp_path / str(number))
+        before = entries(folder.path)
+        with folder.writing() as writer:
+            failing = Failing(getattr(place, name), number, code, concerns)
+            with monkeypatch.context() as patched:
+                patched.setattr(place, name, failing)
+                try:
+                    publish(writer, 3, keep=2)
+                except EngramError as error:
+                    errors += 1
+                    expected = f"The model {folder.path} could not be saved: {os.strerror(code)}. Nothing of it was cha"
+                    assert str(error).startswith(expected)
+                    assert entries(folder.path) == before
+                else:
+                    assert whole_number(folder) == 3  # only what is no longer needed was not removed
+        assert_tidy(folder)
+        if failing.left > 0:
+            break
+    assert whole_number(folder) == 3
+    assert errors >= {"sync": 8, "replace": 2, "change the mode": 1, "remove": 0}.get(step, 1)
+
+
+def test_going_back_that_the_disk_refuses_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path, 2)
+    before = entries(tmp_path)
+    for number in (1, 2):
+        with folder.writing() as writer:
+            monkeypatch.setattr(os, "fsync", Failing(os.fsync, number, errno.EIO, always))
+            with pytest.raises(
+                EngramError, match=r"could not be changed: Input/output error\. Nothing of it was changed"
+            ):
+                writer.use(1)
+            monkeypatch.undo()
+        assert entries(tmp_path) == before
+
+
+def test_a_disk_that_refuses_everything_from_some_step_on_leaves_one_model_or_the_other_and_says_which(
+    template: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    for number in range(1, 13):
+        folder = copied(template, tmp_path / str(number))
+        failing = Failing(os.fsync, number, errno.EIO, always, forever=True)
+        with folder.writing() as writer:
+            monkeypatch.setattr(os, "fsync", failing)
+            try:
+                publish(writer, 3)
+            except EngramError as error:
+                seen.append((whole_number(folder), "Nothing of it was changed." in str(error)))
+            monkeypatch.undo()
+        assert_tidy(folder)
+    assert set(seen) == {(2, True), (3, False)}
+
+
+@pytest.mark.parametrize("room", [0, 100, 500])
+def test_a_disk_on_which_a_file_does_not_fit_leaves_the_old_model_and_no_litter(
+    room: int, other: Other, tmp_path: Path
+) -> None:
+    folder = made(tmp_path, 1)
+    before = entries(tmp_path)
+    printed, code = other.do(publish_with_little_room, tmp_path, room)
+    assert code == 0 and len(printed) == 1
+    assert printed[0].startswith(f"The model {tmp_path} could not be saved: ") and "File too large" in printed[0]
+    assert entries(tmp_path) == before
+    assert_tidy(folder)
+
+
+def test_a_first_publication_that_fails_leaves_a_folder_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 100):
+        folder = ModelFolder(tmp_path / str(number))
+        with folder.writing() as writer:
+            failing = Failing(os.fsync, number, errno.ENOSPC, always)
+            monkeypatch.setattr(os, "fsync", failing)
+            try:
+                publish(writer, 1)
+            except EngramError:
+                assert not folder.exists()
+                publish(writer, 1)
+            monkeypatch.undo()
+        assert whole_number(folder) == 1
+        assert_tidy(folder)
+        if failing.left > 0:
+            break
+    assert number > 8
+
+
+def test_an_interruption_from_the_keyboard_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path, 1)
+    before = entries(tmp_path)
+
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with folder.writing() as writer:
+        monkeypatch.setattr(storage, "sync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            publish(writer, 2)
+        monkeypatch.undo()
+    assert entries(tmp_path) == before
+
+
+if __name__ == "__main__":
+    serve()

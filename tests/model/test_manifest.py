@@ -1,0 +1,219 @@
+"""What the JSON files of a model say is taken to the letter or refused with a sentence."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engram.errors import DataError
+from engram.model import Manifest
+from engram.model.manifest import NewerError, Pointer
+from engram.model.sealed import seal, unseal
+
+DIGEST = "0123456789abcdef" * 4
+WHOLE: dict[str, Any] = {
+    "schema": 1,
+    "generation": 3,
+    "parent": 1,
+    "created": "2026-01-31T12:00:00Z",
+    "engram": "0.1.0",
+    "action": "learn",
+    "method": "features",
+    "settings": {"rate": 0.1, "weights": None, "milestones": [1, 2], "cosine": True},
+    "classes": ["façade", "Σ"],
+    "history": [
+        {"generation": 1, "created": "2025-12-31T23:59:59Z", "action": "learn", "details": {"images": 40}},
+        {"generation": 3, "created": "2026-01-31T12:00:00Z", "action": "learn", "details": {}},
+    ],
+    "details": {"size": [32, 32], "nested": {"threshold": 0.5}},
+    "files": {"learner.safetensors": {"sha256": DIGEST, "bytes": 120}},
+}
+
+
+def changed(*path: str | int, to: Any = ..., without: bool = False) -> dict[str, Any]:
+    """The whole manifest with one value changed or taken away."""
+    value = copy.deepcopy(WHOLE)
+    place: Any = value
+    for step in path[:-1]:
+        place = place[step]
+    if without:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = to
+    return value
+
+
+def test_a_manifest_comes_back_as_it_was_written() -> None:
+    manifest = Manifest.from_json(WHOLE, "manifest.json")
+    assert manifest.classes == ("façade", "Σ")
+    assert [change.generation for change in manifest.history] == [1, 3]
+    assert manifest.files["learner.safetensors"].bytes == 120
+    assert manifest.to_json() == WHOLE
+    assert Manifest.unsealed(manifest.sealed(), "manifest.json") == manifest
+
+
+@pytest.mark.parametrize("field", WHOLE)
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(DataError, match=rf"^manifest\.json is not as engram writes it, in '{field}': "):
+        Manifest.from_json(changed(field, without=True), "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("generation",), "3"),
+        (("generation",), True),
+        (("generation",), 3.0),
+        (("generation",), 0),
+        (("parent",), "1"),
+        (("created",), "yesterday"),
+        (("created",), "2026-01-31T12:00:00+02:00"),
+        (("action",), 7),
+        (("settings",), []),
+        (("settings", "group"), {"rate": 1}),
+        (("classes",), "ab"),
+        (("classes",), ["a", 1]),
+        (("classes",), ["a", "b", "a"]),
+        (("history",), {}),
+        (("history", 0, "generation"), "1"),
+        (("history", 0, "details"), None),
+        (("details",), [1]),
+        (("files",), None),
+        (("files", "learner.safetensors", "bytes"), -1),
+        (("files", "learner.safetensors", "sha256"), "0" * 63),
+        (("files", "learner.safetensors", "sha256"), "0" * 64 + "\n"),
+        (("files", "../outside"), {"sha256": DIGEST, "bytes": 1}),
+        (("unheard of",), 1),
+        (("history", 1, "unheard of"), 1),
+    ],
+)
+def test_a_field_of_another_kind_is_named(path: tuple[str | int, ...], value: Any) -> None:
+    with pytest.raises(DataError, match=rf"^manifest\.json is not as engram writes it, in '{path[0]}"):
+        Manifest.from_json(changed(*path, to=value), "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (changed("parent", to=3), "its parent 3 is not older than itself"),
+        (changed("history", to=[]), "its history does not end with its own generation"),
+        (changed("history", 1, "generation", to=2), "its history does not end with its own generation"),
+        (changed("history", 1, "action", to="forget"), "its history does not end with its own generation"),
+        (changed("history", 0, "generation", to=4), "its history is not in order"),
+        (changed("history", 0, "generation", to=3), "its history is not in order"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(value: Any, reason: str) -> None:
+    with pytest.raises(DataError, match=f"manifest.json is inconsistent: {reason}"):
+        Manifest.from_json(value, "manifest.json")
+
+
+def test_a_newer_schema_is_told_from_damage_and_says_which_version_wrote_it() -> None:
+    newer = {"schema": 2, "engram": "3.1.4", "whatever": []}
+    for read in (Manifest.unsealed, Pointer.unsealed):
+        with pytest.raises(NewerError, match=r"has schema 2, written by engram 3\.1\.4; .* reads schema 1\. Update"):
+            read(seal(newer), "file.json")
+
+
+@pytest.mark.parametrize("schema", [0, -1, "1", None, 1.0, True, []])
+def test_a_schema_that_never_was_is_refused(schema: Any) -> None:
+    with pytest.raises(DataError, match=r"^manifest\.json is not as engram writes it, in 'schema': "):
+        Manifest.from_json(changed("schema", to=schema), "manifest.json")
+
+
+@pytest.mark.parametrize("value", [None, [], "manifest", 3])
+def test_what_holds_no_named_values_is_refused(value: Any) -> None:
+    with pytest.raises(DataError, match="it holds no named values"):
+        Manifest.from_json(value, "manifest.json")
+
+
+# Sealed files
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where in a JSON value something stands, at any depth."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, each in inner for found in places(each, (*path, key)))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(places(WHOLE)[1:]), JSON, st.booleans())
+def test_a_manifest_with_anything_changed_means_what_it_says_or_is_refused(
+    path: tuple[str | int, ...], value: Any, without: bool
+) -> None:
+    mutated = changed(*path, to=value, without=without)
+    try:
+        manifest = Manifest.from_json(mutated, "manifest.json")
+    except DataError as error:
+        assert str(error).startswith("manifest.json ")
+    else:
+        assert json.dumps(manifest.to_json()) == json.dumps(mutated)  # nothing was converted, dropped or filled in
+
+
+@settings(max_examples=100, deadline=None)
+@given(JSON)
+def test_any_json_that_is_no_manifest_is_refused_with_a_sentence(value: Any) -> None:
+    with pytest.raises(DataError, match=r"^manifest\.json "):
+        Manifest.from_json(value, "manifest.json")
+
+
+def test_the_checksum_of_a_sealed_file_is_of_every_byte_after_its_digits() -> None:
+    content = seal({"name": "Σ"})
+    assert json.loads(content) == {"sha256": content[15:79].decode(), "name": "Σ"}
+    assert content[15:79].decode() == hashlib.sha256(content[79:]).hexdigest()
+    assert unseal(content, "file.json") == {"name": "Σ"}
+
+
+def test_every_changed_byte_of_a_sealed_file_is_found() -> None:
+    content = seal({"name": "Σ", "list": [1, {"a": None}]})
+    for position, byte in enumerate(content):
+        for other in {byte ^ 1, byte ^ 0x20, 0x20, 0x0A, 0x09} - {byte}:  # white space is as good as any, for JSON
+            with pytest.raises(DataError, match=r"file\.json was changed or cut short"):
+                unseal(content[:position] + bytes([other]) + content[position + 1 :], "file.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", seal({"a": 1})[:-1], seal({"a": 1}) + b"\n"])
+def test_what_was_never_sealed_or_not_like_this_is_refused(content: bytes) -> None:
+    with pytest.raises(DataError, match=r"file\.json was changed or cut short"):
+        unseal(content, "file.json")
+
+
+# The pointer
+
+
+def test_a_pointer_comes_back_as_it_was_written() -> None:
+    for pointer in (Pointer(current=None, generations={}), Pointer(current=2, generations={2: DIGEST, 10: DIGEST})):
+        assert Pointer.unsealed(pointer.sealed(), "current.json") == pointer
+
+
+@pytest.mark.parametrize(
+    ("current", "generations"),
+    [
+        (None, {"1": DIGEST}),
+        (1, {}),
+        (2, {"1": DIGEST}),
+        (1, {"1": DIGEST, "01": DIGEST}),
+        (1, {"1": "short"}),
+        (1, {"1": DIGEST, "-2": DIGEST}),
+        (1, {"1": DIGEST, "9" * 5000: DIGEST}),
+        (True, {"1": DIGEST}),
+        ("1", {"1": DIGEST}),
+        (1, [DIGEST]),
+    ],
+)
+def test_a_pointer_to_nothing_is_refused(current: Any, generations: Any) -> None:
+    content = seal({"schema": 1, "engram": "0.1.0", "current": current, "generations": generations})
+    with pytest.raises(DataError, match=r"^current\.json is (inconsistent|not as engram writes it)"):
+        Pointer.unsealed(content, "current.json")
