@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import ENVIRONMENT, engram
+from commands import ENVIRONMENT, engram, wait_for_the_end_of_all
 
 NAMES = ["table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"]
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
@@ -190,17 +190,6 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_with_resume_completes_it(
     further = engram(*command, "--resume", "--json", cwd=place)
     assert further.returncode == 0, further.stderr
     assert [row["label"] for row in json.loads(further.stdout)["rows"]] == ["P = 0", "P = 2"]
-
-
-def wait_for_the_end_of_all(group: int) -> None:
-    """Until no process of the group is there: no worker is left behind."""
-    for _ in range(500):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.02)
-    pytest.fail("a process was left behind")
 
 
 STRANGE = "it's $HOME; `id` & more"

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import wait_for_the_end_of_all
 
 from engram import storage
 
@@ -117,13 +118,3 @@ def test_the_workers_of_a_suite_that_is_killed_end_with_it_and_leave_its_runs_fr
     for run in runs:
         with storage.locked(run):
             assert not (run / "failed.json").exists()
-
-
-def wait_for_the_end_of_all(group: int) -> None:
-    for _ in range(150):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    pytest.fail("workers go on for no one")

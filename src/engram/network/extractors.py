@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval as fuse  # a batch norm in evaluation mode into a convolution
 
 from engram.errors import DataError, UsageError, unknown
 from engram.storage import load_tensors
@@ -181,17 +181,12 @@ def fold_batch_norms(extractor: nn.Module) -> nn.Module:
     extractor.eval()
     for module in extractor.modules():
         if isinstance(module, BasicBlock | ResNet32 | ResNet18):
-            pairs = [(f"conv{number}", f"bn{number}") for number in (1, 2) if hasattr(module, f"conv{number}")]
-        elif isinstance(module, SmallCNN):
-            pairs = []
+            module.conv1, module.bn1 = fuse(module.conv1, module.bn1), nn.Identity()  # type: ignore[assignment]
+        if isinstance(module, BasicBlock):
+            module.conv2, module.bn2 = fuse(module.conv2, module.bn2), nn.Identity()  # type: ignore[assignment]
+            module.downsample = _folded(module.downsample) if module.downsample is not None else None
+        if isinstance(module, SmallCNN):
             module.layers = _folded(module.layers)
-        else:
-            continue
-        if isinstance(module, BasicBlock) and module.downsample is not None:
-            module.downsample = _folded(module.downsample)
-        for convolution, norm in pairs:
-            setattr(module, convolution, fuse_conv_bn_eval(getattr(module, convolution), getattr(module, norm)))
-            setattr(module, norm, nn.Identity())
     return extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
@@ -199,7 +194,7 @@ def _folded(layers: nn.Sequential) -> nn.Sequential:
     kept: list[nn.Module] = []
     for layer in layers:
         if isinstance(layer, nn.BatchNorm2d) and kept and isinstance(kept[-1], nn.Conv2d):
-            kept[-1] = fuse_conv_bn_eval(kept[-1], layer)
+            kept[-1] = fuse(kept[-1], layer)
         else:
             kept.append(layer)
     return nn.Sequential(*kept)
