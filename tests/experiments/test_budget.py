@@ -11,8 +11,8 @@ from conftest import blobs, patterns
 
 from engram.data import Dataset, Samples, load
 from engram.errors import UsageError
-from engram.experiments import Plan, parse_bytes
-from engram.methods import Learner, setting_names
+from engram.experiments import Plan
+from engram.methods import Learner, parse_bytes, setting_names
 
 VECTORS, IMAGES = blobs(), patterns()  # six classes of vectors of 12 numbers; four of images of 8 x 8 x 3
 VECTOR, IMAGE, FEATURE = 12 * 4, 8 * 8 * 3, 64 * 4  # bytes

@@ -25,11 +25,12 @@ from engram import storage
 from engram.data import Dataset, load
 from engram.errors import UsageError
 from engram.experiments import Plan
-from engram.experiments.estimate import estimate, measure_costs
+from engram.experiments.estimate import estimate
 from engram.experiments.jobs import Order, jobs_of
 from engram.experiments.local import FAILED, Outcome, Site, run_side_by_side
 from engram.experiments.many import Programme, begin, carry_out, default_folder, programme
 from engram.experiments.suites import Variant
+from engram.methods import measure_costs
 from engram.progress import Phase
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than:engram.errors.EngramWarning")
@@ -486,7 +487,7 @@ def test_what_will_be_kept_is_foretold_to_the_byte(method: str, kind: str) -> No
     dataset = blobs(classes=4) if kind == "vectors" else patterns()
     settings = {**KEPT[method], "epochs": 1} | ({"adapter_steps": 5} if method in ("features", "hybrid") else {})
     plan = Plan(method=method, settings=settings, classes_per_task=2)
-    foretold = estimate(plan, dataset, measure_costs(plan.learner(dataset), dataset))
+    foretold = estimate(plan, dataset, measure_costs(plan.learner(dataset), dataset.train, len(dataset.class_names)))
     result = plan.run(dataset)
     assert foretold.kept_bytes == result.memory_bytes
     assert (result.memory_bytes > 0) == (method != "lwf")
@@ -505,7 +506,7 @@ def test_no_more_is_foretold_than_classes_have(method: str, settings: dict[str, 
     dataset = replace(whole, train=whole.train.select(torch.arange(8, len(whole.train))))
     quick = {"epochs": 1} | ({"adapter_steps": 5} if method == "features" else {})
     plan = Plan(method=method, settings={**settings, **quick}, classes_per_task=2, validation=0.1)
-    foretold = estimate(plan, dataset, measure_costs(plan.learner(dataset), dataset))
+    foretold = estimate(plan, dataset, measure_costs(plan.learner(dataset), dataset.train, len(dataset.class_names)))
     assert foretold.kept_bytes == plan.run(dataset).memory_bytes
 
 

@@ -62,8 +62,8 @@ def run(
     """Learn a data set task by task with one method, and measure it after every task."""
     from engram.cli.display import Display
     from engram.data import load
-    from engram.experiments import Plan, TensorBoard, Trainings, parse_bytes, summarise
-    from engram.methods import make
+    from engram.experiments import Plan, TensorBoard, Trainings, summarise
+    from engram.methods import make, parse_bytes
 
     flags = {
         "network": network,

@@ -1,6 +1,5 @@
 """Measuring: runs that can be killed and resumed, what is measured, and what is written down."""
 
-from engram.experiments.budget import parse_bytes
 from engram.experiments.events import TensorBoard
 from engram.experiments.measuring import Measurement
 from engram.experiments.plan import Plan, summarise
@@ -9,4 +8,4 @@ from engram.experiments.results import Result
 from engram.experiments.running import run
 from engram.experiments.trainings import Trainings
 
-__all__ = ["PRESETS", "Measurement", "Plan", "Result", "TensorBoard", "Trainings", "parse_bytes", "run", "summarise"]
+__all__ = ["PRESETS", "Measurement", "Plan", "Result", "TensorBoard", "Trainings", "run", "summarise"]

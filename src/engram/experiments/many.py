@@ -9,11 +9,12 @@ from pathlib import Path
 from engram import storage
 from engram.data import Dataset
 from engram.errors import UsageError
-from engram.experiments.estimate import Costs, Estimate, estimate, measure_costs
+from engram.experiments.estimate import Estimate, estimate
 from engram.experiments.jobs import Job, Order, jobs_of, leaders_first, variants, write_suite
 from engram.experiments.local import Outcome, Site, run_here, run_side_by_side
 from engram.experiments.results import Result
 from engram.experiments.suites import Variant
+from engram.methods import Costs, measure_costs
 from engram.progress import SILENT, Progress
 
 
@@ -67,7 +68,7 @@ def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
         learner = jobs[0].plan.learner(dataset)
         kind = (learner.network, learner.head, learner.training.batch_size, *_adapter(learner))
         if kind not in costs:
-            costs[kind] = measure_costs(learner, dataset)
+            costs[kind] = measure_costs(learner, dataset.train, len(dataset.class_names))
         one = estimate(jobs[0].plan, dataset, costs[kind])
         left = 0.0
         for job in jobs:

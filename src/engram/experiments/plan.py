@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from engram.data import Dataset, Stream, split
-from engram.experiments.budget import fit_budget
 from engram.experiments.events import Listener
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.results import SCHEMA, Result
 from engram.experiments.running import AfterTask, run
 from engram.experiments.trainings import Trainings
-from engram.methods import Learner, make, override
+from engram.methods import Learner, fit_budget, make, override
 from engram.progress import SILENT, Progress
 from engram.settings import spoken
 from engram.storage import make_folder, write_json
@@ -59,7 +58,8 @@ class Plan:
         """How many images and features the budget allows; without one, nothing is chosen."""
         if self.budget is None:
             return {}
-        return fit_budget(self.method, self._settings(dataset), self.settings, self.budget, self.stream(dataset))
+        learner, stream = make(self.method, **self._settings(dataset)), self.stream(dataset)
+        return fit_budget(learner, self.settings, self.budget, len(stream.classes), stream.tasks[0].train)
 
     def _settings(self, dataset: Dataset) -> dict[str, Any]:
         return override(preset(self.preset, self.method, dataset, self.settings.get("objective")), self.settings)

@@ -12,6 +12,8 @@ from typing import Any
 
 from engram.errors import unknown
 from engram.methods.bic import BiasCorrection
+from engram.methods.budget import dimension_of, fit_budget, parse_bytes
+from engram.methods.costs import Costs, measure_costs
 from engram.methods.eeil import CrossDistillation
 from engram.methods.features import Features
 from engram.methods.hybrid import Hybrid
@@ -128,6 +130,7 @@ __all__ = [
     "OBJECTIVES",
     "BiasCorrection",
     "Classification",
+    "Costs",
     "CrossDistillation",
     "Distillation",
     "Exemplars",
@@ -145,7 +148,11 @@ __all__ = [
     "Replay",
     "choose_device",
     "columns_of",
+    "dimension_of",
+    "fit_budget",
     "make",
+    "measure_costs",
     "override",
+    "parse_bytes",
     "setting_names",
 ]

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from engram.data import Stream
+from engram.data import Samples
 from engram.errors import UsageError
 from engram.features import MEGABYTE
-from engram.methods import Features, Learner, Rehearsing, make
+from engram.methods.features import Features
+from engram.methods.learner import Learner
+from engram.methods.replay import Rehearsing
 from engram.network import make_network
 
 UNITS = {"B": 1, "KB": 2**10, "MB": MEGABYTE, "GB": 2**30}  # the paper's MB
@@ -28,21 +30,21 @@ def parse_bytes(text: str) -> int:
 
 
 def fit_budget(
-    method: str, settings: Mapping[str, Any], asked: Mapping[str, Any], budget: int, stream: Stream
+    learner: Learner, asked: Mapping[str, Any], budget: int, classes: int, samples: Samples
 ) -> dict[str, int]:
-    """How many images and features a method may keep so that those of all the stream's classes fit `budget` bytes.
+    """How many images and features a learner may keep so that those of `classes` classes fit `budget` bytes.
 
-    `settings` are all there are, `asked` those of them that must stay. Where images and features are both to be
-    chosen, each gets half of the bytes.
+    `asked` are settings that must stay; `samples` are like those that are learned. Where images and features are both
+    to be chosen, each gets half of the bytes.
     """
-    costs = _costs(make(method, **settings), stream)
+    costs = _costs(learner, classes, samples)
     if not costs:
-        raise UsageError(f"What the method '{method}' keeps cannot be chosen by a budget. Leave out --budget.")
+        raise UsageError(f"What the method '{learner.name}' keeps cannot be chosen by a budget. Leave out --budget.")
     given = {name: int(asked[name]) for name in costs if asked.get(name) is not None}
     open_ones = [name for name in costs if name not in given]
     if not open_ones:
         raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
-    fewest = {name: len(stream.classes) if name == "images_total" else 1 for name in costs}
+    fewest = {name: classes if name == "images_total" else 1 for name in costs}
     least = sum(costs[name] * given.get(name, fewest[name]) for name in costs)
     if budget < least:
         raise UsageError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
@@ -56,16 +58,20 @@ def fit_budget(
     return chosen
 
 
-def _costs(learner: Learner, stream: Stream) -> dict[str, int]:
-    """The bytes, over all classes of the stream, of one more of each thing that can be chosen."""
-    classes, samples = len(stream.classes), stream.tasks[0].train
+def _costs(learner: Learner, classes: int, samples: Samples) -> dict[str, int]:
+    """The bytes, over all classes, of one more of each thing that can be chosen."""
     costs: dict[str, int] = {}
     if isinstance(learner, Rehearsing):
         image = math.prod(samples.shape) * samples.inputs.element_size()
         total = learner.exemplars.images_total is not None
         costs |= {"images_total": image} if total else {"images_per_class": classes * image}
     if isinstance(learner, Features):
-        one = samples.select(torch.arange(1))
-        dimension = make_network(learner.network, learner.head, one, seed=0).dimension
-        costs["features_per_class"] = classes * dimension * 4  # float32
+        costs["features_per_class"] = classes * dimension_of(learner, samples) * 4  # float32
     return costs
+
+
+def dimension_of(learner: Learner, samples: Samples) -> int:
+    """d: how long the feature vectors of samples like these are, or will be."""
+    if learner.network_ is not None:
+        return learner.network_.dimension
+    return make_network(learner.network, learner.head, samples.select(torch.arange(1)), seed=0).dimension

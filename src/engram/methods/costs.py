@@ -1,0 +1,69 @@
+"""How long the parts of learning take, from a few steps timed here and now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engram.data import Samples
+from engram.features import Pairs
+from engram.methods.features import Features
+from engram.methods.learner import Learner, choose_device
+from engram.network import Network, extract, make_network, threads_for
+
+STEPS = 3  # timed of each kind; the fastest counts
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds on this machine: of an image in training without and with a teacher, of one extracted, of a step."""
+
+    first: float
+    taught: float
+    extracted: float
+    adapter_step: float
+
+
+def measure_costs(learner: Learner, samples: Samples, classes: int) -> Costs:
+    """Time a few steps of what this learner would do with samples like these, of so many classes."""
+    with threads_for(samples.shape):
+        batch = samples.batch(torch.arange(min(len(samples), learner.training.batch_size)))
+        base = make_network(learner.network, learner.head, samples, seed=0, last_relu=learner.last_relu)
+        student = base.grown(classes, 0).to(choose_device(learner.device))
+        teacher = student.frozen()
+        first = _fastest(lambda: _step(student.train(), None, batch)) / len(batch)
+        taught = _fastest(lambda: _step(student.train(), teacher, batch)) / len(batch)
+        some = samples.select(torch.arange(min(len(samples), 500)))
+        extracted = _fastest(lambda: extract(teacher, some)) / len(some)
+        return Costs(first, taught, extracted, _adapter_step(learner, student.dimension))
+
+
+def _step(student: Network, teacher: Network | None, batch: Tensor) -> None:
+    _, scores = student(batch)
+    if teacher is not None:
+        with torch.no_grad():
+            teacher(batch)
+    scores.square().mean().backward()
+
+
+def _adapter_step(learner: Learner, dimension: int) -> float:
+    if not isinstance(learner, Features) or learner.adaptation.adapter == "identity":
+        return 0.0
+    few = replace(learner.adaptation, adapter_steps=STEPS)
+    vectors = torch.randn(few.adapter_batch, dimension)
+    pairs = Pairs(vectors, vectors, torch.zeros(len(vectors), dtype=torch.int64))
+    return _fastest(lambda: few.fit(pairs, lambda carried, _: carried.sum(), seed=0, task=0), times=1) / STEPS
+
+
+def _fastest(work: Callable[[], object], times: int = STEPS) -> float:
+    work()  # the first time also makes what later ones find made
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
