@@ -16,7 +16,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,18 +249,28 @@ def waiting(path: Path) -> Iterator[None]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for one writer. The kernel lets go when the process ends, however it ends."""
+    descriptor = _lock(folder)
     try:
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise EngramError(f"The folder {folder} is not writable: {error.strerror}. Choose another.") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyError(
-                f"Another process is working in {folder}. Wait for it, or choose another folder."
-            ) from error
         sweep(folder)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    while True:
+        try:
+            descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            raise EngramError(f"The folder {folder} is not writable: {error.strerror}. Choose another.") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.lstat(folder / ".lock")):
+                    return descriptor
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise BusyError(
+                f"Another process is working in {folder}. Wait for it, or choose another folder."
+            ) from error
+        os.close(descriptor)  # its last holder has meanwhile removed it: what is held here, another may hold too

@@ -130,6 +130,18 @@ def decode(source: str | os.PathLike[str] | bytes, *, size: int | None = None, l
         ) from error
 
 
+def extent(source: str | os.PathLike[str] | bytes, *, limit: int = LIMIT) -> tuple[int, int]:
+    """(width, height) in pixels as they are stored, from the header alone."""
+    content = source if isinstance(source, bytes) else _content(source)
+    kind = _kind(content)
+    try:
+        return _opened(kind, content, limit).size
+    except UnreadableImage:
+        raise
+    except Exception as error:
+        raise UnreadableImage(f"It begins like a {kind}, but is damaged. Copy or save it again.") from error
+
+
 def check_side(size: int) -> None:
     """Refuse what cannot be the side of an image."""
     if size < 1:

@@ -333,7 +333,7 @@ def _check_spellings(places: Mapping[str, str]) -> None:
     for name, place in places.items():
         if any("\ud800" <= letter <= "\udfff" for letter in name):
             raise DataError(f"The class '{shown(name)}' ({place}) is not named in UTF-8. Rename it.")
-        key = _same_for_people(name)
+        key = same_for_people(name)
         if key in met:
             raise DataError(
                 f"The classes {met[key]!a} ({places[met[key]]}) and {name!a} ({place}) differ in capitals, "
@@ -342,6 +342,6 @@ def _check_spellings(places: Mapping[str, str]) -> None:
         met[key] = name
 
 
-def _same_for_people(name: str) -> str:
+def same_for_people(name: str) -> str:
     """Without capitals and surrounding spaces, accents decomposed."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name.strip()).casefold())

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from engram.data import Samples, Task
 from engram.features import (
     Adaptation,
+    Adapter,
     Classifier,
     FeatureMemory,
     LinearSVM,
@@ -38,6 +39,9 @@ class Features(Learner):
     C: PositiveFloat = 1.0  # of the SVM; LinearSVC's default
     penalty: PositiveFloat = 1.0  # of ridge
     balanced: bool = True  # §5.4: it learns from L features of every class; otherwise from all of the task's
+
+    # What carried vectors over last, for whoever wants to know how well. It is not part of what is kept.
+    adapter_: Adapter | None = field(default=None, init=False, repr=False)
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         samples = self.rehearsal(task)
@@ -86,5 +90,5 @@ class Features(Learner):
         def classification(carried: Tensor, targets: Tensor) -> Tensor:
             return self.objective.classification(network.head(carried), targets, paired)
 
-        adapter = self.adaptation.fit(pairs, classification, seed=self.seed, task=self.tasks_, progress=progress)
-        return FeatureMemory(adapter(stored.rows.to(device)).cpu(), stored.counts)
+        self.adapter_ = self.adaptation.fit(pairs, classification, seed=self.seed, task=self.tasks_, progress=progress)
+        return FeatureMemory(self.adapter_(stored.rows.to(device)).cpu(), stored.counts)

@@ -1,9 +1,36 @@
-"""A learner kept for years: its folder on disk."""
+"""A learner kept for years: its folder on disk, and all that is done with it."""
 
 from __future__ import annotations
 
 from engram.model.folder import ModelFolder
+from engram.model.learning import Judgement, Learned, NotGoodEnough, learn, teach
 from engram.model.manifest import Change, File, Manifest
+from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save, settings_of
+from engram.model.proposal import Proposal, Wishes, expected_seconds, propose
 from engram.model.writing import KEEP, Writer
 
-__all__ = ["KEEP", "Change", "File", "Manifest", "ModelFolder", "Writer"]
+__all__ = [
+    "KEEP",
+    "Adaptation",
+    "Calibration",
+    "Change",
+    "Facts",
+    "File",
+    "Judgement",
+    "Learned",
+    "Manifest",
+    "Model",
+    "ModelFolder",
+    "NotGoodEnough",
+    "Proposal",
+    "Wishes",
+    "Writer",
+    "expected_seconds",
+    "learn",
+    "load",
+    "propose",
+    "remake",
+    "save",
+    "settings_of",
+    "teach",
+]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from engram import storage
 from engram.errors import EngramError, UsageError
@@ -27,15 +27,27 @@ class ModelFolder(Reader):
 
     @contextmanager
     def writing(self) -> Iterator[Writer]:
-        """Hold the folder, made if need be, for one writer, and sweep what killed ones left."""
+        """Hold the folder, made if need be, for one writer, and sweep what killed ones left.
+
+        A folder in which nothing comes to be, because of an error, is left as it was found.
+        """
+        made = not self.path.exists()
         storage.make_folder(self.path)
         self._refuse_another_kind()
         with ExitStack() as held:
             with disk_errors(f"The folder {self.path} cannot be written to"):
                 held.enter_context(storage.locked(self.path))
+                held.callback(self._leave, made)
                 writer = Writer(self.path)
                 writer.sweep()
             yield writer
+
+    def _leave(self, made: bool) -> None:
+        if not self.begun():
+            with suppress(OSError):
+                (self.path / LOCK).unlink()
+                if made:
+                    self.path.rmdir()
 
     def verify(self) -> list[str]:
         """What is wrong with the folder, a sentence each; none, if all of it is as it was saved.

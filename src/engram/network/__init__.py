@@ -1,7 +1,7 @@
 """What learns: extractors and heads, their losses, and the one training loop."""
 
 from engram.network.extraction import extract
-from engram.network.extractors import EXTRACTORS, choose_extractor
+from engram.network.extractors import EXTRACTORS, choose_extractor, extractor_for_weights
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
 from engram.network.network import Network, make_network, restore_network
 from engram.network.threads import threads_for
@@ -20,6 +20,7 @@ __all__ = [
     "Training",
     "choose_extractor",
     "extract",
+    "extractor_for_weights",
     "make_network",
     "restore_network",
     "threads_for",

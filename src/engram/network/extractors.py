@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -202,17 +202,45 @@ def _folded(layers: nn.Sequential) -> nn.Sequential:
 
 def load_weights(extractor: nn.Module, path: Path) -> None:
     """Load published weights into an extractor: a safetensors file with torchvision's names, whose `fc` is left out."""
-    wanted = extractor.state_dict()
-    found = {name: tensor for name, tensor in load_tensors(path).items() if not name.startswith("fc.")}
+    wanted, found = extractor.state_dict(), _weights(path)
+    problem = _misfit(wanted, found)
+    if problem:
+        raise DataError(f"{path} does not fit {type(extractor).__name__}: {problem}.")
+    extractor.load_state_dict(found, strict=False)
+
+
+def extractor_for_weights(path: Path) -> str:
+    """The name of the extractor, for pictures in colour, that published weights are of."""
+    found = _weights(path)
+    for name in ("resnet18", "resnet18-small", "resnet32", "small"):
+        if not _misfit(EXTRACTORS[name](3).state_dict(), found):
+            return name
+    raise DataError(
+        f"{path} holds the weights of no network that engram has. It has: {', '.join(EXTRACTORS)}; "
+        "those of resnet18 are named as torchvision names them."
+    )
+
+
+def published_statistics(path: Path) -> tuple[Tensor, Tensor] | None:
+    """Mean and deviation of the inputs that weights were trained with, where their file says so: engram's own do."""
+    tensors = load_tensors(path)
+    return (tensors["input.mean"], tensors["input.std"]) if {"input.mean", "input.std"} <= set(tensors) else None
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in load_tensors(path).items() if not name.startswith(("fc.", "input."))}
+
+
+def _misfit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+    """Why weights do not fit, or nothing."""
     # Counters of batches seen are absent from many published files and mean nothing for weights that are loaded.
     missing = {name for name in wanted if not name.endswith("num_batches_tracked")} - set(found)
     if missing or set(found) - set(wanted):
-        example = sorted(missing or set(found) - set(wanted))[0]
-        raise DataError(f"{path} does not fit {type(extractor).__name__}: {example} is on one side only.")
+        return f"{min(missing or set(found) - set(wanted))} is on one side only"
     for name, tensor in found.items():
         if tensor.shape != wanted[name].shape:
-            raise DataError(f"{path}: {name} is {tuple(tensor.shape)}, this network's {tuple(wanted[name].shape)}.")
-    extractor.load_state_dict(found, strict=False)
+            return f"{name} is {tuple(tensor.shape)}, this network's {tuple(wanted[name].shape)}"
+    return ""
 
 
 def feature_dimension(extractor: nn.Module, sample: Tensor) -> int:

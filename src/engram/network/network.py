@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from engram.data import Samples
-from engram.network.extractors import feature_dimension, fold_batch_norms, load_weights, make_extractor
+from engram.network.extractors import (
+    feature_dimension,
+    fold_batch_norms,
+    load_weights,
+    make_extractor,
+    published_statistics,
+)
 from engram.network.head import Head, make_head
 from engram.randomness import seeded
 
@@ -94,7 +100,7 @@ def make_network(
     if weights is not None:
         load_weights(extractor, Path(weights))
     extractor = _channels_last(extractor)
-    mean, std = _statistics(samples, published=weights is not None)
+    mean, std = _statistics(samples, None if weights is None else Path(weights))
     dimension = feature_dimension(extractor, normalise(samples.batch(torch.arange(1)), mean, std))
     return Network(extractor, make_head(head, dimension, scale), mean, std)
 
@@ -121,10 +127,13 @@ def _channels_last(extractor: nn.Module) -> nn.Module:
     return extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def _statistics(samples: Samples, *, published: bool) -> tuple[Tensor, Tensor]:
-    """Mean and deviation per channel, or per dimension of vectors, of at most 10,000 samples spread over the whole."""
-    if published and samples.shape[-1] == 3:
-        return torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+def _statistics(samples: Samples, weights: Path | None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation per channel, or per dimension of vectors: those that weights were trained with, or our own.
+
+    These are of at most 10,000 samples spread over the whole.
+    """
+    if weights is not None and samples.shape[-1] == 3:
+        return published_statistics(weights) or (torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD))
     inputs = samples.batch(torch.arange(0, len(samples), max(1, len(samples) // 10_000)))
     values = inputs.flatten(0, -2).double() / (255 if inputs.ndim == 4 else 1)
     std = values.std(0, correction=0)

@@ -1,0 +1,172 @@
+"""`Model`: a learner with the names of its classes and what it knows about itself, in memory and in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from engram.errors import DataError, UsageError, unknown
+from engram.methods import METHODS, OBJECTIVES, Learner, make
+from engram.model.manifest import Manifest
+from engram.model.reading import Reader
+from engram.model.writing import KEEP, Writer
+from engram.network import threads_for
+
+NOTHING_ELSE = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+NOT_KEPT = ("weights", "device")  # settings that say where something was, not what the model is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How sure the model may be, found on images it had not seen."""
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
+    temperature: Annotated[float, Field(gt=0)] = 1.0  # what scores are divided by before they become probabilities
+    images: Count = 0  # held out, on which the rest was measured; with none the temperature is the last one found
+    error_before: Share | None = None  # expected calibration error with the temperature before
+    error_after: Share | None = None  # and with this one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """How well stored vectors were carried over, estimated on images of the new task that were held out."""
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
+    images: Count
+    omega: float  # the mean cosine between a vector carried over and the new network's own
+    omega_unadapted: float  # the same, had it been left as it was
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a model beside its tensors, settings and names."""
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
+    seen: tuple[Count, ...] = ()  # how many samples of each class were learned, in the order of the columns
+    budget: Annotated[int, Field(ge=1)] | None = None  # bytes that all that is kept may take
+    calibration: Calibration = field(default_factory=Calibration)
+    adaptation: Adaptation | None = None  # of the last time that it learned; None where nothing was carried over
+
+
+_FACTS = pydantic.TypeAdapter(Facts)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A learner that has learned, and the names of its classes."""
+
+    learner: Learner
+    names: tuple[str, ...]  # in the order of the learner's columns
+    facts: Facts = field(default_factory=Facts)
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.learner.classes_) == len(self.facts.seen):
+            raise DataError(
+                f"The model is inconsistent: it has {len(self.names)} names and {len(self.facts.seen)} counts "
+                f"for {len(self.learner.classes_)} classes."
+            )
+
+    def scores(self, inputs: Tensor) -> Tensor:
+        """Scores (n, K) of raw inputs, columns in the order of `names`."""
+        with threads_for(self.learner.shape_):
+            return self.learner.scores(inputs)
+
+    def probabilities(self, inputs: Tensor) -> Tensor:
+        """Probabilities (n, K) of raw inputs, calibrated."""
+        return self.calibrated(self.scores(inputs))
+
+    def calibrated(self, scores: Tensor) -> Tensor:
+        """Scores (n, K) as probabilities."""
+        return torch.softmax(scores / self.facts.calibration.temperature, dim=1)
+
+    def column(self, name: str) -> int:
+        """Which column a class has, by its name."""
+        if name not in self.names:
+            raise unknown("class", name, self.names)
+        return self.names.index(name)
+
+    def label(self, name: str) -> int:
+        """The learner's label of a class, by its name."""
+        return self.learner.classes_[self.column(name)]
+
+    @property
+    def image_size(self) -> int | None:
+        """The side of the squares that its images are; None where its inputs are vectors."""
+        return self.learner.shape_[0] if len(self.learner.shape_) == 3 else None
+
+
+def settings_of(learner: Learner) -> dict[str, Any]:
+    """All settings, so that `make(learner.name, **settings)` gives a learner that can take over its state."""
+    if isinstance(learner.network, nn.Module):
+        raise UsageError("A network of one's own cannot be kept in a model's folder. Use one that has a name.")
+    objective = next(name for name, kind in OBJECTIVES.items() if kind is type(learner.objective))
+    settings = {**learner.settings(), "objective": objective}
+    return {name: value for name, value in settings.items() if name not in NOT_KEPT}
+
+
+def remake(learner: Learner, **changed: Any) -> Learner:
+    """A learner with the same settings but for those `changed`, which knows what this one knows."""
+    other = make(learner.name, **{**settings_of(learner), "device": learner.device, **changed})
+    if learner.tasks_:
+        other.restore(learner.state())
+    return other
+
+
+def load(folder: Reader, *, generation: int | None = None, device: str = "auto") -> Model:
+    """The model of a folder, as it is now or was in an earlier generation."""
+    manifest, tensors = folder.load(generation)
+    return _model(manifest, tensors, device)
+
+
+def _model(manifest: Manifest, tensors: Mapping[str, Tensor], device: str) -> Model:
+    if manifest.method not in METHODS:
+        raise unknown("method", manifest.method, METHODS, "engram methods")
+    try:
+        learner = make(manifest.method, **{**manifest.settings, "device": device})
+        facts = _FACTS.validate_python(manifest.details)
+    except UsageError as error:  # of an engram that knew other settings
+        raise DataError(f"The model was saved by engram {manifest.engram}, and cannot be made anew. {error}") from error
+    except pydantic.ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise DataError(f"The model's details are inconsistent: {where}: {problem['msg']}.") from error
+    learner.restore(tensors)
+    return Model(learner, manifest.classes, facts)
+
+
+def save(
+    writer: Writer,
+    model: Model,
+    *,
+    action: str,
+    record: Mapping[str, Any] | None = None,
+    keep: int = KEEP,
+    alone: bool = False,
+) -> Manifest:
+    """Publish a model as the next generation of its folder; see `Writer.publish`."""
+    return writer.publish(
+        model.learner.state(),
+        action=action,
+        method=model.learner.name,
+        settings=settings_of(model.learner),
+        classes=model.names,
+        details=dataclasses.asdict(model.facts) | {"seen": list(model.facts.seen)},
+        record=record,
+        keep=keep,
+        alone=alone,
+    )
+
+
+def with_facts(model: Model, **changed: Any) -> Model:
+    """The same model, with other facts."""
+    return replace(model, facts=replace(model.facts, **changed))

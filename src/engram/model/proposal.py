@@ -1,0 +1,217 @@
+"""What `learn` is going to do, decided before anything is trained: a dry run shows it, the real one carries it out."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engram.data import Samples
+from engram.data.pictures import Found, same_for_people, shown
+from engram.errors import DataError, UsageError
+from engram.features import FeatureMemory, ImageMemory, Memory
+from engram.methods import Features, Learner, Rehearsing, dimension_of, make, measure_costs
+from engram.model.model import Model, remake, settings_of
+from engram.model.recipe import SETTINGS, choose_epochs, choose_network, choose_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What may be asked of `learn`. None leaves it to the model or, when that is new, to the pictures."""
+
+    method: str | None = None  # None: features, or hybrid where images are to be kept
+    network: str | None = None
+    image_size: int | None = None
+    epochs: int | None = None
+    features_per_class: int | None = None
+    images_per_class: int | None = None  # 0: none any more
+    budget: int | None = None  # bytes that all that is kept may take
+    weights: Path | None = None  # a safetensors file to start a new model from
+    settings: Mapping[str, Any] = field(default_factory=dict)  # any other of the method's
+    hold_out: float = 0.1  # the share of the pictures that the network is not trained on, to judge it by
+    at_least: float | None = None  # the accuracy below which nothing is published; None: it is published anyway
+    seed: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hold_out < 1:
+            raise UsageError(f"The share to hold out must lie between 0 and 1; found {self.hold_out}.")
+        if self.at_least is not None and not (0 <= self.at_least <= 1 and self.hold_out):
+            raise UsageError("The accuracy to reach must lie between 0 and 1, and something must be held out for it.")
+        for name in ("image_size", "epochs", "features_per_class", "budget"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name.replace('_', ' ').capitalize()} must be at least 1; found {value}.")
+        if self.images_per_class is not None and self.images_per_class < 0:
+            raise UsageError(f"Images per class cannot be {self.images_per_class}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What would be learned, by whom, and what would be kept."""
+
+    learner: Learner  # with the settings that will hold, and all that is known so far
+    names: tuple[str, ...]  # of all classes after it, in the order of the learner's columns
+    labels: Mapping[str, int]  # the learner's label of each class that arrives
+    new: Mapping[str, int]  # how many pictures of each class that is new
+    more: Mapping[str, int]  # and of each that is known
+    image_size: int
+    kept_bytes: int  # at most, once it is learned
+    budget: int | None
+
+
+def propose(model: Model | None, found: Found, wishes: Wishes) -> Proposal:
+    """What to do with these pictures. Nothing is decoded yet."""
+    known = model.names if model is not None else ()
+    arriving = Counter(found.class_names[label] for label in found.labels)
+    _check_twins(known, found)
+    fresh = tuple(name for name in found.class_names if name not in known)
+    first = max(model.learner.classes_, default=-1) + 1 if model is not None else 0
+    labels = {name: first + number for number, name in enumerate(fresh)}
+    if model is not None:
+        labels |= {name: model.label(name) for name in found.class_names if name in known}
+    size = _image_size(model, found, wishes)
+    learner = _learner(model, wishes, len(found.paths))
+    names = (*known, *fresh)
+    budget = wishes.budget if wishes.budget is not None else (model.facts.budget if model is not None else None)
+    arrived = [arriving.get(name, 0) for name in names]
+    learner, kept = _within(learner, arrived, budget, (size, size, 3))
+    return Proposal(
+        learner=learner,
+        names=names,
+        labels=labels,
+        new={name: arriving[name] for name in fresh},
+        more={name: arriving[name] for name in found.class_names if name in known},
+        image_size=size,
+        kept_bytes=kept,
+        budget=budget,
+    )
+
+
+def expected_seconds(proposal: Proposal) -> float:
+    """About how long it will take here, from a few steps timed now."""
+    learner, size = proposal.learner, proposal.image_size
+    arriving = sum(proposal.new.values()) + sum(proposal.more.values())
+    blank = Samples.of(torch.zeros(learner.training.batch_size, size, size, 3, dtype=torch.uint8), _zeros(learner))
+    costs = measure_costs(learner, blank, len(proposal.names))
+    replayed = len(learner.memory.images)
+    training = learner.training.epochs * (arriving + replayed) * (costs.taught if learner.tasks_ else costs.first)
+    adapting = learner.adaptation.steps * costs.adapter_step if isinstance(learner, Features) and learner.tasks_ else 0
+    return training + 2 * (2 * (arriving + replayed) * costs.extracted + adapting)  # once to judge it, once for good
+
+
+def _zeros(learner: Learner) -> torch.Tensor:
+    return torch.zeros(learner.training.batch_size, dtype=torch.int64)
+
+
+def _check_twins(known: tuple[str, ...], found: Found) -> None:
+    """A class that differs from a known one in capitals or accents alone is a mistake, and one for years."""
+    spelled = {same_for_people(name): name for name in known}
+    for name in found.class_names:
+        twin = spelled.get(same_for_people(name))
+        if twin is not None and twin != name:
+            raise DataError(
+                f"The class {name!a} in {shown(found.source)} differs from {twin!a}, which the model knows, in "
+                "capitals, spaces or the encoding of accents alone. Give both one name, or two that differ more."
+            )
+    for name in found.class_names:
+        if not name.strip() or any(unicodedata.category(letter) == "Cc" for letter in name):
+            raise DataError(f"The class {name!a} has no name that can be shown. Rename it.")
+
+
+def _image_size(model: Model | None, found: Found, wishes: Wishes) -> int:
+    if model is None:
+        return wishes.image_size or choose_size(found, wishes.weights)
+    if model.image_size is None:
+        raise UsageError("This model has learned vectors, not pictures. Teach it from Python.")
+    if wishes.image_size not in (None, model.image_size):
+        raise UsageError(f"This model sees pictures at {model.image_size} pixels a side, and keeps to it.")
+    return model.image_size
+
+
+def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
+    asked = {**wishes.settings, "epochs": wishes.epochs or wishes.settings.get("epochs") or choose_epochs(pictures)}
+    if wishes.features_per_class is not None:
+        asked["features_per_class"] = wishes.features_per_class
+    if wishes.images_per_class:
+        asked["images_per_class"] = wishes.images_per_class
+    if model is None:
+        return _new_learner(wishes, asked)
+    if wishes.weights is not None:
+        raise UsageError("This model has weights already. Those of a file can only start a new one.")
+    if wishes.network not in (None, model.learner.network):
+        raise UsageError(f"This model has the network '{model.learner.network}', and keeps it.")
+    if wishes.method not in (None, model.learner.name):
+        raise UsageError(f"This model learns by the method '{model.learner.name}', and keeps to it.")
+    return remake(_keeping_images(model, wishes), **asked)
+
+
+def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
+    method = wishes.method or ("hybrid" if wishes.images_per_class else "features")
+    network = wishes.network or choose_network(wishes.weights)
+    probe = make(method)
+    recipe = {name: value for name, value in SETTINGS.items() if name in settings_of(probe)}
+    weights = None if wishes.weights is None else str(wishes.weights)
+    settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed, **asked}
+    return make(method, **settings, device=wishes.device)
+
+
+def _keeping_images(model: Model, wishes: Wishes) -> Learner:
+    """The learner, as one that keeps images too, or no longer, where that is what is asked for."""
+    learner = model.learner
+    wanted = {0: "features", None: learner.name}.get(wishes.images_per_class, "hybrid")
+    if wanted == learner.name or learner.name not in ("features", "hybrid"):
+        return learner
+    images = ImageMemory.empty(learner.shape_) if wanted == "hybrid" else ImageMemory.empty()
+    counts = torch.zeros(len(learner.classes_), dtype=torch.int64) if wanted == "hybrid" else images.counts
+    gone = ("images_per_class", "images_total")
+    settings = {name: value for name, value in settings_of(learner).items() if name not in gone}
+    other = make(wanted, **settings, device=learner.device)
+    other.restore(learner.state())
+    other.memory_ = Memory(learner.memory.features, ImageMemory(images.rows, counts))
+    return other
+
+
+def _within(learner: Learner, arrived: list[int], budget: int | None, shape: tuple[int, ...]) -> tuple[Learner, int]:
+    """The learner with as many features a class as the budget allows, and the bytes that all it keeps may take."""
+    one = Samples.of(torch.zeros(1, *shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    images = 0
+    if isinstance(learner, Rehearsing):
+        per_class = learner.exemplars.per_class(len(arrived))
+        images = one.inputs.nbytes * sum(min(count, per_class) for count in _available(learner.memory.images, arrived))
+    if not isinstance(learner, Features):
+        return learner, images
+    available = _available(learner.memory.features, arrived)
+    vector = 4 * dimension_of(learner, one)  # float32
+    most = learner.features_per_class
+    if budget is not None:
+        most = _fitting(available, most, (budget - images) // vector)
+        if not most:
+            least = images + vector * len(available)
+            raise UsageError(
+                f"A budget of {budget:,} bytes is too small for {len(available)} classes: one vector of each"
+                f"{' beside the images' if images else ''} would be {least:,}."
+            )
+        learner = remake(learner, features_per_class=most, weights=learner.weights)
+    return learner, images + vector * sum(min(count, most) for count in available)
+
+
+def _available(memory: FeatureMemory | ImageMemory, arrived: list[int]) -> list[int]:
+    """How many of each class there are to choose from: those stored, and those that arrive."""
+    stored = memory.counts.tolist()
+    return [old + new for old, new in zip(stored + [0] * (len(arrived) - len(stored)), arrived, strict=True)]
+
+
+def _fitting(available: list[int], most: int, room: int) -> int:
+    """The largest number a class, up to `most`, so that no more than `room` are kept of all; 0 if not even one."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = sum(min(count, middle) for count in available) <= room
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
