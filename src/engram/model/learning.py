@@ -141,7 +141,14 @@ def teach(
     arrived = {**proposal.new, **proposal.more}
     counts = [*before.seen, *([0] * len(proposal.new))]
     seen = tuple(count + arrived.get(name, 0) for name, count in zip(proposal.names, counts, strict=True))
-    facts = replace(before, seen=seen, budget=proposal.budget, calibration=calibration, adaptation=adaptation)
+    facts = replace(
+        before,
+        seen=seen,
+        budget=proposal.budget,
+        features_per_class=proposal.features_per_class,
+        calibration=calibration,
+        adaptation=adaptation,
+    )
     return Model(learner, proposal.names, facts), judged, accuracy
 
 

@@ -54,6 +54,9 @@ class Facts:
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
     seen: tuple[Count, ...] = ()  # how many samples of each class were learned, in the order of the columns
     budget: Annotated[int, Field(ge=1)] | None = None  # bytes that all that is kept may take
+    features_per_class: Annotated[int, Field(ge=1)] | None = (
+        None  # asked for; the setting is what the budget left of it
+    )
     calibration: Calibration = field(default_factory=Calibration)
     adaptation: Adaptation | None = None  # of the last time that it learned; None where nothing was carried over
 

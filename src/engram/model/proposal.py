@@ -63,6 +63,7 @@ class Proposal:
     image_size: int
     kept_bytes: int  # at most, once it is learned
     budget: int | None
+    features_per_class: int | None  # asked for; the learner's is what the budget leaves of it
 
 
 def propose(model: Model | None, found: Found, wishes: Wishes) -> Proposal:
@@ -79,6 +80,7 @@ def propose(model: Model | None, found: Found, wishes: Wishes) -> Proposal:
     learner = _learner(model, wishes, len(found.paths))
     names = (*known, *fresh)
     budget = wishes.budget if wishes.budget is not None else (model.facts.budget if model is not None else None)
+    asked = learner.features_per_class if isinstance(learner, Features) else None
     arrived = [arriving.get(name, 0) for name in names]
     learner, kept = _within(learner, arrived, budget, (size, size, 3))
     return Proposal(
@@ -90,6 +92,7 @@ def propose(model: Model | None, found: Found, wishes: Wishes) -> Proposal:
         image_size=size,
         kept_bytes=kept,
         budget=budget,
+        features_per_class=asked,
     )
 
 
@@ -136,8 +139,9 @@ def _image_size(model: Model | None, found: Found, wishes: Wishes) -> int:
 
 def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
     asked = {**wishes.settings, "epochs": wishes.epochs or wishes.settings.get("epochs") or choose_epochs(pictures)}
-    if wishes.features_per_class is not None:
-        asked["features_per_class"] = wishes.features_per_class
+    features = wishes.features_per_class or (model.facts.features_per_class if model is not None else None)
+    if features is not None:
+        asked.setdefault("features_per_class", features)
     if wishes.images_per_class:
         asked["images_per_class"] = wishes.images_per_class
     if model is None:
