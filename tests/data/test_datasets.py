@@ -66,7 +66,14 @@ def test_every_data_set_is_described_in_one_line() -> None:
         assert source.description and "\n" not in source.description and len(source.description) < 100
 
 
-def test_importing_the_room_does_not_import_scikit_learn() -> None:
-    program = "import sys, engram.data; sys.exit('sklearn' in sys.modules)"
+def test_digits_are_the_same_where_scikit_learn_keeps_the_file_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = load("digits")
+    monkeypatch.setattr("engram.data.digits.FILE", "nowhere")
+    for part, other in ((usual.train, load("digits").train), (usual.test, load("digits").test)):
+        assert torch.equal(part.inputs, other.inputs) and torch.equal(part.labels, other.labels)
+
+
+def test_scikit_learn_is_not_imported_by_the_room_nor_for_digits() -> None:
+    program = "import sys, engram.data; engram.data.load('digits'); sys.exit('sklearn' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
