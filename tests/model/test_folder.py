@@ -247,6 +247,40 @@ def test_what_cannot_be_removed_is_said_and_removed_by_the_next_verify(
     assert folders(tmp_path) == ["000003"]
 
 
+@pytest.mark.parametrize("damage", ["removed", "emptied", "a pipe"])
+def test_what_was_forgotten_does_not_come_back_with_a_damaged_pointer(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path, 2)
+    with folder.writing() as writer:
+        monkeypatch.setattr(Writer, "_remove_unnamed", lambda self, essential: None)  # killed before it could
+        assert publish(writer, 3, alone=True).parent is None
+        monkeypatch.undo()
+    assert folders(tmp_path) == ["000001", "000002", "000003"]
+    DAMAGES[damage](tmp_path / "current.json")
+    for number in (1, 2):
+        with folder.writing() as writer, pytest.raises(UsageError, match=rf"no generation {number} in .* There are: 3"):
+            writer.use(number)
+    with folder.writing() as writer:
+        assert writer.use(3).generation == 3
+        assert folders(tmp_path) == ["000003"]
+    assert folder.verify() == []
+
+
+def test_no_forgotten_generation_is_offered_though_it_is_the_only_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path, 2)
+    with folder.writing() as writer:
+        monkeypatch.setattr(Writer, "_remove_unnamed", lambda self, essential: None)
+        publish(writer, 3, alone=True)
+        monkeypatch.undo()
+    (tmp_path / "current.json").unlink()
+    (tmp_path / "generations" / "000003" / "learner.safetensors").write_bytes(b"")
+    with pytest.raises(DataError, match=r"No generation of it is whole\. Restore the folder from a copy\."):
+        folder.load()
+
+
 # Two at once
 
 

@@ -85,7 +85,7 @@ class Manifest:
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
     schema: Number
     generation: Number
-    parent: Number | None  # the generation that was in use when this one was made
+    parent: Number | None  # the one that was in use when this was made; None: nothing before this may come back
     created: Moment
     engram: Text  # the version that wrote it
     action: Text  # learn, forget, rename, merge, …

@@ -40,6 +40,11 @@ class Reader:
         except DataError:
             return True
 
+    def require(self) -> None:
+        """Refuse to go on where there is no model. Whoever changes one asks this first: `writing` makes a folder."""
+        if not self.exists():
+            raise DataError(f"There is no model in {self.path}. Make one with: engram learn {self._quoted} FOLDER")
+
     def current(self) -> Manifest:
         """The manifest of the generation in use."""
         return self._steadily(lambda pointer: self._manifest(pointer, self._named(pointer, None)))
@@ -101,6 +106,25 @@ class Reader:
             return []
         return [path for number, path in self.folders().items() if number not in named]
 
+    def digests(self) -> Mapping[int, str | None]:
+        """The generations with the SHA-256 of their manifests; unknown ones, of those on disk, without a pointer."""
+        try:
+            return self.pointer().generations
+        except DataError:
+            return dict.fromkeys(self._on_disk())
+
+    def _on_disk(self) -> list[int]:
+        """The generations that may be used when the pointer is lost, oldest first: none from before a forgetting.
+
+        Such are there if the one who published alone was killed before it had removed the others.
+        """
+        first = 0
+        numbers = sorted(self.folders())
+        for number in numbers:
+            with suppress(DataError):
+                first = number if read_manifest(self.path, number, None).parent is None else first
+        return [number for number in numbers if number >= first]
+
     def _content(self) -> bytes | str:
         """What is in `current.json`, or why that cannot be said. It tells whether a writer replaced it."""
         try:
@@ -110,7 +134,7 @@ class Reader:
 
     def _steadily(self, read: Callable[[Pointer], T]) -> T:
         """Read from the pointer on, and from there again if a writer meanwhile took away what it named."""
-        self._require()
+        self.require()
         for _ in range(TRIES):
             before = self._content()
             try:
@@ -119,10 +143,6 @@ class Reader:
                 if self._content() == before:
                     raise self._explained(error) from error
         raise BusyError(f"The model {self.path} is changed faster than it can be read. Try again.")
-
-    def _require(self) -> None:
-        if not self.exists():
-            raise DataError(f"There is no model in {self.path}. Make one with: engram learn {self._quoted} FOLDER")
 
     def _named(self, pointer: Pointer, generation: int | None) -> int:
         number = pointer.current if generation is None else generation
@@ -146,7 +166,7 @@ class Reader:
         """An error about a file as one about the model, with the way out of it."""
         if isinstance(error, NewerError):
             return NewerError(f"The model {self.path} cannot be read: {error}")
-        digests = self._digests()
+        digests = self.digests()
         newest_first = sorted(digests, reverse=True)
         whole = next((each for each in newest_first if not inspect(self.path, each, digests[each]).problems), None)
         if whole is None:
@@ -154,13 +174,6 @@ class Reader:
         else:
             remedy = f"Generation {whole} is whole. Go back to it with: engram rollback {self._quoted} --to {whole}"
         return DataError(f"The model {self.path} is damaged: {error} {remedy}")
-
-    def _digests(self) -> Mapping[int, str | None]:
-        """The generations with the SHA-256 of their manifests; unknown ones, of those on disk, without a pointer."""
-        try:
-            return self.pointer().generations
-        except DataError:
-            return dict.fromkeys(self.folders())
 
     @property
     def _quoted(self) -> str:
@@ -174,7 +187,7 @@ class Reader:
             return [error]
         except DataError as error:
             found = [error]
-        digests = self._digests()
+        digests = self.digests()
         for number in sorted(digests):
             found += inspect(self.path, number, digests[number]).problems
         return found + self._strangers(digests)

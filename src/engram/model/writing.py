@@ -57,7 +57,7 @@ class Writer(Reader):
             manifest = Manifest(
                 schema=SCHEMA,
                 generation=number,
-                parent=before.current,
+                parent=None if alone else before.current,
                 created=now,
                 engram=VERSION,
                 action=action,
@@ -76,21 +76,25 @@ class Writer(Reader):
     def use(self, generation: int) -> Manifest:
         """Put an earlier generation, which must be whole, in use again. Others stay until they are pruned.
 
-        This also mends a `current.json` that is damaged: from the manifests, as far as each agrees with itself.
+        This also mends a `current.json` that is damaged: from the manifests, as far as each agrees with itself. What
+        was forgotten stays forgotten, even if whoever did it was killed before all of it was removed.
         """
-        self._require()
+        self.require()
+        lost = False
         try:
             pointer = self.pointer()
         except NewerError as error:
             raise self._explained(error) from error
         except DataError:
-            pointer = self._found()
+            pointer, lost = self._found(), True
         self._named(pointer, generation)
         manifest, _, problems = inspect(self.path, generation, pointer.generations[generation])
         if manifest is None or problems:
             raise self._explained(problems[0])
         with disk_errors(f"The model {self.path} could not be changed"):
             self._point(Pointer(current=generation, generations=pointer.generations))
+        if lost:
+            self._remove_unnamed(essential=True)
         return manifest
 
     def sweep(self) -> None:
@@ -162,9 +166,9 @@ class Writer(Reader):
                 ) from error
 
     def _found(self) -> Pointer:
-        """The generations on disk whose manifests agree with themselves."""
+        """The generations on disk that may be used, and whose manifests agree with themselves."""
         digests = {}
-        for number in self.folders():
+        for number in self._on_disk():
             with suppress(DataError):
                 read_manifest(self.path, number, None)
                 content = storage.read_inside(self.path, f"{place(number)}/{MANIFEST}", LONGEST)
