@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from engram.methods.objectives import Lesson, Objective
 from engram.network import CorrectedHead, Loss, extract
 from engram.network.losses import softmax_cross_entropy, softmax_distillation
+from engram.network.optimisers import uncompiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def fit_correction(scores: Tensor, columns: Tensor, newest: Tensor, penalty: flo
     if not bool(newest[columns].any()) or bool(newest[columns].all()):
         return 1.0, 0.0  # samples of one side alone say nothing of a bias between the two
     scores, pair = scores.double(), torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS(
+    optimiser = uncompiled(torch.optim.LBFGS)(
         [pair], max_iter=200, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
     )
 

@@ -15,6 +15,7 @@ from engram.data import Samples
 from engram.data.augment import change_light, crop_and_flip
 from engram.errors import TrainingError
 from engram.network.network import Network
+from engram.network.optimisers import uncompiled
 from engram.progress import SILENT, Progress
 from engram.randomness import generator
 
@@ -96,7 +97,7 @@ class Training:
 
         A snapshot that is found is gone on from, to the same end to the last bit.
         """
-        optimiser = torch.optim.SGD(
+        optimiser = uncompiled(torch.optim.SGD)(
             network.parameters(), self.rate, self.momentum, weight_decay=self.weight_decay, fused=True
         )
         per_epoch = self.batches_per_epoch(samples)
