@@ -16,9 +16,10 @@ import torch
 from pictures_made import encoded, gradient
 
 from engram.data import pictures
-from engram.data.pictures import Found, LeftOut, read, scan, shown
+from engram.data.pictures import Found, LeftOut, read, scan
 from engram.errors import DataError, UsageError
 from engram.progress import Phase
+from engram.text import shown
 
 CAFE = "café"
 COMPOSED, DECOMPOSED = unicodedata.normalize("NFC", CAFE), unicodedata.normalize("NFD", CAFE)

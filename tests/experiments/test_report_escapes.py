@@ -16,7 +16,8 @@ from engram.experiments.report import make_report
 from engram.experiments.report.page import Report
 from engram.experiments.report.reading import clean
 from engram.experiments.report.tables import Table, as_csv, as_latex
-from engram.experiments.report.text import csv_text, latex
+from engram.experiments.report.text import latex
+from engram.text import csv_text
 
 HOSTILE = [
     "<script>alert(1)</script>",

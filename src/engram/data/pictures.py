@@ -18,6 +18,7 @@ from engram.data.images import LIMIT, UnreadableImage, check_side, decode
 from engram.data.samples import Samples
 from engram.errors import DataError
 from engram.progress import SILENT, Phase, Progress
+from engram.text import shown
 
 # What is looked for in a folder. A picture's content decides how it is decoded, whatever its name.
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif")
@@ -65,13 +66,6 @@ class Pictures:
     unreadable: tuple[LeftOut, ...]
 
 
-def shown(text: object) -> str:
-    """A path or a name on one line that any terminal can print: what is not printable is escaped."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in str(text)
-    )
-
-
 def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> Found:
     """The pictures of a folder with one sub-folder per class, or those that a .csv file lists with their labels.
 
@@ -100,16 +94,8 @@ def read(
     inputs = _room(len(found.paths), size)
     kept: list[int] = []
     unreadable: list[LeftOut] = []
-
-    def attempt(path: Path) -> Tensor | LeftOut:
-        try:
-            return decode(path, size=size, limit=limit)
-        except UnreadableImage as error:
-            return LeftOut(path, str(error))
-
-    workers = threads or torch.get_num_threads()  # as many as torch may use, so that one setting limits both
-    with progress.phase("read", len(found.paths)) as phase, ThreadPoolExecutor(workers) as pool:
-        for position, outcome in enumerate(_in_order(pool, attempt, found.paths, 2 * workers)):
+    with progress.phase("read", len(found.paths)) as phase:
+        for position, outcome in enumerate(decoded(found.paths, size, limit=limit, threads=threads)):
             if isinstance(outcome, LeftOut):
                 unreadable.append(outcome)
             else:
@@ -120,6 +106,29 @@ def read(
     labels = torch.tensor([found.labels[position] for position in kept], dtype=torch.int64)
     paths = tuple(found.paths[position] for position in kept)
     return Pictures(Samples.of(inputs[: len(kept)], labels), found.class_names, paths, tuple(unreadable))
+
+
+def decoded(
+    paths: Iterable[Path], size: int, *, limit: int = LIMIT, threads: int | None = None
+) -> Iterator[Tensor | LeftOut]:
+    """Each picture as a square of `size` pixels, uint8 (size, size, 3), or why it cannot be read; in order."""
+
+    def attempt(path: Path) -> Tensor | LeftOut:
+        try:
+            return decode(path, size=size, limit=limit)
+        except UnreadableImage as error:
+            return LeftOut(path, str(error))
+
+    workers = threads or torch.get_num_threads()  # as many as torch may use, so that one setting limits both
+    with ThreadPoolExecutor(workers) as pool:
+        yield from _in_order(pool, attempt, paths, 2 * workers)
+
+
+def pictures_below(folder: Path) -> tuple[list[Path], list[LeftOut]]:
+    """All pictures in a folder and the folders in it, by name, and what was left out."""
+    left_out: list[LeftOut] = []
+    with SILENT.phase("scan") as phase:
+        return sorted(_files_below(folder, None, left_out, phase)), left_out
 
 
 def _room(count: int, size: int) -> Tensor:
@@ -199,10 +208,11 @@ def _sorted_entries(folder: Path, left_out: list[LeftOut]) -> tuple[list[Path], 
     return pictures, folders
 
 
-def _files_below(class_folder: Path, root: Path, left_out: list[LeftOut], phase: Phase) -> list[Path]:
+def _files_below(class_folder: Path, root: Path | None, left_out: list[LeftOut], phase: Phase) -> list[Path]:
     """All pictures below a class's folder. A folder that contains itself, by a link, is not entered again."""
     files: list[Path] = []
-    waiting: list[tuple[Path, tuple[tuple[int, int], ...]]] = [(class_folder, (_identity(root),))]
+    around = () if root is None else (_identity(root),)
+    waiting: list[tuple[Path, tuple[tuple[int, int], ...]]] = [(class_folder, around)]
     while waiting:
         folder, above = waiting.pop()
         identity = _identity(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from engram.model.calibration import calibrate
 from engram.model.folder import ModelFolder
 from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save
 from engram.model.proposal import Proposal, Wishes, propose
-from engram.network import Network, threads_for
+from engram.network import threads_for
 from engram.progress import SILENT, Progress
 
 SMALLEST = 5  # of a class with fewer pictures none is held out
@@ -80,6 +81,7 @@ def learn(folder: ModelFolder, source: Path, wishes: Wishes | None = None, progr
         model = load(writer, device=wishes.device) if writer.exists() else None
         proposal = propose(model, found, wishes)
         pictures = read(found, proposal.image_size, progress)
+        proposal = _as_read(proposal, pictures)
         taught, judged, accuracy = teach(model, proposal, _labelled(pictures, proposal), wishes, progress)
         left_out = (*found.left_out, *pictures.unreadable)
         seconds = time.monotonic() - begin
@@ -123,21 +125,21 @@ def teach(
     with threads_for(samples.shape), warnings.catch_warnings():
         # A class may well have fewer pictures than there is room for.
         warnings.filterwarnings("ignore", ".* fewer than .* all are kept", EngramWarning)
-        network = learner.train(_task(index, rest), progress)
+        network = learner.train(_task(index, rest), progress) if proposal.trains else None
         calibration, adaptation = Calibration(temperature=before.calibration.temperature), None
         judged: tuple[Judgement, ...] = ()
         accuracy = None
         if len(apart):
             trial = remake(learner)
-            trial.absorb(_task(index, rest), network, progress)
+            trial.absorb(_task(index, rest), network or trial.trained, progress)
             scores = trial.scores(_inputs(apart))
             columns = trial.columns(_task(index, apart), apart.labels)
             accuracy = float((scores.argmax(dim=1) == columns).double().mean())
             judged = _judge(model, proposal, trial, apart, scores.argmax(dim=1), columns)
             calibration = calibrate(scores, columns, before.calibration)
-            adaptation = _adaptation(learner, trial, network, apart)
+            adaptation = _adaptation(learner, trial, apart)
             _refuse_below(wishes.at_least, judged)
-        learner.absorb(_task(index, samples), network, progress)
+        learner.absorb(_task(index, samples), network or learner.trained, progress)
     arrived = {**proposal.new, **proposal.more}
     counts = [*before.seen, *([0] * len(proposal.new))]
     seen = tuple(count + arrived.get(name, 0) for name, count in zip(proposal.names, counts, strict=True))
@@ -150,6 +152,16 @@ def teach(
         adaptation=adaptation,
     )
     return Model(learner, proposal.names, facts), judged, accuracy
+
+
+def _as_read(proposal: Proposal, pictures: Pictures) -> Proposal:
+    """The proposal with the numbers of pictures that could be read."""
+    counts = Counter(pictures.class_names[label] for label in pictures.samples.labels.tolist())
+    return replace(
+        proposal,
+        new={name: counts[name] for name in proposal.new},
+        more={name: counts[name] for name in proposal.more},
+    )
 
 
 def _labelled(pictures: Pictures, proposal: Proposal) -> Samples:
@@ -166,12 +178,12 @@ def _inputs(samples: Samples) -> Tensor:
     return samples.batch(torch.arange(len(samples)))
 
 
-def _adaptation(learner: Learner, trial: Learner, network: Network, apart: Samples) -> Adaptation | None:
+def _adaptation(learner: Learner, trial: Learner, apart: Samples) -> Adaptation | None:
     """How well the trial's adapter carries vectors of images that neither it nor the networks have seen."""
     if not isinstance(trial, Features) or trial.adapter_ is None:
         return None
     old, new = F.normalize(learner.extract(apart)), F.normalize(trial.extract(apart))
-    carried = trial.adapter_(old.to(network.mean.device)).cpu()
+    carried = trial.adapter_(old.to(trial.trained.mean.device)).cpu()
     return Adaptation(
         images=len(apart), omega=float((carried * new).sum(1).mean()), omega_unadapted=float((old * new).sum(1).mean())
     )

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from engram.data import Samples
-from engram.data.pictures import Found, same_for_people, shown
+from engram.data.pictures import Found, same_for_people
 from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
 from engram.methods import Features, Learner, Rehearsing, dimension_of, make, measure_costs
 from engram.model.model import Model, remake, settings_of
 from engram.model.recipe import SETTINGS, choose_epochs, choose_network, choose_size
+from engram.text import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ class Proposal:
     labels: Mapping[str, int]  # the learner's label of each class that arrives
     new: Mapping[str, int]  # how many pictures of each class that is new
     more: Mapping[str, int]  # and of each that is known
+    trains: bool  # whether the network is trained; otherwise it stays, and only what is kept and the classifier change
     image_size: int
     kept_bytes: int  # at most, once it is learned
     budget: int | None
@@ -89,6 +91,8 @@ def propose(model: Model | None, found: Found, wishes: Wishes) -> Proposal:
         labels=labels,
         new={name: arriving[name] for name in fresh},
         more={name: arriving[name] for name in found.class_names if name in known},
+        # On classes that it knows, without the others, a network loses more than it learns.
+        trains=bool(fresh) or wishes.epochs is not None,
         image_size=size,
         kept_bytes=kept,
         budget=budget,
@@ -103,8 +107,10 @@ def expected_seconds(proposal: Proposal) -> float:
     blank = Samples.of(torch.zeros(learner.training.batch_size, size, size, 3, dtype=torch.uint8), _zeros(learner))
     costs = measure_costs(learner, blank, len(proposal.names))
     replayed = len(learner.memory.images)
-    training = learner.training.epochs * (arriving + replayed) * (costs.taught if learner.tasks_ else costs.first)
-    adapting = learner.adaptation.steps * costs.adapter_step if isinstance(learner, Features) and learner.tasks_ else 0
+    epochs = learner.training.epochs if proposal.trains else 0
+    training = epochs * (arriving + replayed) * (costs.taught if learner.tasks_ else costs.first)
+    adapts = proposal.trains and learner.tasks_ and isinstance(learner, Features)
+    adapting = learner.adaptation.steps * costs.adapter_step if adapts else 0  # type: ignore[attr-defined]
     return training + 2 * (2 * (arriving + replayed) * costs.extracted + adapting)  # once to judge it, once for good
 
 

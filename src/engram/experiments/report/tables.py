@@ -11,6 +11,7 @@ from typing import NamedTuple
 from engram.experiments.aggregate import Group, Spread, differing, measured, shown, without_seed
 from engram.experiments.report import text
 from engram.experiments.report.sections import Section
+from engram.text import csv_text
 
 
 class Quantity(NamedTuple):
@@ -168,7 +169,7 @@ def as_csv(table: Table) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     headings = [
-        [text.csv_text(name), *([text.csv_text(f"{name}, deviation")] if spread else [])]
+        [csv_text(name), *([csv_text(f"{name}, deviation")] if spread else [])]
         for name, spread in zip(table.columns, spreads, strict=True)
     ]
     writer.writerow([each for heading in headings for each in heading])
@@ -187,7 +188,7 @@ def _csv_cells(cell: Cell, spread: bool) -> list[str | float | None]:
         scale = 2**20 if cell.written is text.megabytes else 1
         mean, deviation = cell.spread
         return [mean / scale, *([None if deviation is None else deviation / scale] if spread else [])]
-    return [None if cell is None else text.csv_text(cell), *([None] if spread else [])]
+    return [None if cell is None else csv_text(cell), *([None] if spread else [])]
 
 
 def as_latex(table: Table) -> str:

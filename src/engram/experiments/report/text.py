@@ -75,8 +75,3 @@ LATEX = {
 def latex(text: str) -> str:
     """The text for LaTeX, where nothing in it is a command."""
     return "".join(LATEX.get(each, each) for each in re.sub(r"\s+", " ", text))
-
-
-def csv_text(text: str) -> str:
-    """The text for a CSV cell, so that no spreadsheet takes it for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

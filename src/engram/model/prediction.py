@@ -1,0 +1,96 @@
+"""What a model says of pictures: for each the likeliest classes, with probabilities."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engram.data.pictures import LeftOut, decoded, pictures_below
+from engram.errors import UsageError
+from engram.model.model import Model
+from engram.progress import SILENT, Progress
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A class, and how likely the model thinks it is."""
+
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one picture, likeliest first. Rejected: it is probably none of them."""
+
+    path: Path
+    top: tuple[Answer, ...]
+    rejected: bool
+
+
+def predict(
+    model: Model,
+    paths: Sequence[Path],
+    *,
+    top: int = 5,
+    reject: float | None = None,
+    progress: Progress = SILENT,
+) -> Iterator[Prediction | LeftOut]:
+    """What a model says of each picture, in order, or why it cannot be read. A few are in memory at a time.
+
+    With `reject`, a picture whose likeliest class is less probable than that is said to be none of them.
+    """
+    if model.image_size is None:
+        raise UsageError("This model has learned vectors, not pictures. Ask it from Python.")
+    check_reject(reject)
+    with progress.phase("predict", len(paths)) as phase:
+        outcomes = zip(paths, decoded(paths, model.image_size), strict=True)
+        while batch := list(itertools.islice(outcomes, BATCH)):
+            images = [image for _, image in batch if isinstance(image, Tensor)]
+            answers = iter(answer(model, torch.stack(images), top) if images else [])
+            for path, outcome in batch:
+                if isinstance(outcome, LeftOut):
+                    yield outcome
+                else:
+                    best = next(answers)
+                    yield Prediction(path, best, reject is not None and best[0].probability < reject)
+                phase.advance()
+
+
+def answer(model: Model, inputs: Tensor, top: int = 5) -> list[tuple[Answer, ...]]:
+    """The `top` likeliest classes of each raw input, likeliest first; of equal ones the one learned first."""
+    if top < 1:
+        raise UsageError(f"At least the likeliest class is told; found --top {top}.")
+    probabilities = model.probabilities(inputs)
+    best = probabilities.sort(dim=1, descending=True, stable=True)
+    return [
+        tuple(Answer(model.names[column], float(value)) for value, column in zip(values, columns, strict=True))
+        for values, columns in zip(best.values[:, :top].tolist(), best.indices[:, :top].tolist(), strict=True)
+    ]
+
+
+def check_reject(reject: float | None) -> None:
+    """Refuse what is no probability."""
+    if reject is not None and not 0 <= reject <= 1:
+        raise UsageError(f"The probability below which a picture is none of the classes is 0 to 1; found {reject}.")
+
+
+def pictures_among(arguments: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
+    """The pictures that files and folders name, and what was left out: a file is taken as it is, a folder searched."""
+    pictures: list[Path] = []
+    left_out: list[LeftOut] = []
+    for argument in arguments:
+        if argument.is_dir():
+            found, others = pictures_below(argument)
+            pictures += found
+            left_out += others
+        else:
+            pictures.append(argument)
+    return pictures, left_out
