@@ -160,5 +160,16 @@ def test_what_cannot_be_edited_is_refused_and_left_as_it_was(vectors: Stream) ->
         merge(learner, known[0], known[0])
     assert all(torch.equal(tensor, learner.state()[name]) for name, tensor in before.items())
     forget(learner, known[0])
-    with pytest.raises(UsageError, match="the only class"):
+    with pytest.raises(UsageError, match="No class would be left"):
         forget(learner, known[1])
+
+
+def test_classes_forgotten_at_once_are_as_those_forgotten_one_by_one(vectors: Stream) -> None:
+    at_once, one_by_one = learned("features", vectors), learned("features", vectors)
+    labels = vectors.classes[4], vectors.classes[1]
+    forget(at_once, *labels, labels[0])
+    for label in labels:
+        forget(one_by_one, label)
+    assert at_once.classes_ == one_by_one.classes_
+    for name, tensor in one_by_one.state().items():
+        assert torch.allclose(at_once.state()[name], tensor), name

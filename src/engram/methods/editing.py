@@ -18,12 +18,12 @@ from engram.network import extract
 Kind = TypeVar("Kind", FeatureMemory, ImageMemory)
 
 
-def forget(learner: Learner, label: int) -> None:
-    """Drop a class: its features, its images, its row of the head and of the classifier."""
-    column = _column(learner, label)
-    if len(learner.classes_) == 1:
-        raise UsageError("This is the only class there is. Remove the model instead.")
-    _regroup(learner, [[other] for other in range(len(learner.classes_)) if other != column])
+def forget(learner: Learner, *labels: int) -> None:
+    """Drop classes: their features, their images, their rows of the head and of the classifier."""
+    columns = {_column(learner, label) for label in labels}
+    if len(learner.classes_) == len(columns):
+        raise UsageError("No class would be left. Remove the model instead.")
+    _regroup(learner, [[other] for other in range(len(learner.classes_)) if other not in columns])
 
 
 def merge(learner: Learner, label: int, into: int) -> None:
