@@ -128,10 +128,11 @@ def remake(learner: Learner, **changed: Any) -> Learner:
 def load(folder: Reader, *, generation: int | None = None, device: str = "auto") -> Model:
     """The model of a folder, as it is now or was in an earlier generation."""
     manifest, tensors = folder.load(generation)
-    return _model(manifest, tensors, device)
+    return restored(manifest, tensors, device)
 
 
-def _model(manifest: Manifest, tensors: Mapping[str, Tensor], device: str) -> Model:
+def restored(manifest: Manifest, tensors: Mapping[str, Tensor], device: str) -> Model:
+    """The model that a manifest and its tensors are, or why they are none."""
     if manifest.method not in METHODS:
         raise unknown("method", manifest.method, METHODS, "engram methods")
     try:
