@@ -115,6 +115,21 @@ def test_published_weights_come_with_the_statistics_they_were_trained_with(tmp_p
     assert torch.equal(network.extractor.state_dict()["conv1.weight"], extractor.state_dict()["conv1.weight"])
 
 
+@pytest.mark.parametrize("shape", [(8, 8, 3), (8, 8, 1), (3,)], ids=["colour", "grey", "vectors"])
+def test_statistics_in_a_file_of_weights_hold_for_whatever_inputs(shape: tuple[int, ...], tmp_path: Path) -> None:
+    inputs = torch.arange(4 * torch.Size(shape).numel()).reshape(4, *shape)
+    samples = Samples.of(inputs.to(torch.uint8 if len(shape) == 3 else torch.float32), torch.zeros(4, dtype=torch.long))
+    own = make_network("auto", "cosine", samples, seed=5)
+    statistics = {"input.mean": own.mean + 1, "input.std": own.std * 2}
+    save_tensors(tmp_path / "with", {**own.extractor.state_dict(), **statistics})
+    save_tensors(tmp_path / "without", own.extractor.state_dict())
+    network = make_network("auto", "cosine", samples, seed=0, weights=str(tmp_path / "with"))
+    assert torch.equal(network.mean, own.mean + 1) and torch.equal(network.std, own.std * 2)
+    network = make_network("auto", "cosine", samples, seed=0, weights=str(tmp_path / "without"))
+    expected = IMAGENET_MEAN if shape == (8, 8, 3) else own.mean.tolist()  # vectors of three numbers are no colours
+    assert network.mean.tolist() == pytest.approx(expected)
+
+
 # Copies
 
 

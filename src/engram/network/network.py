@@ -132,8 +132,11 @@ def _statistics(samples: Samples, weights: Path | None) -> tuple[Tensor, Tensor]
 
     These are of at most 10,000 samples spread over the whole.
     """
-    if weights is not None and samples.shape[-1] == 3:
-        return published_statistics(weights) or (torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD))
+    published = None if weights is None else published_statistics(weights)
+    if published is not None:
+        return published
+    if weights is not None and len(samples.shape) == 3 and samples.shape[-1] == 3:
+        return torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
     inputs = samples.batch(torch.arange(0, len(samples), max(1, len(samples) // 10_000)))
     values = inputs.flatten(0, -2).double() / (255 if inputs.ndim == 4 else 1)
     std = values.std(0, correction=0)
