@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import engram
-from engram.cli import listing, report, run, suite
+from engram.cli import export, listing, report, run, suite
 
 app = typer.Typer(
     help="Teach an image classifier new classes, again and again, without keeping the images of the old ones.",
@@ -39,3 +39,4 @@ app.command("datasets")(listing.datasets)
 app.command("suites")(suite.suites)
 app.command("suite")(suite.suite)
 app.command("report")(report.report)
+app.command("export")(export.export)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engram.model.exporting import Exported, export
 from engram.model.folder import ModelFolder
 from engram.model.learning import Judgement, Learned, NotGoodEnough, learn, teach
 from engram.model.manifest import Change, File, Manifest
@@ -14,6 +15,7 @@ __all__ = [
     "Adaptation",
     "Calibration",
     "Change",
+    "Exported",
     "Facts",
     "File",
     "Judgement",
@@ -26,6 +28,7 @@ __all__ = [
     "Wishes",
     "Writer",
     "expected_seconds",
+    "export",
     "learn",
     "load",
     "propose",

@@ -1,0 +1,358 @@
+"""A model as a file for others: ONNX that answers as engram does, arrays that numpy reads, weights to start from."""
+
+import copy
+import dataclasses
+import errno
+import functools
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from engram.data import Samples, Stream, Task
+from engram.errors import DataError, EngramError, UsageError
+from engram.features import CLASSIFIERS, Ridge
+from engram.methods import METHODS, Learner, make, setting_names
+from engram.model import Calibration, Exported, Facts, Model, ModelFolder, export, load, save
+from engram.model.graph import OPSET, metadata
+from engram.network import CorrectedHead, extractor_for_weights, make_network
+from engram.progress import Stopwatch
+
+QUICK = {
+    "epochs": 1,
+    "batch_size": 16,
+    "rate": 0.2,
+    "expected_classes": 6,
+    "adapter_steps": 5,
+    "features_per_class": 8,
+    "images_per_class": 5,
+}
+BATCHES = (1, 2, 7)
+
+
+def learned(method: str, stream: Stream, **settings: Any) -> Learner:
+    known = setting_names(method)
+    learner = make(method, **{name: value for name, value in {**QUICK, **settings}.items() if name in known})
+    for task in stream:
+        learner.learn(task)
+    return learner
+
+
+def named(learner: Learner, temperature: float = 1.7) -> Model:
+    """The learner as a model whose classes have names that are not ASCII and not in order."""
+    names = tuple(f"Größe {len(learner.classes_) - column}, „{column}“" for column in range(len(learner.classes_)))
+    facts = Facts(seen=(24,) * len(names), calibration=Calibration(temperature=temperature))
+    return Model(learner, names, facts)
+
+
+def inputs_of(stream: Stream) -> Tensor:
+    samples = stream.tasks[0].test
+    return samples.batch(torch.arange(0, len(samples), 2)[: max(BATCHES)])
+
+
+def answered(path: Path, inputs: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (name,) = [each.name for each in session.get_inputs()]
+    scores, probabilities = session.run(["scores", "probabilities"], {name: inputs.numpy()})
+    return scores, probabilities
+
+
+def assert_answers_alike(path: Path, model: Model, inputs: Tensor) -> None:
+    for size in BATCHES:
+        scores, probabilities = answered(path, inputs[:size])
+        expected = model.scores(inputs[:size]).numpy()
+        assert scores.shape == expected.shape and scores.dtype == probabilities.dtype == np.float32
+        np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(probabilities, model.probabilities(inputs[:size]), rtol=0, atol=1e-4)
+        assert np.ptp(scores, axis=1).min() > 1e-3  # scores that are all alike would agree with anything
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_library() -> Iterator[None]:
+    """The exporter parses five hundred functions of onnxscript each time, in half of its time: once will do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
+
+
+def alone(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def features(images: Stream) -> Model:
+    return named(learned("features", images))
+
+
+@pytest.fixture(scope="module")
+def hybrid(images: Stream) -> Model:
+    return named(learned("hybrid", images))
+
+
+# ONNX
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_answers_in_onnx_as_it_does_here(method: str, vectors: Stream, tmp_path: Path) -> None:
+    learner = learned(method, vectors)
+    if isinstance(learner.trained.head, CorrectedHead):  # so small a task leaves little to correct
+        learner.trained.head.correct(1.5, -0.7, torch.tensor([False, True, False, True, True, False]))
+    model = named(learner)
+    exported = export(model, tmp_path / "model.onnx")
+    assert alone(tmp_path) == ["model.onnx"]  # the weights are inside
+    assert exported.bytes == (tmp_path / "model.onnx").stat().st_size
+    assert exported.holds["input"] == "vectors" and exported.holds["shape"] == ["batch", 12]
+    assert_answers_alike(tmp_path / "model.onnx", model, inputs_of(vectors))
+
+
+@pytest.mark.parametrize("classifier", CLASSIFIERS)
+def test_every_classifier_answers_in_onnx_as_it_does_here(classifier: str, images: Stream, tmp_path: Path) -> None:
+    model = named(learned("features", images, classifier=classifier), temperature=0.05)
+    assert isinstance(model.learner.classifier_, CLASSIFIERS[classifier])
+    export(model, tmp_path / "model.onnx")
+    assert_answers_alike(tmp_path / "model.onnx", model, inputs_of(images))
+
+
+@pytest.mark.parametrize("network", ["resnet32", "resnet18"])
+def test_deep_networks_answer_in_onnx_as_they_do_here(network: str, images: Stream, tmp_path: Path) -> None:
+    task = images.tasks[0]
+    larger = task.train.batch(torch.arange(12)).repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
+    samples = Samples.of(larger, torch.arange(12) % 2)
+    learner = make("features", network=network, epochs=2, batch_size=4, rate=0.1, features_per_class=4)
+    learner.learn(Task(0, (0, 1), samples, samples))
+    export(named(learner), tmp_path / "model.onnx")
+    assert_answers_alike(tmp_path / "model.onnx", named(learner), larger[:7])
+
+
+@pytest.fixture(scope="module")
+def graph(features: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(features, tmp_path_factory.mktemp("graph") / "model.onnx", generation=3).path
+
+
+def test_an_onnx_file_says_what_it_is(features: Model, graph: Path) -> None:
+    whole = onnx.load(graph)
+    onnx.checker.check_model(whole, full_check=True)
+    said = {each.key: each.value for each in whole.metadata_props}
+    assert json.loads(said["engram.classes"]) == list(features.names)
+    assert float(said["engram.temperature"]) == 1.7
+    assert (said["engram.image_size"], said["engram.generation"], said["engram.method"]) == ("8", "3", "features")
+    assert "shorter side scaled to 8 with bicubic, middle square, RGB, uint8" in said["engram.preparation"]
+    assert [(each.domain, each.version) for each in whole.opset_import] == [("", OPSET)]
+    (given,) = whole.graph.input
+    sizes = [each.dim_param or each.dim_value for each in given.type.tensor_type.shape.dim]
+    assert (given.name, given.type.tensor_type.elem_type) == ("images", onnx.TensorProto.UINT8)
+    assert sizes == ["batch", 8, 8, 3]
+    assert [each.name for each in whole.graph.output] == ["scores", "probabilities"]
+
+
+def test_the_metadata_of_other_inputs_promises_nothing_of_pictures(features: Model) -> None:
+    grey, vectors = copy.copy(features.learner), copy.copy(features.learner)
+    grey.shape_, vectors.shape_ = (8, 8, 1), (12,)
+    said = metadata(dataclasses.replace(features, learner=grey))
+    assert said["engram.preparation"] == "As they were learned: uint8 images (height, width, channels) of (8, 8, 1)."
+    said = metadata(dataclasses.replace(features, learner=vectors))
+    assert said["engram.preparation"] == "As they were learned: float32 vectors of (12,)."
+    assert "engram.image_size" not in said and "engram.generation" not in said
+
+
+def test_exporting_again_gives_the_same_bytes_says_nothing_and_changes_nothing(
+    features: Model,
+    graph: Path,
+    images: Stream,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    before = {name: tensor.clone() for name, tensor in features.learner.state().items()}
+    scores = features.scores(inputs_of(images))
+    export(features, tmp_path / "model.onnx", generation=3)
+    assert (tmp_path / "model.onnx").read_bytes() == graph.read_bytes()
+    assert capfd.readouterr() == ("", "") and not recwarn.list
+    after = features.learner.state()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items()) and len(before) == len(after)
+    assert torch.equal(features.scores(inputs_of(images)), scores)
+
+
+def test_an_onnx_file_names_no_file_of_this_machine(graph: Path) -> None:
+    content = graph.read_bytes()
+    for trace in (b"site-packages", b"engram/network", str(Path(__file__).parents[2]).encode()):
+        assert trace not in content
+
+
+def test_without_the_extra_the_way_to_install_it_is_told(
+    features: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EngramError, match=r"onnx and onnxscript must be installed: pip install 'engram\[export\]'$"):
+        export(features, tmp_path / "model.onnx")
+    assert alone(tmp_path) == []
+    export(features, tmp_path / "model.npz")  # which needs none of it
+
+
+def test_a_network_that_onnx_cannot_hold_is_refused_in_a_sentence(vectors: Stream, tmp_path: Path) -> None:
+    class Whimsical(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if float(x.detach().sum()) > 0 else -super().forward(x)
+
+    model = named(learned("lwf", vectors, network=Whimsical(12, 8)))
+    with pytest.raises(EngramError, match=r"^This model's network cannot be written as ONNX: "):
+        export(model, tmp_path / "model.onnx")
+    assert alone(tmp_path) == []
+
+
+# Arrays
+
+
+def test_stored_vectors_are_exported_with_their_labels(features: Model, tmp_path: Path) -> None:
+    exported = export(features, tmp_path / "kept.npz")
+    memory = features.learner.memory.features
+    with np.load(tmp_path / "kept.npz", allow_pickle=False) as kept:
+        assert sorted(kept) == ["classes", "features", "labels"]
+        assert kept["features"].dtype == np.float32 and kept["labels"].dtype == np.int64
+        assert np.array_equal(kept["features"], memory.rows)
+        assert np.bincount(kept["labels"]).tolist() == [8] * 4
+        assert kept["classes"].dtype.kind == "U" and tuple(kept["classes"].tolist()) == features.names
+        # Labels are the columns of the scores: a classifier made from the file alone answers alike.
+        again = Ridge().fit(torch.from_numpy(kept["features"]), torch.from_numpy(kept["labels"]))
+    assert torch.equal(again.weight_, Ridge().fit(memory.rows, memory.columns).weight_)
+    assert exported.to_json() == {
+        **{"path": str(tmp_path / "kept.npz"), "kind": "npz", "bytes": (tmp_path / "kept.npz").stat().st_size},
+        **{"generation": None, "features": 32, "images": 0, "classes": features.names},
+    }
+
+
+def test_stored_images_are_exported_where_there_are_any(hybrid: Model, images: Stream, tmp_path: Path) -> None:
+    export(hybrid, tmp_path / "kept.npz")
+    with np.load(tmp_path / "kept.npz", allow_pickle=False) as kept:
+        assert kept["features"].shape == (32, 64)
+        assert kept["images"].shape == (20, 8, 8, 3) and kept["images"].dtype == np.uint8
+        for image, label in zip(kept["images"], kept["image_labels"], strict=True):
+            samples = images.tasks[label // 2].train
+            alike = (samples.batch(torch.arange(len(samples))) == torch.from_numpy(image)).flatten(1).all(dim=1)
+            assert samples.labels[alike].tolist() == [hybrid.learner.classes_[label]]
+
+
+def test_images_alone_come_with_no_vectors_of_the_right_length(images: Stream, tmp_path: Path) -> None:
+    export(named(learned("icarl", images)), tmp_path / "kept.npz")
+    with np.load(tmp_path / "kept.npz", allow_pickle=False) as kept:
+        assert kept["features"].shape == (0, 64) and kept["labels"].shape == (0,)
+        assert len(kept["images"]) == len(kept["image_labels"]) > 0
+
+
+def test_where_nothing_is_kept_there_is_nothing_to_export(images: Stream, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^The method 'lwf' keeps no vectors and no images: there is nothing to write"):
+        export(named(learned("lwf", images)), tmp_path / "kept.npz")
+    assert alone(tmp_path) == []
+
+
+# Weights
+
+
+def test_a_new_learner_from_exported_weights_has_the_same_features(features: Model, tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    export(features, file)
+    assert extractor_for_weights(file) == "small"
+    with safe_open(file, "pt") as tensors:
+        own = features.learner.trained.extractor.state_dict()
+        assert set(tensors.keys()) == {*own, "input.mean", "input.std"}
+    # A new learner begins with this network, whatever its images are like; these are unlike those that were learned.
+    others = Samples.of(torch.randint(0, 90, (9, 8, 8, 3), dtype=torch.uint8), torch.zeros(9, dtype=torch.int64))
+    begun = make_network("auto", "cosine", others, seed=7, weights=str(file))
+    assert torch.equal(begun.frozen().features(others.inputs), features.learner.extract(others))
+
+
+@pytest.mark.parametrize("grey", [True, False], ids=["grey", "vectors"])
+def test_weights_for_grey_images_and_vectors_bring_their_statistics_too(
+    grey: bool, images: Stream, vectors: Stream, tmp_path: Path
+) -> None:
+    task = (images if grey else vectors).tasks[0]
+    inputs = task.train.batch(torch.arange(len(task.train)))
+    inputs = inputs[..., :1] if grey else inputs
+    samples = Samples.of(inputs, torch.arange(len(inputs)) % 2)
+    learner = make("features", epochs=1, batch_size=8, features_per_class=4)
+    learner.learn(Task(0, (0, 1), samples, samples))
+    export(named(learner), tmp_path / "weights.safetensors")
+    others = Samples.of(inputs[:9] // 2, samples.labels[:9])
+    begun = make_network("auto", "cosine", others, seed=7, weights=str(tmp_path / "weights.safetensors"))
+    assert torch.equal(begun.frozen().features(others.inputs), learner.extract(others))
+
+
+# Where it is written
+
+
+def test_another_ending_is_told_the_three_there_are(features: Model, tmp_path: Path) -> None:
+    for name in ("model.pt", "model", ".onnx", "model.onnx.zip"):
+        with pytest.raises(UsageError, match=r"There are: \.onnx .*\.npz .*\.safetensors "):
+            export(features, tmp_path / name)
+    assert alone(tmp_path) == []
+    assert export(features, tmp_path / "deep" / "er" / "MODEL.NPZ").kind == "npz"
+
+
+@pytest.fixture
+def made_already(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about what is in a graph: it is there already."""
+    monkeypatch.setattr("engram.model.exporting.make_graph", lambda model, generation: onnx.load(graph))
+
+
+@pytest.mark.usefixtures("made_already")
+@pytest.mark.parametrize("ending", ["onnx", "npz", "safetensors"])
+def test_what_is_there_stays_unless_it_is_to_be_overwritten(ending: str, features: Model, tmp_path: Path) -> None:
+    place = tmp_path / f"model.{ending}"
+    place.write_text("mine")
+    with pytest.raises(UsageError, match=r"is there already\. Name another file, or overwrite it with --overwrite"):
+        export(features, place)
+    assert place.read_text() == "mine"
+    assert export(features, place, overwrite=True).bytes == place.stat().st_size > 4
+    assert alone(tmp_path) == [place.name]
+
+
+def test_a_folder_and_a_link_that_leads_nowhere_are_refused(features: Model, tmp_path: Path) -> None:
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "link.npz").symlink_to(tmp_path / "nowhere")
+    for name, overwrite, said in (("folder.npz", True, "is a folder"), ("link.npz", False, "is there already")):
+        with pytest.raises(UsageError, match=said):
+            export(features, tmp_path / name, overwrite=overwrite)
+    assert (tmp_path / "link.npz").is_symlink() and not (tmp_path / "nowhere").exists()
+
+
+def test_nothing_is_written_into_a_models_own_folder(features: Model, tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    with folder.writing() as writer:
+        save(writer, features, action="learn")
+    for place in (folder.path / "model.npz", folder.path / "generations" / "new" / "model.npz"):
+        with pytest.raises(UsageError, match=r"would lie inside the model .*, where nothing else belongs"):
+            export(load(folder), place)
+    assert folder.verify() == []
+
+
+@pytest.mark.usefixtures("made_already")
+@pytest.mark.parametrize("ending", ["onnx", "npz", "safetensors"])
+def test_a_full_disk_leaves_what_was_there(
+    ending: str, features: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / f"model.{ending}"
+    place.write_text("mine")
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("engram.storage.sync", full)
+    with pytest.raises(EngramError, match=r"model\.\w+ cannot be written: No space left on device"):
+        export(features, place, overwrite=True)
+    assert alone(tmp_path) == [place.name] and place.read_text() == "mine"
+
+
+def test_a_phase_is_reported(features: Model, tmp_path: Path) -> None:
+    watch = Stopwatch()
+    assert isinstance(export(features, tmp_path / "model.npz", progress=watch), Exported)
+    assert list(watch.seconds) == ["export"]
