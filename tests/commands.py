@@ -1,20 +1,93 @@
-"""The command line in a process of its own, as a person uses it."""
+"""The command line in a process of its own, as a person uses it.
 
+A fresh interpreter imports torch for two seconds or more, each time. Only tests of just that ask for it; the other
+commands are forked from one process for all, which has imported everything and done nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 import time
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+IMPORTED = ["pytest", "torch._dynamo", "engram.cli.app", "engram.cli.display", "engram.experiments.many"]
+SECONDS = 180  # that a command may take
 
 
-def engram(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `engram` with these arguments in the folder `cwd`."""
+@functools.cache
+def warm() -> BaseContext:
+    """What starts processes that have everything imported: forks of a process of one thread."""
+    if sys.platform != "linux":  # elsewhere libraries that were loaded before a fork may not work after it
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    with mock.patch.dict(os.environ, ENVIRONMENT):  # of one thread: a fork would lose a second
+        forkserver.ensure_running()
+    return context
+
+
+class Command:
+    """`engram` with these arguments, under way in the folder `cwd`; if it leads, in a process group of its own."""
+
+    def __init__(self, *arguments: str, cwd: Path, leads: bool = False) -> None:
+        self.place = tempfile.TemporaryDirectory()
+        self.arguments = arguments
+        self.process = warm().Process(target=_be_engram, args=(arguments, cwd, Path(self.place.name), leads))
+        self.process.start()
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, as of `subprocess.Popen`; None while it runs."""
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
+        """How it ended, and what it wrote."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            pytest.fail(f"the command did not end within {seconds} seconds")
+        printed, said = (_written(Path(self.place.name) / name) for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(self.arguments, self.process.exitcode, printed, said)
+
+
+def _written(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _be_engram(arguments: tuple[str, ...], cwd: Path, place: Path, leads: bool) -> None:
+    """What `python -m engram` does once it has started."""
+    if leads:
+        os.setsid()
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.chdir(cwd)
+    os.environ.update(ENVIRONMENT)
+    sys.argv = ["engram", *arguments]
+    runpy.run_module("engram", run_name="__main__", alter_sys=True)
+
+
+def engram(*arguments: str, cwd: Path, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run `engram` with these arguments in the folder `cwd`; if it is to be fresh, from an interpreter's start on."""
+    if not fresh:
+        return Command(*arguments, cwd=cwd).wait()
     command = [sys.executable, "-m", "engram", *arguments]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=180)
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
 
 
 def wait_for_the_end_of_all(group: int) -> None:

@@ -2,12 +2,11 @@
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from commands import ENVIRONMENT, engram
+from commands import engram
 from made_results import result, save
 
 from engram.cli import main
@@ -19,7 +18,7 @@ def test_a_report_is_written_and_its_path_printed(tmp_path: Path) -> None:
     save(tmp_path / "runs", result("features"), result("lwf"))
     (tmp_path / "runs" / "bad").mkdir()
     (tmp_path / "runs" / "bad" / "result.json").write_text('{"schema": 1}')
-    done = engram("report", "runs", cwd=tmp_path)
+    done = engram("report", "runs", cwd=tmp_path, fresh=True)
     assert (done.returncode, done.stdout) == (0, "report: report.html\n"), done.stderr
     assert done.stderr.startswith("note: Left out: runs/bad/result.json is not a whole result:")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -79,13 +78,9 @@ def test_the_command_of_a_report_makes_the_same_result_again(tmp_path: Path) -> 
     assert first.returncode == 0, first.stderr
     section = make_report([tmp_path / "runs"]).parts[0].section
     (command,) = commands(section, section.groups[0])
-    again = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command.replace("\\\n", " ")), "--out", "again"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-    )
+    program, *arguments = shlex.split(command.replace("\\\n", " "))
+    assert program == "engram"
+    again = engram(*arguments, "--out", "again", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     one, other = (json.loads((tmp_path / place / "result.json").read_text()) for place in ("runs/first", "again"))
     assert one["settings"] == other["settings"] and one["curve"] == other["curve"] and one["split"] == other["split"]

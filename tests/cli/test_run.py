@@ -20,7 +20,7 @@ QUICK = ["--epochs", "1", "--tasks", "2"]
 def test_help_answers_in_under_half_a_second(tmp_path: Path) -> None:
     def seconds() -> float:
         start = time.perf_counter()
-        assert engram("--help", cwd=tmp_path).returncode == 0
+        assert engram("--help", cwd=tmp_path, fresh=True).returncode == 0
         return time.perf_counter() - start
 
     assert min(seconds() for _ in range(5)) < 0.5
@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_a_run_prints_its_result_to_stdout_and_its_progress_to_stderr(tmp_path: Path) -> None:
-    done = engram("run", "features", *QUICK, "--out", "here", cwd=tmp_path)
+    done = engram("run", "features", *QUICK, "--out", "here", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     assert "average incremental accuracy" in done.stdout and "here/result.json" in done.stdout
     assert "task  classes  accuracy" in done.stderr and "average" not in done.stderr
@@ -78,7 +78,7 @@ def test_without_out_every_run_gets_its_own_folder_and_resume_takes_the_last(tmp
 
 
 def test_the_datasets_are_listed_one_line_each(tmp_path: Path) -> None:
-    lines = engram("datasets", cwd=tmp_path).stdout.splitlines()
+    lines = engram("datasets", cwd=tmp_path, fresh=True).stdout.splitlines()
     rows = json.loads(engram("datasets", "--json", cwd=tmp_path).stdout)["datasets"]
     names = ["digits", "cifar100", "cifar10", "arrays"]
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows] == names
@@ -91,7 +91,7 @@ def test_the_methods_are_listed_one_line_each_with_what_they_keep(tmp_path: Path
         *((name, "images") for name in ("gamma-icarl", "icarl", "eeil", "lucir", "bic", "bic-uncorrected")),
         *(("finetune", "nothing"), ("joint", "every image")),
     ]
-    lines = engram("methods", cwd=tmp_path).stdout.splitlines()
+    lines = engram("methods", cwd=tmp_path, fresh=True).stdout.splitlines()
     rows = json.loads(engram("methods", "--json", cwd=tmp_path).stdout)["methods"]
     listed = [tuple(re.split(r" {2,}", line)) for line in lines]
     assert [(name, kept) for name, kept, _ in listed] == keeps

@@ -6,16 +6,16 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from commands import ENVIRONMENT, engram, wait_for_the_end_of_all
+from commands import Command, engram, wait_for_the_end_of_all
 
 NAMES = ["table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"]
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
@@ -23,14 +23,33 @@ QUICK = [*DATA, "--set", "epochs=1", "--set", "adapter_steps=10", "--set", "rate
 SLOW = [*QUICK, *("--set", "epochs=40", "--set", "batch_size=2")]  # seconds, not milliseconds
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with a file of ten classes of vectors."""
+def save_blobs(folder: Path) -> Path:
+    """The folder, now with a file of ten classes of vectors."""
     draws = np.random.default_rng(0)
     centres, labels = 3 * draws.normal(size=(10, 8)), np.repeat(np.arange(10), 20)
     inputs = (centres[labels] + draws.normal(size=(len(labels), 8))).astype(np.float32)
-    np.savez(tmp_path / "blobs.npz", inputs=inputs, labels=labels)
-    return tmp_path
+    np.savez(folder / "blobs.npz", inputs=inputs, labels=labels)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return save_blobs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A suite that has been run to its end, in `here`, and how that went."""
+    folder = save_blobs(tmp_path_factory.mktemp("finished"))
+    return folder, engram("suite", "quality", *QUICK, "--out", "here", "--json", cwd=folder)
+
+
+@pytest.fixture
+def there(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> Path:
+    """A copy of the finished suite, to do things to."""
+    folder, done = finished
+    assert done.returncode == 0, done.stderr
+    return shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -46,7 +65,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_the_suites_are_listed_one_line_each(tmp_path: Path) -> None:
-    lines = engram("suites", cwd=tmp_path).stdout.splitlines()
+    lines = engram("suites", cwd=tmp_path, fresh=True).stdout.splitlines()
     rows = json.loads(engram("suites", "--json", cwd=tmp_path).stdout)["suites"]
     listed = [tuple(re.split(r" {2,}", line)) for line in lines]
     assert [name for name, _ in listed] == NAMES
@@ -81,20 +100,19 @@ def test_a_plan_as_json_has_the_same_in_bytes_and_seconds(place: Path) -> None:
     assert [path.name for path in place.iterdir()] == ["blobs.npz"]
 
 
-def test_a_plan_counts_what_is_done_already(place: Path) -> None:
-    assert engram("suite", "quality", *QUICK, "--out", "here", "--quiet", cwd=place).returncode == 0
-    before = sorted((str(path), path.stat().st_mtime_ns) for path in place.rglob("*"))
-    plan = json.loads(engram("suite", "quality", *QUICK, "--out", "here", "--plan", "--json", cwd=place).stdout)
+def test_a_plan_counts_what_is_done_already(there: Path) -> None:
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in there.rglob("*"))
+    plan = json.loads(engram("suite", "quality", *QUICK, "--out", "here", "--plan", "--json", cwd=there).stdout)
     assert [row["done"] for row in plan["runs"]] == [1, 1]
     assert plan["seconds"] == 0
-    assert sorted((str(path), path.stat().st_mtime_ns) for path in place.rglob("*")) == before
+    assert sorted((str(path), path.stat().st_mtime_ns) for path in there.rglob("*")) == before
 
 
 # Runs
 
 
 def test_a_suite_prints_a_line_per_variant_to_stdout_and_its_progress_to_stderr(place: Path) -> None:
-    done = engram("suite", "quality", *QUICK, "--seeds", "2", "--out", "here", cwd=place)
+    done = engram("suite", "quality", *QUICK, "--seeds", "2", "--out", "here", cwd=place, fresh=True)
     assert done.returncode == 0, done.stderr
     *rows, last = done.stdout.splitlines()
     assert [row[:7] for row in rows] == ["P = 0  ", "P = 2  "]
@@ -137,54 +155,47 @@ def test_only_the_methods_that_are_asked_for_are_run(place: Path) -> None:
     assert len(results(place / "here")) == 2
 
 
-def test_two_jobs_at_the_same_time_give_what_one_gives_and_print_the_same(place: Path) -> None:
-    one = engram("suite", "quality", *QUICK, "--out", "one", "--json", cwd=place)
+def test_two_jobs_at_the_same_time_give_what_one_gives_and_print_the_same(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], place: Path
+) -> None:
+    folder, one = finished
     two = engram("suite", "quality", *QUICK, "--out", "two", "--json", "--jobs", "2", cwd=place)
     assert (one.returncode, two.returncode) == (0, 0), two.stderr
     assert json.loads(two.stdout) == json.loads(one.stdout)
-    assert results(place / "two") == results(place / "one")
-    assert two.stderr == one.stderr.replace("one", "two")
+    assert results(place / "two") == results(folder / "here")
+    assert two.stderr == one.stderr.replace("here", "two")
 
 
 # Going on
 
 
-def test_a_suite_that_is_there_is_refused_without_resume_and_gone_on_with(place: Path) -> None:
+def test_a_suite_that_is_there_is_refused_without_resume_and_gone_on_with(there: Path) -> None:
     command = ["suite", "quality", *QUICK, "--out", "here"]
-    assert engram(*command, "--quiet", cwd=place).returncode == 0
-    before = {path: path.stat().st_mtime_ns for path in (place / "here").rglob("*") if path.is_file()}
-    again = engram(*command, "--quiet", cwd=place)
+    before = {path: path.stat().st_mtime_ns for path in (there / "here").rglob("*") if path.is_file()}
+    again = engram(*command, "--quiet", cwd=there)
     assert (again.returncode, again.stdout) == (2, "")
     said = "error: here/suite-quality.json is there already. Go on with --resume, or choose another --out.\n"
     assert again.stderr == said
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    (place / next(iter(results(place / "here"))).replace("runs", "here/runs", 1)).unlink()
-    further = engram(*command, "--resume", cwd=place)
+    (there / next(iter(results(there / "here"))).replace("runs", "here/runs", 1)).unlink()
+    further = engram(*command, "--resume", cwd=there)
     assert further.returncode == 0
     assert further.stderr.splitlines() == ["quality on arrays: 1 runs to do, in here"]
-    assert len(results(place / "here")) == 2
+    assert len(results(there / "here")) == 2
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_says_how_to_go_on_and_the_same_command_with_resume_completes_it(jobs: str, place: Path) -> None:
     command = ["suite", "quality", *SLOW, "--out", "here", "--jobs", jobs]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "engram", *command],
-        cwd=place,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = Command(*command, cwd=place, leads=True)
     while not list(place.glob("here/runs/*/*/training.safetensors")):
         assert process.poll() is None
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
-    printed, said = process.communicate(timeout=60)
-    assert (process.returncode, printed) == (130, "")
-    assert re.search(r"the same command with --out here --resume goes on\.$", said.rstrip())
-    assert "Traceback" not in said
+    stopped = process.wait(60)
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert re.search(r"the same command with --out here --resume goes on\.$", stopped.stderr.rstrip())
+    assert "Traceback" not in stopped.stderr
     wait_for_the_end_of_all(process.pid)
     assert not list(place.glob("here/runs/*/*/failed.json"))
     further = engram(*command, "--resume", "--json", cwd=place)
@@ -205,35 +216,28 @@ def test_a_name_that_a_shell_would_take_apart_is_quoted_in_what_is_to_be_typed_n
 
 
 def test_after_ctrl_c_too_the_folders_name_is_quoted_for_the_shell(place: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "engram", "suite", "quality", *SLOW, "--out", STRANGE],
-        cwd=place,
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = Command("suite", "quality", *SLOW, "--out", STRANGE, cwd=place)
     while not list((place / STRANGE).glob("runs/*/*/training.safetensors")):
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    (options,) = re.findall(r"the same command with (.*) goes on\.", said)
+    stopped = process.wait(60)
+    assert stopped.returncode == 130
+    (options,) = re.findall(r"the same command with (.*) goes on\.", stopped.stderr)
     assert shlex.split(options) == ["--out", STRANGE, "--resume"]
 
 
 # What goes wrong
 
 
-def test_a_suite_with_a_failed_run_prints_the_rest_says_why_and_exits_with_1(place: Path) -> None:
+def test_a_suite_with_a_failed_run_prints_the_rest_says_why_and_exits_with_1(there: Path) -> None:
     command = ["suite", "quality", *QUICK, "--out", "here", "--json", "--quiet"]
-    assert engram(*command, cwd=place).returncode == 0
-    folders = {values["method"]: name for name, values in results(place / "here").items()}
+    folders = {values["method"]: name for name, values in results(there / "here").items()}
     for name in folders.values():
-        (place / "here" / name).unlink()
-    (damaged,) = (place / "here" / folders["hybrid"]).parent.glob("checkpoint-*/learner.safetensors")
+        (there / "here" / name).unlink()
+    (damaged,) = (there / "here" / folders["hybrid"]).parent.glob("checkpoint-*/learner.safetensors")
     damaged.write_bytes(b"short")
-    done = engram(*command, "--resume", cwd=place)
+    done = engram(*command, "--resume", cwd=there)
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert [row["label"] for row in found["rows"]] == ["P = 0"]
