@@ -205,7 +205,7 @@ def test_a_network_that_onnx_cannot_hold_is_refused_in_a_sentence(vectors: Strea
             return super().forward(x) if float(x.detach().sum()) > 0 else -super().forward(x)
 
     model = named(learned("lwf", vectors, network=Whimsical(12, 8)))
-    with pytest.raises(EngramError, match=r"^This model's network cannot be written as ONNX: "):
+    with pytest.raises(EngramError, match=r"^This model's network cannot be written as ONNX: .+$"):
         export(model, tmp_path / "model.onnx")
     assert alone(tmp_path) == []
 

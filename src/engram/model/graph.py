@@ -59,7 +59,7 @@ def input_name(model: Model) -> str:
 
 
 def make_graph(model: Model, generation: int | None = None) -> ModelProto:
-    """The graph, checked, with its metadata. The same model gives the same bytes, on whichever machine."""
+    """The graph, checked, with its metadata. The same model gives the same bytes."""
     _require()
     import onnx.checker
     import onnx.helper
@@ -80,7 +80,8 @@ def make_graph(model: Model, generation: int | None = None) -> ModelProto:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        raise EngramError(f"This model's network cannot be written as ONNX: {error}") from error
+        reason = str(error.__cause__ or error).strip().splitlines()[0]  # pages of advice to its author follow
+        raise EngramError(f"This model's network cannot be written as ONNX: {reason}") from error
     assert program is not None
     graph = program.model_proto
     _strip(graph)
@@ -94,7 +95,7 @@ def metadata(model: Model, generation: int | None = None) -> dict[str, str]:
     """What the file says of itself beside the graph; whatever is not plain text is JSON."""
     known = {
         "engram.classes": json.dumps(model.names),  # in the order of the columns
-        "engram.temperature": repr(model.facts.calibration.temperature),  # by which scores were divided already
+        "engram.temperature": repr(model.facts.calibration.temperature),  # which is in the probabilities already
         "engram.method": model.learner.name,
         "engram.preparation": _preparation(model),
     }
