@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from models_made import taught
 
 from engram.data import Dataset, Samples, Stream, split
+from engram.model import ModelFolder
 
 
 def blobs(classes: int = 6, per_class: int = 24, dimension: int = 12, seed: int = 0) -> Dataset:
@@ -41,3 +43,15 @@ def vectors() -> Stream:
 def images() -> Stream:
     """Two tasks of two classes, images."""
     return split(patterns(), classes_per_task=2, seed=0)
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A model of pictures that keeps features; see `models_made`. Copy it to change it."""
+    return taught(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="session")
+def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """The same, which keeps three images of each class too."""
+    return taught(tmp_path_factory.mktemp("hybrid"), images_per_class=3)

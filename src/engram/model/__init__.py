@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from engram.model.edit import Edited, Removal, forget, merge, removal, rename, rollback
 from engram.model.exporting import Exported, export
 from engram.model.folder import ModelFolder
+from engram.model.inspection import Generation, Inventory, KnownClass, Sizes, inspect
 from engram.model.learning import Judgement, Learned, NotGoodEnough, learn, teach
 from engram.model.manifest import Change, File, Manifest
 from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save, settings_of
 from engram.model.proposal import Proposal, Wishes, expected_seconds, propose
+from engram.model.verification import Verified, verify
 from engram.model.writing import KEEP, Writer
 
 __all__ = [
@@ -15,25 +18,39 @@ __all__ = [
     "Adaptation",
     "Calibration",
     "Change",
+    "Edited",
     "Exported",
     "Facts",
     "File",
+    "Generation",
+    "Inventory",
     "Judgement",
+    "KnownClass",
     "Learned",
     "Manifest",
     "Model",
     "ModelFolder",
     "NotGoodEnough",
     "Proposal",
+    "Removal",
+    "Sizes",
+    "Verified",
     "Wishes",
     "Writer",
     "expected_seconds",
     "export",
+    "forget",
+    "inspect",
     "learn",
     "load",
+    "merge",
     "propose",
     "remake",
+    "removal",
+    "rename",
+    "rollback",
     "save",
     "settings_of",
     "teach",
+    "verify",
 ]

@@ -1,0 +1,204 @@
+"""Classes of a model dropped, renamed or joined into one, and an earlier generation put in use again."""
+
+from __future__ import annotations
+
+import shlex
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engram.data.pictures import same_for_people
+from engram.errors import DataError, UsageError, unknown
+from engram.methods import editing
+from engram.model.folder import ModelFolder
+from engram.model.model import Calibration, Model, load, save
+from engram.model.reading import Reader
+from engram.text import shown
+
+NOT_IN_NAMES = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of characters, breaks of lines and paragraphs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """What goes when classes are forgotten."""
+
+    names: tuple[str, ...]
+    features: int  # stored vectors
+    images: int  # stored images
+    bytes: int  # of both
+    generations: tuple[int, ...]  # all there are: the new one replaces them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edited:
+    """A model after it was changed."""
+
+    action: str
+    generation: int  # in use now
+    classes: tuple[str, ...]  # known now
+    details: Mapping[str, Any] = field(default_factory=dict)  # what was done
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "action": self.action,
+            "generation": self.generation,
+            "classes": list(self.classes),
+            **self.details,
+        }
+
+
+def removal(folder: Reader, names: Sequence[str]) -> Removal:
+    """What `forget` would remove; nothing is changed."""
+    return _removal(folder, load(folder, device="cpu"), names)
+
+
+def forget(folder: ModelFolder, names: Sequence[str]) -> Edited:
+    """Remove classes and every trace of them but in the network's weights. There is no way back.
+
+    Their vectors, images, rows of the head and of the classifier, and names go, with all that the history tells of any
+    class, and every earlier generation. The classifier of the others is made anew from what is kept of them.
+    """
+    folder.require()
+    with folder.writing() as writer:
+        model = load(writer)
+        gone = _removal(writer, model, names)
+        editing.forget(model.learner, *map(model.label, gone.names))
+        left = [column for column, name in enumerate(model.names) if name not in gone.names]
+        edited = _edited(model, [model.names[column] for column in left], [model.facts.seen[column] for column in left])
+        # No name: this stays in the history.
+        record = {"classes": len(gone.names), "features": gone.features, "images": gone.images}
+        manifest = save(writer, edited, action="forget", record=record, alone=True)
+    details = {
+        "forgotten": list(gone.names),
+        "features": gone.features,
+        "images": gone.images,
+        "bytes": gone.bytes,
+        "removed_generations": list(gone.generations),
+    }
+    return Edited(action="forget", generation=manifest.generation, classes=manifest.classes, details=details)
+
+
+def rename(folder: ModelFolder, old: str, new: str) -> Edited:
+    """Give a class another name. Earlier generations, and the history, know it by the old one."""
+    folder.require()
+    with folder.writing() as writer:
+        model = load(writer, device="cpu")
+        old, new = _known(model, old), _proper(new)
+        _refuse_twins(folder, model, old, new)
+        names = tuple(new if name == old else name for name in model.names)
+        details = {"from": old, "to": new}
+        manifest = save(writer, replace(model, names=names), action="rename", record=details)
+    return Edited(action="rename", generation=manifest.generation, classes=manifest.classes, details=details)
+
+
+def merge(folder: ModelFolder, name: str, into: str) -> Edited:
+    """Join a class into another, which answers for both from then on."""
+    folder.require()
+    with folder.writing() as writer:
+        model = load(writer)
+        name, into = _known(model, name), _known(model, into)
+        editing.merge(model.learner, model.label(name), model.label(into))
+        counts = dict(zip(model.names, model.facts.seen, strict=True))
+        counts[into] += counts.pop(name) if name != into else 0
+        edited = _edited(model, list(counts), list(counts.values()))
+        memory, column = edited.learner.memory, edited.column(into)
+        kept = {"features": memory.features.counts, "images": memory.images.counts}
+        details = {
+            "class": name,
+            "into": into,
+            **{kind: int(each[column]) if len(each) else 0 for kind, each in kept.items()},
+        }
+        manifest = save(writer, edited, action="merge", record=details)
+    return Edited(action="merge", generation=manifest.generation, classes=manifest.classes, details=details)
+
+
+def rollback(folder: ModelFolder, to: int | None = None) -> Edited:
+    """Put an earlier generation in use again: the one that the present one was made from, unless told otherwise.
+
+    This also mends a damaged `current.json`. It makes no generation, and none is lost.
+    """
+    folder.require()
+    with folder.writing() as writer:
+        before = _in_use(writer)
+        manifest = writer.use(_parent(writer) if to is None else to)
+    details = {"from": before, "created": manifest.created}
+    return Edited(action="rollback", generation=manifest.generation, classes=manifest.classes, details=details)
+
+
+def _removal(folder: Reader, model: Model, names: Sequence[str]) -> Removal:
+    known = tuple(dict.fromkeys(_known(model, name) for name in names))
+    if not known:
+        raise UsageError("Name a class to forget, or several.")
+    if len(known) == len(model.names):
+        raise UsageError(f"No class would be left. To forget all of them, remove the folder {folder.path}.")
+    memory, columns = model.learner.memory, [model.column(name) for name in known]
+    counts = [int(kind.counts[columns].sum()) if len(kind.counts) else 0 for kind in (memory.features, memory.images)]
+    sizes = [kind.rows[:1].nbytes for kind in (memory.features, memory.images)]
+    return Removal(
+        names=known,
+        features=counts[0],
+        images=counts[1],
+        bytes=sum(count * size for count, size in zip(counts, sizes, strict=True)),
+        generations=tuple(folder.generations()),
+    )
+
+
+def _edited(model: Model, names: Sequence[str], seen: Sequence[int]) -> Model:
+    """The model with other classes. Its temperature stays, but how good that is was measured of another classifier."""
+    calibration = Calibration(temperature=model.facts.calibration.temperature)
+    facts = replace(model.facts, seen=tuple(seen), calibration=calibration)
+    return Model(model.learner, tuple(names), facts)
+
+
+def _known(model: Model, name: str) -> str:
+    """The name as the model has it: an accent may be typed as a letter of its own."""
+    composed = unicodedata.normalize("NFC", name)
+    for each in (name, composed):
+        if each in model.names:
+            return each
+    raise unknown("class", shown(name), map(shown, model.names))
+
+
+def _proper(name: str) -> str:
+    """A new name as it will be kept, if it can be a name."""
+    proper = unicodedata.normalize("NFC", name).strip()
+    if not proper:
+        raise UsageError("A class cannot have an empty name.")
+    if any(unicodedata.category(letter) in NOT_IN_NAMES for letter in proper):
+        raise UsageError(f"'{shown(proper)}' cannot be a name: it has characters that cannot be shown on a line.")
+    return proper
+
+
+def _refuse_twins(folder: Reader, model: Model, old: str, new: str) -> None:
+    if new == old:
+        raise UsageError(f"The class is called '{shown(new)}' already.")
+    twin = next(
+        (name for name in model.names if name != old and same_for_people(name) == same_for_people(new)),
+        None,
+    )
+    if twin is not None:
+        command = shlex.join(["engram", "merge", str(folder.path), old, twin])
+        raise UsageError(
+            f"There is a class {twin!a}, and {new!a} does not differ from it, or in capitals, spaces or the encoding "
+            f"of accents alone. Choose another name; or make one class of both with: {shown(command)}"
+        )
+
+
+def _in_use(folder: Reader) -> int | None:
+    try:
+        return folder.pointer().current
+    except DataError:
+        return None
+
+
+def _parent(folder: Reader) -> int:
+    """The generation that the one in use was made from, if it is still there."""
+    current, there = folder.current(), folder.generations()
+    if current.parent in there:
+        return current.parent
+    others = ", ".join(str(number) for number in there if number != current.generation)
+    remedy = f"Choose one with --to: {others}." if others else "It is the only one there is."
+    why = "has none before it" if current.parent is None else f"was made from {current.parent}, which is not kept"
+    raise UsageError(f"Generation {current.generation} {why}. {remedy}")

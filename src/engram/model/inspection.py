@@ -1,0 +1,172 @@
+"""What a model knows and keeps: `inspect` tells it in counts and bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from engram.features import FeatureMemory, ImageMemory
+from engram.methods import METHODS, Learner, make
+from engram.model.manifest import Change
+from engram.model.model import Adaptation, Calibration, Model, restored, settings_of
+from engram.model.reading import Reader
+from engram.network import choose_extractor
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownClass:
+    """A class, and what is kept of it."""
+
+    name: str
+    features: int  # stored vectors
+    images: int  # stored images
+    bytes: int  # of both
+    seen: int  # samples that were learned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Where the bytes are."""
+
+    features: int  # stored vectors
+    images: int  # stored images
+    kept: int  # both: what a budget is for
+    network: int
+    classifier: int
+    folder: int  # all files, with those of earlier generations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """How a generation came about, and whether it is still there."""
+
+    generation: int
+    created: str
+    action: str
+    details: Mapping[str, Any]
+    kept: bool  # it can be gone back to
+    in_use: bool
+
+    @property
+    def learned(self) -> dict[str, int]:
+        """How many classes it brought, how many it added to, and the samples of each kind; empty if it did not."""
+        kinds = {kind: self.details.get(kind) for kind in ("new", "more")}
+        counts = {kind: count for kind, count in kinds.items() if isinstance(count, dict)}
+        return {kind: len(count) for kind, count in counts.items()} | {
+            f"{kind}_samples": sum(count.values()) for kind, count in counts.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """What a model knows and keeps."""
+
+    generation: int
+    created: str
+    engram: str  # the version that wrote it
+    method: str
+    network: str
+    image_size: int | None  # None: it learns vectors
+    classes: tuple[KnownClass, ...]
+    bytes: Sizes
+    budget: int | None
+    features_per_class: int | None  # asked for; the setting is what the budget leaves of it
+    settings: Mapping[str, Any]
+    defaults: Mapping[str, Any]  # the method's
+    calibration: Calibration
+    adaptation: Adaptation | None
+    history: tuple[Generation, ...]  # every one there ever was, oldest first
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the method's defaults."""
+        return {name: value for name, value in self.settings.items() if value != self.defaults.get(name)}
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        history = [{**asdict(each), "learned": each.learned} for each in self.history]
+        return {**asdict(self), "changed": self.changed, "history": history}
+
+
+def inspect(folder: Reader) -> Inventory:
+    """What the model of a folder knows and keeps."""
+    manifest, tensors = folder.load()
+    model = restored(manifest, tensors, "cpu")
+    learner, settings = model.learner, settings_of(model.learner)
+    memory = learner.memory
+    return Inventory(
+        generation=manifest.generation,
+        created=manifest.created,
+        engram=manifest.engram,
+        method=learner.name,
+        network=choose_extractor(learner.shape_) if learner.network == "auto" else str(learner.network),
+        image_size=model.image_size,
+        classes=_classes(model),
+        bytes=Sizes(
+            features=memory.features.nbytes,
+            images=memory.images.nbytes,
+            kept=memory.nbytes,
+            network=sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("network.")),
+            classifier=sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("classifier.")),
+            folder=folder_bytes(folder.path),
+        ),
+        budget=model.facts.budget,
+        features_per_class=model.facts.features_per_class,
+        settings=settings,
+        defaults=_defaults(learner, settings),
+        calibration=model.facts.calibration,
+        adaptation=model.facts.adaptation,
+        history=_history(folder.history(), set(folder.generations()), manifest.generation),
+    )
+
+
+def folder_bytes(path: Path) -> int:
+    """The bytes of all files below a folder. What is removed meanwhile does not count."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _classes(model: Model) -> tuple[KnownClass, ...]:
+    memory = model.learner.memory
+    features, images = (_counts(kind, len(model.names)) for kind in (memory.features, memory.images))
+    sizes = [kind.rows[:1].nbytes for kind in (memory.features, memory.images)]
+    return tuple(
+        KnownClass(
+            name=name, features=vectors, images=pictures, bytes=vectors * sizes[0] + pictures * sizes[1], seen=seen
+        )
+        for name, vectors, pictures, seen in zip(model.names, features, images, model.facts.seen, strict=True)
+    )
+
+
+def _counts(memory: FeatureMemory | ImageMemory, classes: int) -> list[int]:
+    """How many rows each class has. A memory that was never used has no counts."""
+    return memory.counts.tolist() or [0] * classes
+
+
+def _defaults(learner: Learner, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the method sets where nothing is asked for; with another objective, what that one sets."""
+    default = settings_of(make(learner.name, objective=settings["objective"]))
+    return {**default, "objective": METHODS[learner.name].objective}
+
+
+def _history(changes: tuple[Change, ...], there: set[int], current: int) -> tuple[Generation, ...]:
+    return tuple(
+        Generation(
+            generation=change.generation,
+            created=change.created,
+            action=change.action,
+            details=change.details,
+            kept=change.generation in there,
+            in_use=change.generation == current,
+        )
+        for change in changes
+    )

@@ -1,0 +1,492 @@
+"""What is forgotten is in no file of the model; what is renamed, joined or gone back to is what it says."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw
+from torch import Tensor
+
+from engram import storage
+from engram.data.pictures import read, scan
+from engram.errors import DataError, EngramError, UsageError
+from engram.model import (
+    Model,
+    ModelFolder,
+    Wishes,
+    Writer,
+    forget,
+    inspect,
+    learn,
+    load,
+    merge,
+    removal,
+    rename,
+    rollback,
+    verify,
+)
+
+EDITS: dict[str, Callable[[ModelFolder], object]] = {
+    "forget": lambda folder: forget(folder, [DAISY]),
+    "rename": lambda folder: rename(folder, DAISY, "daisy"),
+    "merge": lambda folder: merge(folder, DAISY, TULIP),
+    "rollback": lambda folder: rollback(folder),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def model(small_model: ModelFolder, tmp_path: Path) -> ModelFolder:
+    return copied(small_model, tmp_path / "model")
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
+
+def pictures(small_model: ModelFolder) -> tuple[Tensor, list[str]]:
+    """All pictures that it was taught, and the names of their classes."""
+    places = [read(scan(small_model.path.parent / place), 16) for place in ("1", "2")]
+    names = [each.class_names[label] for each in places for label in each.samples.labels.tolist()]
+    return torch.cat([each.samples.batch(torch.arange(len(each.samples))) for each in places]), names
+
+
+def answers(model: Model, images: Tensor) -> list[str]:
+    return [model.names[column] for column in model.scores(images).argmax(1).tolist()]
+
+
+# Forgetting
+
+
+def renderings(tensor: Tensor) -> Iterator[bytes]:
+    """Numbers as they might be stored."""
+    if tensor.dtype == torch.uint8:
+        yield tensor.numpy().tobytes()
+        return
+    values = tensor.detach().numpy()
+    for kind in (np.float64, np.float32, np.float16):
+        yield values.astype(kind).tobytes()
+    yield tensor.detach().bfloat16().view(torch.int16).numpy().tobytes()
+
+
+def traces(model: Model, name: str) -> dict[str, list[bytes]]:
+    """What a class leaves in a model, by kind, each as the bytes it might be found by."""
+    column, learner = model.column(name), model.learner
+    assert learner.classifier_ is not None
+    memory = learner.memory
+    stored = memory.features.rows[memory.features.columns == column]
+    images = memory.images.rows[memory.images.columns == column] if len(memory.images) else memory.images.rows
+    return {
+        "vectors": [each for row in stored for each in renderings(row)],
+        "images": [each for image in images for each in renderings(image)],
+        "head": list(renderings(learner.trained.head.weight[column])),
+        "classifier": list(renderings(learner.classifier_.weight_[column])),
+        "name": [
+            *(name.encode(encoding) for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le")),
+            json.dumps(name)[1:-1].encode(),
+            "ga\u0308nseblu\u0308mchen".encode(),
+        ],
+    }
+
+
+def found(path: Path, sought: dict[str, list[bytes]]) -> dict[str, set[str]]:
+    """In which files something of each kind is, in any rendering."""
+    files = tree(path)
+    return {
+        kind: {name for name, content in files.items() if any(each in content for each in renders)}
+        for kind, renders in sought.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["small_model", "hybrid_model"])
+def test_nothing_of_a_forgotten_class_is_in_any_file(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    folder = copied(request.getfixturevalue(kind), tmp_path / "model")
+    sought = {number: traces(load(folder, generation=number), DAISY) for number in (1, 2)}
+    for number, each in sought.items():  # the same search finds everything before
+        place = f"generations/{number:06d}"
+        manifests = {f"generations/{n:06d}/manifest.json" for n in (1, 2)}
+        there = found(folder.path, each)
+        assert {what for what, files in there.items() if files} == {*each} - (
+            {"images"} if not each["images"] else set()
+        )
+        assert there["vectors"] == there["head"] == there["classifier"] == {f"{place}/learner.safetensors"}
+        assert there["name"] == manifests
+    assert bool(sought[2]["images"]) == (kind == "hybrid_model")
+    every_vector = [row for number in (1, 2) for row in sought[number]["vectors"][1::4]]  # as float32
+    learners = [content for name, content in tree(folder.path).items() if name.endswith("learner.safetensors")]
+    assert all(any(row in content for content in learners) for row in every_vector) and len(every_vector) == 12
+
+    done = forget(folder, [DAISY])
+    assert tree(folder.path).keys() == {
+        ".lock",
+        "current.json",
+        "generations/000003/manifest.json",
+        "generations/000003/learner.safetensors",
+    }
+    for each in sought.values():
+        assert not any(found(folder.path, each).values())
+    assert done.classes == (TULIP, FORMULA) and done.details["removed_generations"] == [1, 2]
+    assert verify(folder).problems == ()
+
+
+def test_the_others_answer_as_before_and_all_that_is_counted_follows(
+    small_model: ModelFolder, model: ModelFolder
+) -> None:
+    images, names = pictures(small_model)
+    before, was = answers(load(model), images), load(model).facts
+    forget(model, [DAISY])
+    after = load(model)
+    others = [number for number, name in enumerate(names) if name != DAISY]
+    right = [sum(said[number] == names[number] for number in others) for said in (before, answers(after, images))]
+    assert right[1] >= right[0] >= 0.95 * len(others)
+    assert after.facts.seen == (48, 24) and was.seen == (48, 24, 24)
+    assert after.facts.calibration.temperature == was.calibration.temperature != 1
+    assert after.facts.calibration.images == 0  # what was measured was another classifier
+    assert after.facts.adaptation == was.adaptation
+    assert after.learner.memory.features.counts.tolist() == [6, 6]
+
+
+def test_it_says_beforehand_what_goes_and_changes_nothing(hybrid_model: ModelFolder) -> None:
+    before = tree(hybrid_model.path)
+    gone = removal(hybrid_model, [DAISY, FORMULA, DAISY])
+    assert (gone.names, gone.features, gone.images, gone.generations) == ((DAISY, FORMULA), 12, 6, (1, 2))
+    assert gone.bytes == 12 * 64 * 4 + 6 * 16 * 16 * 3
+    assert tree(hybrid_model.path) == before
+
+
+def test_all_but_one_can_be_forgotten_and_the_last_cannot(small_model: ModelFolder, model: ModelFolder) -> None:
+    forget(model, [TULIP, FORMULA])
+    images, _ = pictures(small_model)
+    assert set(answers(load(model), images[:3])) == {DAISY}
+    assert verify(model).problems == ()
+    before = tree(model.path)
+    with pytest.raises(UsageError, match=rf"No class would be left\. .* remove the folder {model.path}\."):
+        forget(model, [DAISY])
+    assert tree(model.path) == before
+
+
+def test_after_forgetting_it_learns_on_even_the_same_class(model: ModelFolder, tmp_path: Path) -> None:
+    forget(model, [DAISY])
+    learned = learn(model, draw(tmp_path / "again", (DAISY,), 6), Wishes(epochs=1))
+    assert load(model).names == (TULIP, FORMULA, DAISY) and learned.generation == 4
+    assert [change.details == {} for change in model.history()] == [True, True, False, False]
+    assert rollback(model).generation == 3
+    with pytest.raises(UsageError, match=r"Generation 3 has none before it\. Choose one with --to: 4\."):
+        rollback(model)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["gänseblumchen"], f"There is no class 'gänseblumchen'. Did you mean '{DAISY}'?"),
+        ([FORMULA, "zzz\n\x1b[31m"], r"There is no class 'zzz\n\x1b[31m'. There are: "),
+        ([], "Name a class to forget"),
+    ],
+)
+def test_a_class_that_is_not_there_is_told_with_the_nearest(
+    names: list[str], message: str, small_model: ModelFolder
+) -> None:
+    before = tree(small_model.path)
+    for act in (removal, forget):
+        with pytest.raises(UsageError) as raised:
+            act(small_model, names)
+        assert str(raised.value).startswith(message)
+    assert tree(small_model.path) == before
+
+
+def test_a_name_may_be_typed_with_its_accents_apart(model: ModelFolder) -> None:
+    assert forget(model, ["ga\u0308nseblu\u0308mchen"]).details["forgotten"] == [DAISY]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_where_no_model_is_none_is_made(edit: str, tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "absent" / "model")
+    with pytest.raises(DataError, match="There is no model in"):
+        EDITS[edit](folder)
+    assert not (tmp_path / "absent").exists()
+
+
+# Interruptions
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from engram.model import ModelFolder, forget
+
+template, place, name = sys.argv[1:]
+shutil.copytree(template, f"{place}/0")
+forget(ModelFolder(Path(f"{place}/0")), [name])  # so that what is imported on the way is imported once
+for step in range(1, 100):
+    path = f"{place}/{step}"
+    shutil.copytree(template, path)
+    child = os.fork()
+    if child == 0:
+        steps = 0
+
+        def hook(event, arguments):
+            global steps
+            removal = event in ("os.remove", "os.rmdir")
+            if removal or (event in ("open", "os.rename", "os.mkdir") and str(arguments[0]).startswith(path)):
+                steps += 1
+                if steps == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        forget(ModelFolder(Path(path)), [name])
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(code, flush=True)
+    if code != -signal.SIGKILL:
+        break
+"""
+
+
+def test_a_kill_before_any_step_leaves_the_class_whole_or_verify_finishes_its_removal(
+    small_model: ModelFolder, tmp_path: Path
+) -> None:
+    sought = traces(load(small_model), DAISY)
+    command = [sys.executable, "-c", KILLED, str(small_model.path), str(tmp_path), DAISY]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    codes = done.stdout.split()
+    assert codes[-1] == "0" and set(codes[:-1]) == {str(-signal.SIGKILL)}, done.stderr
+    outcomes = []
+    for step in range(1, len(codes)):
+        folder = ModelFolder(tmp_path / str(step))
+        forgotten = load(folder).names == (TULIP, FORMULA)
+        assert forgotten or load(folder).names == NAMES
+        assert verify(folder).problems == ()
+        assert folder.generations() == ([3] if forgotten else [1, 2])
+        assert any(found(folder.path, sought).values()) != forgotten
+        outcomes.append(forgotten)
+    assert outcomes == sorted(outcomes) and outcomes.count(False) >= 8 and outcomes.count(True) >= 3
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["removed", "emptied"])
+def test_killed_before_the_removal_and_with_a_damaged_pointer_it_is_still_forgotten(
+    damage: Callable[[Path], object], model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought = traces(load(model), DAISY)
+    with monkeypatch.context() as killed:
+        killed.setattr(Writer, "_remove_unnamed", lambda self, essential: None)
+        forget(model, [DAISY])
+    assert any(found(model.path, sought).values())
+    damage(model.path / "current.json")
+    with pytest.raises(DataError, match=r"Go back to it with: engram rollback .* --to 3"):
+        load(model)
+    for number in (1, 2):
+        with pytest.raises(UsageError, match=rf"There is no generation {number} in .*\. There are: 3\."):
+            rollback(model, number)
+    done = rollback(model, 3)
+    assert done.details["from"] is None and done.classes == (TULIP, FORMULA)
+    assert not any(found(model.path, sought).values())
+    assert verify(model).problems == ()
+
+
+def test_a_removal_that_the_disk_refuses_is_said_with_how_to_finish_it(
+    model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought = traces(load(model), DAISY)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(storage, "remove", refuse)
+        with pytest.raises(EngramError, match=r"cannot be removed: Permission denied\. .* finish with: engram verify "):
+            forget(model, [DAISY])
+        assert any("cannot be removed" in problem for problem in verify(model).problems)
+    assert load(model).names == (TULIP, FORMULA)
+    assert verify(model).problems == ()
+    assert not any(found(model.path, sought).values())
+
+
+def always(*arguments: object, **options: object) -> bool:
+    return True
+
+
+def to_write(path: object, mode: str = "r", *arguments: object, **options: object) -> bool:
+    return "w" in mode
+
+
+STEPS: dict[str, tuple[object, str, Callable[..., bool]]] = {
+    "sync": (os, "fsync", always),
+    "replace": (os, "replace", always),
+    "rename": (os, "rename", always),
+    "write": (io, "open", to_write),
+}
+
+
+@pytest.mark.parametrize(
+    ("edit", "step"),
+    [(edit, step) for edit in EDITS for step in STEPS if (edit, step) != ("rollback", "rename")],  # it renames nothing
+)
+def test_an_edit_that_the_disk_refuses_leaves_the_model_as_it_was(
+    edit: str, step: str, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tree(model.path)
+    place, name, concerns = STEPS[step]
+    function = getattr(place, name)
+    refused = 0
+
+    def failing(*arguments: object, **options: object) -> object:
+        nonlocal refused
+        if concerns(*arguments, **options) and not refused:
+            refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return function(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, failing)
+        with pytest.raises(EngramError, match="No space left on device"):
+            EDITS[edit](model)
+    assert refused and tree(model.path) == before
+    assert verify(model).problems == ()
+
+
+# Names
+
+
+def test_a_class_gets_another_name_and_is_the_same_otherwise(small_model: ModelFolder, model: ModelFolder) -> None:
+    done = rename(model, DAISY, "  daisy ")
+    assert (done.generation, done.classes, done.details) == (
+        3,
+        (TULIP, "daisy", FORMULA),
+        {"from": DAISY, "to": "daisy"},
+    )
+    before, after = load(small_model), load(model)
+    assert after.names == (TULIP, "daisy", FORMULA) and after.facts == before.facts
+    state = after.learner.state()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in before.learner.state().items())
+    assert (model.history()[-1].action, model.history()[-1].details) == ("rename", {"from": DAISY, "to": "daisy"})
+    assert model.generations() == [1, 2, 3] and model.current().parent == 2
+    assert load(model, generation=2).names == NAMES
+    assert verify(model).problems == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["[red]x[/red]", "=1+1+1", "\u202eevil", "שלום", "n" * 10_000, "a/b", "..", "Gänseblümchen", "'; rm -rf ~"]
+)
+def test_any_text_on_a_line_can_be_a_name(name: str, model: ModelFolder) -> None:
+    rename(model, DAISY, name)
+    assert load(model).names[1] == name
+    rename(model, name, DAISY)
+    assert load(model).names[1] == DAISY
+
+
+def test_a_name_is_kept_with_its_accents_composed(model: ModelFolder) -> None:
+    rename(model, TULIP, "e\u0301toile")
+    assert load(model).names[0] == "\xe9toile"
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("", "cannot have an empty name"),
+        (" \t ", "cannot have an empty name"),
+        ("two\nlines", r"'two\\nlines' cannot be a name"),
+        ("bell\x07", r"'bell\\x07' cannot be a name"),
+        ("half \ud800", r"'half \\ud800' cannot be a name"),
+        ("para\u2029graph", r"cannot be a name"),
+        (DAISY, f"is called '{DAISY}' already"),
+        (TULIP, r"There is a class '\[red\]tulip', and .*: engram merge .*/model 'gänseblümchen' '\[red\]tulip'"),
+        ("[RED]Tulip", r"There is a class '\[red\]tulip', and '\[RED\]Tulip' does not differ from it, or in capitals"),
+        (f" {FORMULA} ", "There is a class '=1\\+1'"),
+    ],
+)
+def test_a_name_that_is_none_or_that_of_another_class_is_refused(
+    new: str, message: str, small_model: ModelFolder
+) -> None:
+    before = tree(small_model.path)
+    with pytest.raises(UsageError, match=message):
+        rename(small_model, DAISY, new)
+    assert tree(small_model.path) == before
+
+
+# Joining
+
+
+def test_two_classes_become_one_which_answers_for_both(small_model: ModelFolder, model: ModelFolder) -> None:
+    done = merge(model, DAISY, FORMULA)
+    details = {"class": DAISY, "into": FORMULA, "features": 6, "images": 0}
+    assert (done.generation, done.classes, done.details) == (3, (TULIP, FORMULA), details)
+    assert (model.history()[-1].action, model.history()[-1].details) == ("merge", details)
+    after, before = load(model), load(small_model)
+    assert after.facts.seen == (48, 48)
+    assert after.facts.calibration.temperature == before.facts.calibration.temperature
+    images, names = pictures(small_model)
+    expected = [FORMULA if name == DAISY else name for name in names]
+    assert np.mean([said == name for said, name in zip(answers(after, images), expected, strict=True)]) >= 0.9
+    assert verify(model).problems == ()
+    assert rollback(model).classes == NAMES
+    assert answers(load(model), images) == answers(before, images)
+
+
+def test_the_images_of_joined_classes_are_joined_too(hybrid_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(hybrid_model, tmp_path / "model")
+    assert merge(folder, TULIP, DAISY).details["images"] == 3
+    assert load(folder).names == (DAISY, FORMULA)
+    assert verify(folder).problems == ()
+
+
+def test_a_class_is_not_joined_into_itself_or_into_none(small_model: ModelFolder) -> None:
+    before = tree(small_model.path)
+    with pytest.raises(UsageError, match="joined into itself"):
+        merge(small_model, DAISY, DAISY)
+    with pytest.raises(UsageError, match="There is no class 'rose'"):
+        merge(small_model, DAISY, "rose")
+    assert tree(small_model.path) == before
+
+
+# Going back
+
+
+def test_going_back_is_to_where_the_present_came_from_and_makes_no_generation(model: ModelFolder) -> None:
+    rename(model, DAISY, "daisy")
+    rollback(model, 1)
+    rename(model, TULIP, "tulip")  # generation 4, made from 1
+    history = model.history()
+    done = rollback(model)
+    assert (done.generation, done.details["from"], done.classes) == (1, 4, (TULIP, DAISY))
+    assert model.generations() == [1, 2, 3, 4] and model.history() == history
+    with pytest.raises(UsageError, match=r"Generation 1 has none before it\. Choose one with --to: 2, 3, 4\."):
+        rollback(model)
+    assert rollback(model, 4).classes == ("tulip", DAISY)
+
+
+def test_where_one_cannot_go_back_to_is_told_with_where_one_can(model: ModelFolder) -> None:
+    before = tree(model.path)
+    for number in (0, -1, 3):
+        with pytest.raises(UsageError, match=rf"There is no generation {number} in .*\. There are: 1, 2\."):
+            rollback(model, number)
+    assert tree(model.path) == before
+    with model.writing() as writer:
+        made = load(writer)
+        writer.publish(made.learner.state(), action="learn", method="m", settings={}, classes=made.names, keep=1)
+    with pytest.raises(UsageError, match=r"Generation 3 was made from 2, which is not kept\. It is the only one ther"):
+        rollback(model)
+
+
+def test_going_back_mends_a_pointer_and_leads_away_from_damage(model: ModelFolder) -> None:
+    (model.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
+    assert rollback(model).generation == 1
+    (model.path / "current.json").unlink()
+    with pytest.raises(DataError, match=r"is damaged: current\.json is missing\. .* engram rollback .* --to 1"):
+        rollback(model)
+    assert rollback(model, 1).details["from"] is None
+    assert load(model).names == (TULIP, DAISY)
+    assert inspect(model).generation == 1

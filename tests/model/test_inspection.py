@@ -1,0 +1,94 @@
+"""What `inspect` tells is what is on the disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from models_made import DAISY, FORMULA, NAMES, TULIP, copied
+from safetensors.torch import load_file
+
+from engram.errors import DataError
+from engram.model import ModelFolder, forget, inspect, load, merge, rename, rollback, save
+from engram.model.model import with_facts
+
+
+@pytest.mark.parametrize("kind", ["small_model", "hybrid_model"])
+def test_all_that_is_counted_is_what_is_on_the_disk(kind: str, request: pytest.FixtureRequest) -> None:
+    folder: ModelFolder = request.getfixturevalue(kind)
+    found = json.loads(json.dumps(inspect(folder).to_json()))
+    tensors = load_file(folder.path / "generations" / "000002" / "learner.safetensors")
+    features, images = tensors["memory.features.rows"], tensors["memory.images.rows"]
+    assert [each["name"] for each in found["classes"]] == list(NAMES)
+    assert [each["features"] for each in found["classes"]] == tensors["memory.features.counts"].tolist() == [6, 6, 6]
+    assert [each["images"] for each in found["classes"]] == ([3, 3, 3] if kind == "hybrid_model" else [0, 0, 0])
+    assert [each["seen"] for each in found["classes"]] == [48, 24, 24]
+    sizes = found["bytes"]
+    assert sizes["features"] == features.nbytes and sizes["images"] == images.nbytes
+    assert sizes["kept"] == sum(each["bytes"] for each in found["classes"]) == features.nbytes + images.nbytes
+    for part in ("network", "classifier"):
+        assert sizes[part] == sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(f"{part}."))
+    files = [each for each in folder.path.rglob("*") if each.is_file()]
+    assert sizes["folder"] == sum(each.stat().st_size for each in files) > 2 * sizes["network"]
+
+
+def test_what_it_is_and_how_good_it_was_found_to_be(small_model: ModelFolder) -> None:
+    found, facts = inspect(small_model), load(small_model).facts
+    assert (found.method, found.network, found.image_size, found.budget) == ("features", "small", 16, None)
+    assert (found.generation, found.features_per_class) == (2, 6)
+    assert found.calibration == facts.calibration and found.calibration.images == 24
+    assert found.adaptation == facts.adaptation and found.adaptation is not None and found.adaptation.images == 24
+    assert found.settings["epochs"] == 10 and found.settings["momentum"] == 0.9
+    assert found.changed == {name: value for name, value in found.settings.items() if value != found.defaults[name]}
+    assert {
+        "epochs": 10,
+        "batch_size": 32,
+        "schedule": "one-cycle",
+        "features_per_class": 6,
+    }.items() <= found.changed.items()
+    assert "momentum" not in found.changed and "objective" not in found.changed
+
+
+def test_the_history_says_what_each_did_which_are_there_and_which_is_in_use(
+    small_model: ModelFolder, tmp_path: Path
+) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    rename(folder, DAISY, "daisy")
+    merge(folder, "daisy", TULIP)
+    rollback(folder, 2)
+    history = inspect(folder).history
+    assert [(each.generation, each.action, each.kept, each.in_use) for each in history] == [
+        (1, "learn", True, False),
+        (2, "learn", True, True),
+        (3, "rename", True, False),
+        (4, "merge", True, False),
+    ]
+    assert history[0].learned == {"new": 2, "new_samples": 48, "more": 0, "more_samples": 0}
+    assert history[1].learned == {"new": 1, "new_samples": 24, "more": 1, "more_samples": 24}
+    assert history[2].learned == {} and history[2].details == {"from": DAISY, "to": "daisy"}
+    assert [each.created for each in history] == [change.created for change in folder.history()]
+    forget(folder, [FORMULA])
+    found = inspect(folder)
+    assert [each.name for each in found.classes] == [TULIP, DAISY]
+    assert [(each.kept, each.in_use, each.details) for each in found.history] == [
+        *[(False, False, {})] * 4,
+        (True, True, {"classes": 1, "features": 6, "images": 0}),
+    ]
+    assert found.calibration.images == 0 and found.calibration.temperature != 1
+
+
+def test_a_budget_is_told(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    with folder.writing() as writer:
+        save(writer, with_facts(load(writer), budget=10_000), action="learn")
+    assert inspect(folder).budget == 10_000
+
+
+def test_a_model_that_is_damaged_or_absent_is_not_inspected(small_model: ModelFolder, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="There is no model in"):
+        inspect(ModelFolder(tmp_path / "absent"))
+    folder = copied(small_model, tmp_path / "model")
+    (folder.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
+    with pytest.raises(DataError, match="Go back to it with: engram rollback"):
+        inspect(folder)

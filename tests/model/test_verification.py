@@ -1,0 +1,174 @@
+"""`verify` finds damaged files, and models whose files are whole but whose parts contradict each other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_made import copied
+from torch import Tensor
+
+from engram import storage
+from engram.model import ModelFolder, Verified, verify
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture
+def model(small_model: ModelFolder, tmp_path: Path) -> ModelFolder:
+    return copied(small_model, tmp_path / "model")
+
+
+def publish(folder: ModelFolder, change: Callable[[State], object] = lambda state: None, **fields: Any) -> ModelFolder:
+    """Save a third generation: the second with something changed, every checksum right."""
+    manifest, tensors = folder.load(2)
+    change(tensors)
+    known: dict[str, Any] = {
+        "method": manifest.method,
+        "settings": manifest.settings,
+        "classes": manifest.classes,
+        "details": manifest.details,
+    }
+    with folder.writing() as writer:
+        writer.publish(tensors, action="learn", **{**known, **fields})
+    assert folder.verify() == []  # the files are as they were saved
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["small_model", "hybrid_model"])
+def test_a_model_that_is_as_it_was_saved_is_whole(kind: str, request: pytest.FixtureRequest) -> None:
+    folder: ModelFolder = request.getfixturevalue(kind)
+    size = sum(each.stat().st_size for each in folder.path.rglob("*") if each.is_file())
+    found = verify(folder)
+    assert found == Verified(generations=(1, 2), in_use=2, bytes=size, problems=())
+    assert found.whole and found.to_json()["whole"] is True
+
+
+def test_every_damaged_file_is_named_and_the_rest_still_looked_at(model: ModelFolder) -> None:
+    (model.path / "generations" / "000001" / "learner.safetensors").write_bytes(b"")
+    (model.path / "notes.txt").write_text("")
+    found = verify(model)
+    assert not found.whole and found.generations == (1, 2)
+    assert found.problems[0].startswith("generations/000001/learner.safetensors was cut short")
+    assert found.problems[1] == "notes.txt does not belong to the model. Remove it."
+    assert len(found.problems) == 2
+
+
+def test_without_a_pointer_what_is_on_the_disk_is_looked_at(model: ModelFolder) -> None:
+    (model.path / "current.json").unlink()
+    found = verify(model)
+    assert (found.generations, found.in_use, found.problems) == ((1, 2), None, ("current.json is missing.",))
+
+
+def test_where_no_model_is_that_is_the_problem(tmp_path: Path) -> None:
+    found = verify(ModelFolder(tmp_path / "absent"))
+    assert found.problems == (f"There is no model in {tmp_path / 'absent'}.",) and found.generations == ()
+    assert not (tmp_path / "absent").exists()
+
+
+def test_what_a_killed_writer_left_is_swept(model: ModelFolder) -> None:
+    shutil.copytree(model.path / "generations" / "000001", model.path / "generations" / "000003")
+    (model.path / "generations" / f"{storage.ASIDE}half").mkdir()
+    assert verify(model).whole
+    assert sorted(each.name for each in (model.path / "generations").iterdir()) == ["000001", "000002"]
+
+
+def times(name: str, factor: float) -> Callable[[State], object]:
+    return lambda state: state.update({name: state[name] * factor})
+
+
+def row(name: str, value: float) -> Callable[[State], object]:
+    def change(state: State) -> None:
+        state[name] = state[name].clone()
+        state[name][0] = value
+
+    return change
+
+
+def cut(*names: str) -> Callable[[State], object]:
+    return lambda state: state.update({name: state[name][:-1] for name in names})
+
+
+CLASSIFIER = tuple(f"classifier.{part}" for part in ("classes", "weight", "intercept"))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (times("memory.features.rows", 2), "18 of its 18 stored vectors are not of unit length."),
+        (row("memory.features.rows", 0.0), "1 of its 18 stored vectors are not of unit length."),
+        (row("memory.features.rows", float("nan")), "Its memory.features.rows has numbers that are not finite."),
+        (row("network.mean", float("inf")), "Its network.mean has numbers that are not finite."),
+        (row("classifier.intercept", float("nan")), "Its classifier.intercept has numbers that are not finite."),
+        (row("memory.features.counts", 5), "It has 18 stored vectors, and counts 17."),
+        (cut("memory.features.rows"), "It has 17 stored vectors, and counts 18."),
+        (cut("memory.features.counts"), "Its stored vectors are counted for 2 instead of 3 classes."),
+        (lambda state: state.update({"memory.features.rows": torch.ones(18, 1)}), "of the shape (1,) instead of (64,)"),
+        (lambda state: state.update({"memory.features.rows": state["memory.features.rows"].double()}), "of the type"),
+        (cut("network.head.weight"), "Its head has 2 rows for 3 classes."),
+        (cut(*CLASSIFIER), "Its classifier does not have a row for each of its 3 classes."),
+        (row("classifier.classes", 7), "Its classifier does not have a row for each of its 3 classes."),
+        (row("classes", 1), "Two of its classes have one label."),
+        (row("brought_by", 9), "which of 2 tasks brought it"),
+        (cut("brought_by"), "which of 2 tasks brought it"),
+        (cut("classes"), "The model is inconsistent: it has 3 names and 3 counts for 2 classes."),
+        (lambda state: state.pop("memory.images.rows"), "The saved state is not of a learner 'features'"),
+        (lambda state: state.pop("classifier.weight"), "A saved LinearSVM lacks its weight."),
+        (lambda state: state.clear(), "The saved state is not of a learner 'features'"),
+        (lambda state: state.update({"shape": torch.tensor([16])}), "generations/000003: "),
+        (lambda state: state.update({"shape": torch.tensor([16, 16, 1])}), "generations/000003: "),
+        (lambda state: state.update({"network.head.weight": torch.ones(3)}), "generations/000003: "),
+        (lambda state: state.update({"memory.features.rows": torch.tensor(1.0)}), "generations/000003: "),
+        (lambda state: state.update({"classifier.weight": torch.ones(3, 2)}), "generations/000003: "),
+    ],
+)
+def test_tensors_that_contradict_each_other_are_found(
+    change: Callable[[State], object], problem: str, model: ModelFolder
+) -> None:
+    found = verify(publish(model, change))
+    assert found.problems[0].startswith("generations/000003: ")
+    assert any(problem in each for each in found.problems), found.problems
+    assert all(each.startswith("generations/000003: ") for each in found.problems)  # the others are not
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"classes": ("a", "b")}, "it has 2 names and 3 counts for 3 classes"),
+        ({"details": {"seen": [1, 2]}}, "it has 3 names and 2 counts for 3 classes"),
+        (
+            {"details": {"seen": [1, 2, 3], "budget": 4607}},
+            "It keeps 4,608 bytes, which is more than its budget of 4,607.",
+        ),
+        ({"details": {"seen": [1, 2, -3]}}, "The model's details are inconsistent: seen.2: "),
+        ({"details": {"seen": [1, 2, 3], "unheard of": 1}}, "The model's details are inconsistent: unheard of: "),
+        ({"method": "pickle\x1b[31m"}, r"There is no method 'pickle\x1b[31m'."),
+        ({"method": "finetune"}, "cannot be made anew. The method 'finetune' has no setting"),
+        ({"settings": {"network": "resnet18"}}, "The saved state is not of a learner"),
+        ({"settings": {"rate": -1}}, "The setting 'rate' cannot be -1"),
+    ],
+)
+def test_a_manifest_that_contradicts_its_tensors_is_found(
+    fields: dict[str, Any], problem: str, model: ModelFolder
+) -> None:
+    found = verify(publish(model, **fields))
+    assert len(found.problems) == 1 and problem in found.problems[0], found.problems
+
+
+def test_a_budget_that_is_kept_to_is_no_problem(model: ModelFolder) -> None:
+    assert verify(publish(model, details={"seen": [1, 2, 3], "budget": 4608})).whole
+
+
+def test_the_images_that_are_kept_are_looked_at_too(hybrid_model: ModelFolder, tmp_path: Path) -> None:
+    folder = publish(copied(hybrid_model, tmp_path / "model"), cut("memory.images.rows"))
+    assert verify(folder).problems == ("generations/000003: It has 8 stored images, and counts 9.",)
+
+
+def test_verifying_changes_neither_the_model_nor_its_files(model: ModelFolder) -> None:
+    before = {each: each.read_bytes() for each in model.path.rglob("*") if each.is_file()}
+    assert verify(model) == verify(model)
+    assert {each: each.read_bytes() for each in model.path.rglob("*") if each.is_file()} == before
