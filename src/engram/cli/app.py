@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import engram
-from engram.cli import export, listing, report, run, suite
+from engram.cli import edit, export, forget, inspect, listing, report, run, suite, verify
 
 app = typer.Typer(
     help="Teach an image classifier new classes, again and again, without keeping the images of the old ones.",
@@ -40,3 +40,9 @@ app.command("suites")(suite.suites)
 app.command("suite")(suite.suite)
 app.command("report")(report.report)
 app.command("export")(export.export)
+app.command("inspect")(inspect.inspect)
+app.command("verify")(verify.verify)
+app.command("forget")(forget.forget)
+app.command("rename")(edit.rename)
+app.command("merge")(edit.merge)
+app.command("rollback")(edit.rollback)

@@ -1,0 +1,82 @@
+"""`engram forget`: classes removed from a model, for good."""
+
+from __future__ import annotations
+
+import json as json_format
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from engram.cli.listing import Json
+from engram.cli.words import megabytes
+from engram.errors import UsageError
+from engram.text import shown
+
+if TYPE_CHECKING:
+    from engram.model import Removal
+
+STAYS = (
+    "There is no way back. The network's weights stay as they are: what they learned from these pictures is not "
+    "unlearned. Copies and exports of the model elsewhere are not touched."
+)
+
+
+def forget(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="The classes to forget.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove classes from a model, with every earlier generation. There is no way back.
+
+    All that is kept of them goes, and their names; the classifier of the others is made anew. The network's weights are
+    not unlearned.
+    """
+    from engram.model import ModelFolder, removal
+    from engram.model import forget as forget_classes
+
+    folder = ModelFolder(model)
+    if not yes:
+        what = _what_goes(removal(folder, classes), model)
+        if not asked_by_a_person():
+            raise UsageError(f"{what} {STAYS} To do so without being asked, add --yes.")
+        typer.echo(f"{what} {STAYS}\nForget? [y/N] ", err=True, nl=False)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            typer.echo("Nothing was changed.", err=True)
+            raise typer.Exit(1)
+    try:
+        done = forget_classes(folder, classes)
+    except KeyboardInterrupt:
+        again = f"engram verify {shlex.quote(str(model))}"
+        typer.echo(f"Stopped. If it was begun, this finishes it: {again}", err=True)
+        raise typer.Exit(130) from None
+    if json:
+        typer.echo(json_format.dumps(done.to_json(), ensure_ascii=False))
+        return
+    names = ", ".join(f"'{shown(name)}'" for name in done.details["forgotten"])
+    typer.echo(f"forgotten: {names}; {megabytes(done.details['bytes'])} less is kept")
+    typer.echo(f"{shown(model)}, generation {done.generation}, the only one: {_count(len(done.classes), 'class')}")
+
+
+def asked_by_a_person() -> bool:
+    """Whether someone is there to answer."""
+    return sys.stdin.isatty()
+
+
+def _what_goes(removed: Removal, model: Path) -> str:
+    names = ", ".join(f"'{shown(name)}'" for name in removed.names)
+    kept = [_count(removed.features, "stored vector"), _count(removed.images, "stored image")]
+    generations = ", ".join(map(str, removed.generations))
+    return (
+        f"This removes from {shown(model)} what is kept of {names}: {kept[0]} and {kept[1]} "
+        f"({megabytes(removed.bytes)}), their rows of the head and of the classifier, and their names; the details of "
+        f"the history, of all classes; and every generation there is now ({generations})."
+    )
+
+
+def _count(number: int, what: str) -> str:
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number:,} {what if number == 1 else plural}"

@@ -1,0 +1,135 @@
+"""`engram inspect`: what a model knows and keeps, in bytes."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from engram.cli.listing import Json
+from engram.cli.words import megabytes
+from engram.text import shown
+
+if TYPE_CHECKING:
+    from engram.model import Calibration, Generation, Inventory
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")], json: Json = False
+) -> None:
+    """Show what a model knows and keeps: its classes, bytes, settings, how good it was found to be, its history."""
+    from engram.model import ModelFolder
+    from engram.model import inspect as inspect_model
+
+    found = inspect_model(ModelFolder(model))
+    if json:
+        typer.echo(json_format.dumps(found.to_json(), ensure_ascii=False))
+        return
+    history = [("", "date", "action", "", ""), *map(_event, found.history)]
+    tables = [
+        _table(_facts(found, model)),
+        _table([("features", "images", "bytes", "seen", "class"), *_classes(found)], right=range(4)),
+        _table(history, right=(0,), folded=False),
+    ]
+    typer.echo("\n\n".join(tables))
+
+
+def _table(rows: Sequence[Sequence[str]], *, right: Container[int] = (), folded: bool = True) -> str:
+    """Aligned columns of text, those in `right` flush right. The last is folded into the width there is, or cut."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.text import Text
+
+    cells = [[shown(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in list(zip(*cells, strict=True))[:-1]]
+    console = Console()
+    room = max(console.width - sum(widths) - 2 * len(widths), 20)
+    lines = []
+    for *first, last in cells:
+        padding = [" " * (width - cell_len(cell)) for cell, width in zip(first, widths, strict=True)]
+        padded = [
+            gap + cell if n in right else cell + gap for n, (cell, gap) in enumerate(zip(first, padding, strict=True))
+        ]
+        text = Text(last)  # which takes nothing for markup
+        if not folded:
+            text.truncate(room, overflow="ellipsis")
+        folds = [line.plain.rstrip() for line in text.wrap(console, room)] or [""]
+        indent = " " * (sum(widths) + 2 * len(widths))
+        lines += ["  ".join([*padded, folds[0]]).rstrip(), *(indent + fold for fold in folds[1:])]
+    return "\n".join(lines)
+
+
+def _facts(found: Inventory, model: Path) -> list[tuple[str, str]]:
+    sizes = found.bytes
+    seen = "vectors" if found.image_size is None else f"pictures at {found.image_size} pixels a side"
+    budget = "no budget" if found.budget is None else f"{sizes.kept / found.budget:.0%} of {megabytes(found.budget)}"
+    rows = [
+        ("model", f"{model}, generation {found.generation} of {found.created}, by engram {found.engram}"),
+        ("method", f"{found.method}; network {found.network}, {seen}"),
+        ("kept", f"{_exactly(sizes.kept)}: features {sizes.features:,}, images {sizes.images:,}; {budget}"),
+        ("network", _exactly(sizes.network)),
+        ("folder", f"{_exactly(sizes.folder)}, all generations"),
+        ("calibration", _calibration(found.calibration)),
+    ]
+    if found.adaptation is not None:
+        rows.append(
+            (
+                "adaptation",
+                f"ω {found.adaptation.omega:.3f}, unadapted {found.adaptation.omega_unadapted:.3f}, "
+                f"on {found.adaptation.images:,} samples that were held out",
+            )
+        )
+    changed = [f"{name} {value} ({found.defaults.get(name)})" for name, value in sorted(found.changed.items())]
+    rows.append(("settings", "; ".join(changed) + " (in parentheses: the default)" if changed else "the defaults"))
+    return rows
+
+
+def _exactly(count: int) -> str:
+    return f"{megabytes(count)} ({count:,} bytes)"
+
+
+def _calibration(calibration: Calibration) -> str:
+    found = f"temperature {calibration.temperature:.3g}"
+    if calibration.error_before is None or calibration.error_after is None:
+        return f"{found}, not measured since"
+    return (
+        f"{found}, error {calibration.error_after:.3f} ({calibration.error_before:.3f} before), "
+        f"on {calibration.images:,} samples that were held out"
+    )
+
+
+def _classes(found: Inventory) -> list[tuple[str, ...]]:
+    counts = [(each.features, each.images, each.bytes, each.seen) for each in found.classes]
+    total = tuple(map(sum, zip(*counts, strict=True)))
+    names = [each.name for each in found.classes]
+    rows = [(*count, name) for count, name in zip(counts, names, strict=True)]
+    last = (*total, f"in all, {len(names)} class{'es' if len(names) != 1 else ''}")
+    return [(*(f"{number:,}" for number in row[:4]), str(row[4])) for row in [*rows, last]]
+
+
+def _event(event: Generation) -> tuple[str, ...]:
+    date = event.created.replace("T", " ").removesuffix("Z")
+    state = "in use" if event.in_use else "kept" if event.kept else "gone"
+    return str(event.generation), date, event.action, state, _what(event)
+
+
+def _what(event: Generation) -> str:
+    """What was done, in a few words; what a forgetting has removed is not known."""
+    details, learned = event.details, event.learned
+    if learned:
+        kinds = [
+            f"{learned[kind]} {word} ({learned[f'{kind}_samples']:,} samples)"
+            for kind, word in (("new", "new"), ("more", "known"))
+            if learned.get(kind)
+        ]
+        return ", ".join(kinds)
+    if event.action == "rename" and details:
+        return f"{details.get('from')} → {details.get('to')}"
+    if event.action == "merge" and details:
+        return f"{details.get('class')} into {details.get('into')}"
+    if event.action == "forget" and details:
+        return f"{details.get('classes')} class{'es' if details.get('classes') != 1 else ''}"
+    return ""

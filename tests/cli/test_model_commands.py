@@ -1,0 +1,341 @@
+"""`engram inspect`, `verify`, `forget`, `rename`, `merge` and `rollback`: what is printed, asked and refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from models_made import DAISY, FORMULA, NAMES, TULIP, copied
+from rich.cells import cell_len
+
+from engram import storage
+from engram.cli import forget as forgetting
+from engram.cli import main
+from engram.model import ModelFolder, load, rename
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Engram = Callable[..., Ended]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def engram(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Engram:
+    """The command line, here."""
+
+    def run(*arguments: object) -> Ended:
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys, "argv", ["engram", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def model(small_model: ModelFolder, tmp_path: Path) -> ModelFolder:
+    return copied(small_model, tmp_path / "my model")
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
+
+# inspect
+
+
+def test_inspect_shows_classes_bytes_and_history_in_aligned_columns(small_model: ModelFolder, engram: Engram) -> None:
+    code, out, err = engram("inspect", small_model.path)
+    assert (code, err) == (0, "")
+    assert "features; network small, pictures at 16 pixels a side" in out
+    assert "4.5 KB (4,608 bytes): features 4,608, images 0; no budget" in out
+    assert re.search(r"^adaptation   ω [01]\.\d{3}, unadapted 0\.\d{3}, on 24 samples that were held out$", out, re.M)
+    assert re.search(r"^calibration  temperature .*, error 0\.\d{3} \(0\.\d{3} before\), on 24", out, re.M)
+    assert "epochs 10 (70)" in out and "momentum" not in out
+    lines = out.splitlines()
+    header = lines.index("features  images  bytes  seen  class")
+    assert lines[header + 1 : header + 5] == [
+        "       6       0  1,536    48  [red]tulip",
+        "       6       0  1,536    24  gänseblümchen",
+        "       6       0  1,536    24  =1+1",
+        "      18       0  4,608    96  in all, 3 classes",
+    ]
+    assert re.fullmatch(r"1  [\d-]{10} [\d:]{8}  learn   kept    2 new \(48 samples\)", lines[-2])
+    assert re.fullmatch(r"2  .*  learn   in use  1 new \(24 samples\), 1 known \(24 samples\)", lines[-1])
+
+
+def test_inspect_as_json_is_one_object_with_everything(hybrid_model: ModelFolder, engram: Engram) -> None:
+    code, out, err = engram("inspect", hybrid_model.path, "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    kept = {"features": 6, "images": 3, "bytes": 6 * 64 * 4 + 3 * 16 * 16 * 3}
+    seen = dict(zip(NAMES, (48, 24, 24), strict=True))
+    assert found["classes"] == [{"name": name, **kept, "seen": seen[name]} for name in NAMES]
+    assert found["bytes"]["kept"] == 3 * kept["bytes"]
+    assert found["settings"]["momentum"] == 0.9 and found["changed"]["images_per_class"] == 3
+    assert [each["in_use"] for each in found["history"]] == [False, True]
+
+
+HOSTILE = (
+    "[red]x[/red]",
+    "=1+1+1",
+    "\u202egpj.evil",
+    "שלום עולם",
+    "long " * 100,
+    "日本語の名前" * 40,
+    "x" * 300,
+    ":smile: [link=file:///etc]",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_breaks_the_tables_or_is_taken_for_markup(name: str, model: ModelFolder, engram: Engram) -> None:
+    done = engram("rename", model.path, DAISY, name)
+    assert done.code == 0, done.err
+    out = engram("inspect", model.path).out
+    lines = out.splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    assert all(letter.isprintable() for line in lines for letter in line)
+    escaped = name.strip().replace("\u202e", "\\u202e")
+    header = next(number for number, line in enumerate(lines) if line.startswith("features  images"))
+    total = next(number for number, line in enumerate(lines) if "in all, 3 classes" in line)
+    shown = "".join(line[31:] for line in lines[header + 2 : total - 1])
+    assert shown.replace(" ", "") == escaped.replace(" ", "")
+    assert len([line for line in lines if re.match(r"[123]  20", line)]) == 3  # one line a generation
+    assert json.loads(engram("inspect", model.path, "--json").out)["classes"][1]["name"] == name.strip()
+
+
+# verify
+
+
+def test_verify_says_whole_or_what_is_not(model: ModelFolder, engram: Engram) -> None:
+    code, out, err = engram("verify", model.path)
+    assert (code, err) == (0, "")
+    assert re.match(r"whole: 2 generations, number 2 in use, 0\.\d\d MB\n", out)
+    assert "find damage, not forgery" in out
+    assert json.loads(engram("verify", model.path, "--json").out)["whole"] is True
+    (model.path / "generations" / "000001" / "learner.safetensors").write_bytes(b"")
+    (model.path / "odd\x1b[31m").write_text("")
+    code, out, err = engram("verify", model.path)
+    assert (code, err) == (1, "")
+    assert out.splitlines()[0].startswith("generations/000001/learner.safetensors was cut short")
+    assert out.splitlines()[1] == r"odd\x1b[31m does not belong to the model. Remove it."
+    code, out, _ = engram("verify", model.path, "--json")
+    assert code == 1 and len(json.loads(out)["problems"]) == 2 and json.loads(out)["whole"] is False
+
+
+# forget
+
+
+def test_forget_is_refused_where_nobody_can_be_asked(model: ModelFolder, engram: Engram) -> None:
+    before = tree(model.path)
+    code, out, err = engram("forget", model.path, DAISY)
+    assert (code, out) == (2, "")
+    for part in (
+        "6 stored vectors and 0 stored images",
+        "rows of the head and of the classifier",
+        "names",
+        "details of the history",
+        "every generation there is now (1, 2)",
+        "There is no way back",
+        "not unlearned",
+        "add --yes",
+    ):
+        assert part in err
+    assert tree(model.path) == before
+
+
+def test_forget_with_yes_asks_nothing_and_says_what_is_left(model: ModelFolder, engram: Engram) -> None:
+    code, out, err = engram("forget", model.path, DAISY, FORMULA, "--yes")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"forgotten: '{DAISY}', '{FORMULA}'; 3.0 KB less is kept",
+        f"{model.path}, generation 3, the only one: 1 class",
+    ]
+    assert load(model).names == (TULIP,)
+
+
+def test_forget_as_json_is_one_object(model: ModelFolder, engram: Engram) -> None:
+    code, out, err = engram("forget", model.path, DAISY, "--yes", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        "action": "forget",
+        "generation": 3,
+        "classes": [TULIP, FORMULA],
+        "forgotten": [DAISY],
+        "features": 6,
+        "images": 0,
+        "bytes": 1536,
+        "removed_generations": [1, 2],
+    }
+
+
+def test_forget_that_was_interrupted_says_how_to_finish(
+    model: ModelFolder, engram: Engram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "remove", interrupt)
+        done = engram("forget", model.path, DAISY, "--yes")
+    assert done.code == 130 and f"engram verify '{model.path}'" in done.err
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "remove", refuse)
+        done = engram("forget", model.path, FORMULA, "--yes")
+    assert done.code == 1 and "Permission denied" in done.err  # what was left before has to go first
+    assert engram("verify", model.path).code == 0
+    assert (load(model).names, model.generations()) == ((TULIP, FORMULA), [3])
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("\n", 1), ("", 1), ("yesterday\n", 1)]
+)
+def test_forget_does_what_a_person_answers(
+    answer: str, code: int, model: ModelFolder, engram: Engram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "asked_by_a_person", lambda: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    done = engram("forget", model.path, DAISY)
+    assert done.code == code
+    assert "There is no way back" in done.err and ("Nothing was changed" in done.err) == bool(code)
+    assert (DAISY in load(model).names) == bool(code)
+
+
+def test_forget_asks_on_a_terminal_and_only_yes_is_yes(model: ModelFolder) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "engram", "forget", str(model.path), DAISY]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdin=theirs, stdout=-1, stderr=-1, text=True, env=environment) as process:
+        os.write(ours, b"\n")  # the answer of who only presses a key
+        out, err = process.communicate(timeout=120)
+    os.close(ours)
+    os.close(theirs)
+    assert (process.returncode, out) == (1, "")
+    assert "Forget? [y/N]" in err and "Nothing was changed." in err
+    assert load(model).names == NAMES
+
+
+# rename, merge, rollback
+
+
+def test_rename_merge_and_rollback_say_what_is_now_in_use(model: ModelFolder, engram: Engram) -> None:
+    code, out, _ = engram("rename", model.path, DAISY, "daisy")
+    assert code == 0
+    assert out == f"'{DAISY}' is now called 'daisy'\n{model.path}, generation 3: 3 classes\n"
+    code, out, _ = engram("merge", model.path, "daisy", TULIP)
+    assert code == 0
+    assert out.startswith(f"'daisy' is now '{TULIP}'; 6 vectors and 0 images are kept of both\n")
+    code, out, _ = engram("rollback", model.path)
+    assert code == 0
+    assert re.match(r"generation 3 of \S+Z is in use instead of 4\n.*my model, generation 3: 3 classes\n", out)
+    code, out, _ = engram("rollback", model.path, "--to", "1")
+    assert code == 0 and load(model).names == (TULIP, DAISY)
+    history = engram("inspect", model.path).out.splitlines()[-4:]
+    assert [line.split()[4] for line in history] == ["in", "kept", "kept", "kept"]
+    assert history[2].endswith(f"{DAISY} → daisy") and history[3].endswith(f"daisy into {TULIP}")
+
+
+def test_rename_merge_and_rollback_as_json(model: ModelFolder, engram: Engram) -> None:
+    renamed, merged, back = (
+        json.loads(engram(*arguments, "--json").out)
+        for arguments in (
+            ("rename", model.path, DAISY, "daisy"),
+            ("merge", model.path, "daisy", TULIP),
+            ("rollback", model.path),
+        )
+    )
+    assert renamed == {
+        "action": "rename",
+        "generation": 3,
+        "classes": [TULIP, "daisy", FORMULA],
+        "from": DAISY,
+        "to": "daisy",
+    }
+    assert (merged["generation"], merged["class"], merged["into"], merged["features"]) == (4, "daisy", TULIP, 6)
+    assert (back["action"], back["generation"], back["from"]) == ("rollback", 3, 4)
+
+
+def test_rollback_mends_what_points_to_the_generations(model: ModelFolder, engram: Engram) -> None:
+    (model.path / "current.json").write_bytes(b"")
+    told = engram("inspect", model.path)
+    assert told.code == 1 and f"engram rollback '{model.path}' --to 2" in told.err
+    code, out, _ = engram("rollback", model.path, "--to", "2")
+    assert code == 0 and "current.json was damaged, and is mended" in out
+    assert engram("verify", model.path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ("forget", "MODEL", "ganseblumchen", "--yes"),
+            2,
+            f"There is no class 'ganseblumchen'. Did you mean '{DAISY}'?",
+        ),
+        (("forget", "MODEL"), 2, "Missing argument 'CLASS...'"),
+        (("forget", "MODEL", *NAMES, "--yes"), 2, "No class would be left."),
+        (("rename", "MODEL", DAISY, "a\nb"), 2, r"'a\nb' cannot be a name"),
+        (("rename", "MODEL", DAISY, "[RED]TULIP"), 2, "There is a class '[red]tulip'"),
+        (("rename", "MODEL", "\x1b[31m", "b"), 2, r"There is no class '\x1b[31m'."),
+        (("merge", "MODEL", DAISY, DAISY), 2, "A class cannot be joined into itself."),
+        (("merge", "MODEL", DAISY, "=1+2"), 2, "Did you mean '=1+1'?"),
+        (("rollback", "MODEL", "--to", "7"), 2, "There is no generation 7 in"),
+        (("inspect", "absent"), 1, "There is no model in absent. Make one with: engram learn absent FOLDER"),
+        (("forget", "absent", DAISY), 1, "There is no model in absent."),
+        (("rename", "absent", "a", "b"), 1, "There is no model in absent."),
+        (("merge", "absent", "a", "b"), 1, "There is no model in absent."),
+        (("rollback", "absent"), 1, "There is no model in absent."),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_changes_nothing(
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+    small_model: ModelFolder,
+    engram: Engram,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = tree(small_model.path)
+    done = engram(*(str(small_model.path) if each == "MODEL" else each for each in arguments))
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err and "Traceback" not in done.err and "\x1b" not in done.err
+    assert tree(small_model.path) == before and not (tmp_path / "absent").exists()
+
+
+def test_where_no_model_is_verify_says_so(tmp_path: Path, engram: Engram) -> None:
+    assert engram("verify", tmp_path / "absent") == (1, f"There is no model in {tmp_path / 'absent'}.\n", "")
+
+
+def test_another_process_at_work_is_told(model: ModelFolder, engram: Engram) -> None:
+    with model.writing():
+        for arguments in (("forget", model.path, DAISY, "--yes"), ("rename", model.path, DAISY, "b")):
+            done = engram(*arguments)
+            assert done.code == 1 and "Another process is working in" in done.err
+    assert load(model).names == NAMES
+    rename(model, DAISY, "b")
