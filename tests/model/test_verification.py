@@ -13,7 +13,9 @@ from models_made import copied
 from torch import Tensor
 
 from engram import storage
-from engram.model import ModelFolder, Verified, verify
+from engram.data import Stream
+from engram.methods import METHODS, make, setting_names
+from engram.model import Facts, Model, ModelFolder, Verified, forget, inspect, merge, save, verify
 
 State = dict[str, Tensor]
 
@@ -172,3 +174,29 @@ def test_verifying_changes_neither_the_model_nor_its_files(model: ModelFolder) -
     before = {each: each.read_bytes() for each in model.path.rglob("*") if each.is_file()}
     assert verify(model) == verify(model)
     assert {each: each.read_bytes() for each in model.path.rglob("*") if each.is_file()} == before
+
+
+QUICK = {
+    **{"epochs": 1, "batch_size": 16, "rate": 0.2, "expected_classes": 6, "adapter_steps": 5},
+    **{"features_per_class": 8, "images_per_class": 5},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_of_any_method_is_whole_before_and_after_its_classes_are_joined_and_forgotten(
+    method: str, vectors: Stream, tmp_path: Path
+) -> None:
+    learner = make(method, **{name: value for name, value in QUICK.items() if name in setting_names(method)})
+    for task in vectors:
+        learner.learn(task)
+    folder, names = ModelFolder(tmp_path / "model"), tuple(map(str, learner.classes_))
+    with folder.writing() as writer:
+        save(writer, Model(learner, names, Facts(seen=(24,) * 6)), action="learn")
+    assert verify(folder).problems == ()
+    found = inspect(folder)
+    assert sum(each.bytes for each in found.classes) == found.bytes.kept == learner.memory.nbytes
+    merge(folder, names[0], names[4])
+    assert verify(folder).problems == ()
+    forget(folder, [names[2], names[4]])
+    assert verify(folder).problems == ()
+    assert [(each.name, each.seen) for each in inspect(folder).classes] == [(names[n], 24) for n in (1, 3, 5)]
