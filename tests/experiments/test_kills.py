@@ -1,22 +1,19 @@
 """A run that is killed with SIGKILL at any moment, again and again, ends as if nothing had happened."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Command, engram
 
 from engram.experiments import Result
 from engram.storage import ASIDE
 
 KILLS = 20
-SLOW_ENOUGH = ["--epochs", "150", "--set", "batch_size=2", "--set", "adapter_steps=200", "--set", "rate=0.2"]
+SLOW_ENOUGH = ["--epochs", "40", "--set", "batch_size=2", "--set", "adapter_steps=200", "--set", "rate=0.2"]
 
 
 @pytest.fixture(scope="module")
@@ -31,40 +28,38 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(data: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "engram", "run", "features", "--dataset", "arrays", "--data", str(data)]
+def command(data: Path, out: Path) -> list[str]:
     options = ["--classes-per-task", "2", "--features-per-class", "8", "--out", str(out), "--resume", "--quiet"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*command, *options, *SLOW_ENOUGH], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    return ["run", "features", "--dataset", "arrays", "--data", str(data), *options, *SLOW_ENOUGH]
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors.decode()
+def told(out: Path) -> int:
+    """How much the run has told so far, in events: an epoch, a task and a few more."""
+    path = out / "events.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def contents(out: Path) -> dict[str, int]:
-    """What is in the folder and when it was changed; what the running process removes meanwhile is left out."""
-    found = {}
-    for path in (each for each in out.glob("*") if each.name != "events.jsonl"):
-        with suppress(FileNotFoundError):
-            found[path.name] = path.stat().st_mtime_ns
-    return found
+def moment_of(kill: int) -> str:
+    """The ends of two tasks, a third of the rest while something is saved, and all others anywhere."""
+    return "task done" if kill in (8, 16) else "mid-save" if kill % 3 == 2 else "anywhere"
 
 
-def wait_until(process: subprocess.Popen[bytes], moment: str, out: Path, draws: random.Random) -> None:
-    """Until the run has begun to work, and then until a save is under way or a random while has passed."""
-    seen = contents(out)
+def wait_until(process: Command, moment: str, out: Path, draws: random.Random) -> None:
+    """Until the task is done, a save is under way, or the run has worked for a random while."""
+    done, enough = checkpoints(out), told(out) + draws.randrange(1, 8)
     while process.poll() is None:
-        now = contents(out)
-        if moment == "mid-save" and any(name.startswith(ASIDE) for name in now):
+        if moment == "task done" and checkpoints(out) - done:
             return
-        if moment == "later" and now != seen:
-            time.sleep(draws.uniform(0.0, 0.6))
+        if moment == "mid-save" and list(out.glob(f"{ASIDE}*")):
             return
-        time.sleep(0.0002)
+        if moment == "anywhere" and told(out) >= enough:
+            time.sleep(draws.uniform(0.0, 0.02))
+            return
+        time.sleep(0.002 if moment == "anywhere" else 0.0005)  # a save takes milliseconds
+
+
+def checkpoints(out: Path) -> set[str]:
+    return {path.name for path in out.glob("checkpoint-*")}
 
 
 def comparable(out: Path) -> tuple[dict[str, object], dict[str, bytes]]:
@@ -76,24 +71,29 @@ def comparable(out: Path) -> tuple[dict[str, object], dict[str, bytes]]:
 
 
 def test_twenty_kills_leave_no_trace(data: Path, tmp_path: Path) -> None:
-    finish(start(data, tmp_path / "whole"))
+    whole = engram(*command(data, tmp_path / "whole"), cwd=tmp_path, fresh=True)
+    assert whole.returncode == 0, whole.stderr
     draws = random.Random(0)
     out = tmp_path / "killed"
     out.mkdir()
     mid_epoch = mid_save = kills = 0
+    reached = set()  # the last checkpoint at each kill
     while kills < KILLS:
-        process = start(data, out)
-        wait_until(process, "mid-save" if kills % 3 == 2 else "later", out, draws)
+        process = Command(*command(data, out), cwd=tmp_path)
+        wait_until(process, moment_of(kills), out, draws)
         if process.poll() is not None:
             break
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.wait()
         kills += 1
         mid_save += bool(list(out.glob(f"{ASIDE}*")))
         mid_epoch += (out / "training.safetensors").exists()
+        reached.add(max(checkpoints(out), default="none"))
     assert kills == KILLS, f"the run ended after {kills} kills: make it slower"
     assert mid_save >= 2 and mid_epoch >= 5, (mid_save, mid_epoch)
-    finish(start(data, out))
+    assert reached == {"none", "checkpoint-001", "checkpoint-002"}
+    end = engram(*command(data, out), cwd=tmp_path)
+    assert end.returncode == 0, end.stderr
     (result, files), (whole_result, whole_files) = comparable(out), comparable(tmp_path / "whole")
     assert result == whole_result
     assert sorted(files) == sorted(whole_files)

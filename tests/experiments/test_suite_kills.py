@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import wait_for_the_end_of_all
+from commands import Command, engram, wait_for_the_end_of_all
 
 from engram import storage
 
 KILLS = 5
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
-SLOW_ENOUGH = ["--set", "epochs=120", "--set", "batch_size=2", "--set", "adapter_steps=100", "--set", "rate=0.2"]
+SLOW_ENOUGH = ["--set", "epochs=40", "--set", "batch_size=2", "--set", "adapter_steps=100", "--set", "rate=0.2"]
 
 
 @pytest.fixture
@@ -36,22 +34,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "whole", tmp_path / "killed"
 
 
-def start(place: Path, *options: str) -> subprocess.Popen[bytes]:
-    """The suite, begun or gone on with, in a process group of its own."""
-    command = ["suite", "quality", *DATA, *SLOW_ENOUGH, "--out", "out", "--resume", "--quiet", *options]
-    return subprocess.Popen(
-        [sys.executable, "-m", "engram", *command],
-        cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=120)
-    assert (process.returncode, errors) == (0, b"")
+COMMAND = ["suite", "quality", *DATA, *SLOW_ENOUGH, "--out", "out", "--resume", "--quiet"]
 
 
 def told(out: Path) -> int:
@@ -59,7 +42,7 @@ def told(out: Path) -> int:
     return sum(path.stat().st_size for path in out.glob("runs/*/*/events.jsonl"))
 
 
-def wait_until_it_works(process: subprocess.Popen[bytes], out: Path) -> None:
+def wait_until_it_works(process: Command, out: Path) -> None:
     before = told(out)
     while process.poll() is None and told(out) == before:
         time.sleep(0.005)
@@ -79,22 +62,24 @@ def comparable(out: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 def test_five_kills_leave_no_trace(places: tuple[Path, Path]) -> None:
     whole, killed = places
-    finish(start(whole))
+    through = engram(*COMMAND, cwd=whole, fresh=True)
+    assert (through.returncode, through.stderr) == (0, "")
     draws, out = random.Random(0), killed / "out"
     mid_training = kills = 0
     while kills < KILLS:
-        process = start(killed)
+        process = Command(*COMMAND, cwd=killed)
         wait_until_it_works(process, out)
-        time.sleep(draws.uniform(0.0, 0.3))
+        time.sleep(draws.uniform(0.0, 0.2))
         if process.poll() is not None:
             break
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.wait()
         kills += 1
         mid_training += bool(list(out.glob("runs/*/*/training.safetensors")))
     assert kills == KILLS, f"the suite ended after {kills} kills: make it slower"
     assert mid_training >= 2
-    finish(start(killed))
+    end = engram(*COMMAND, cwd=killed)
+    assert (end.returncode, end.stderr) == (0, "")
     results, files = comparable(out)
     assert len(results) == 2 and "suite-quality.json" in files
     assert (results, files) == comparable(whole / "out")
@@ -104,7 +89,7 @@ def test_the_workers_of_a_suite_that_is_killed_end_with_it_and_leave_its_runs_fr
     places: tuple[Path, Path],
 ) -> None:
     _, place = places
-    process = start(place, "--jobs", "2", "--set", "epochs=100000")  # hours of work
+    process = Command(*COMMAND, "--jobs", "2", "--set", "epochs=100000", cwd=place, leads=True)  # hours of work
     try:
         wait_until_it_works(process, place / "out")
         process.send_signal(signal.SIGKILL)  # the first process alone: no one tells its workers
