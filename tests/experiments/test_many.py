@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import Command, warm
 from conftest import blobs, patterns
 
 from engram import storage
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than:engram.errors.Engra
 QUICK = {"epochs": 1, "adapter_steps": 10, "rate": 0.2}
 ALPHA = Order(suite="alpha", dataset="arrays", tasks=2, settings=QUICK)
 QUALITY = replace(ALPHA, suite="quality")  # features, and hybrid with two images of each class
-SLOW = {**QUICK, "epochs": 80, "batch_size": 2}  # seconds, not milliseconds
+SLOW = {**QUICK, "epochs": 40, "batch_size": 2}  # seconds, not milliseconds
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(file: Path) -> Dataset:
     return load("arrays", file)
+
+
+@pytest.fixture
+def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that need not import everything first: forked, not spawned."""
+    context = warm()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
 
 def carried_out(order: Order, out: Path, file: Path, workers: int = 1) -> tuple[Programme, list[Outcome]]:
@@ -327,6 +335,7 @@ def test_two_workers_give_what_one_gives(file: Path, tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_in_a_worker_too_a_run_that_fails_is_marked_and_the_rest_go_on(file: Path, tmp_path: Path) -> None:
     plan, _ = carried_out(QUALITY, tmp_path, file)
     folders = [tmp_path / row.jobs[0].folder for row in plan.rows]
@@ -345,12 +354,13 @@ def test_a_note_of_a_worker_is_for_people(
 ) -> None:
     more = Variant(label="more than there are", method="features", settings={"features_per_class": 21}, series="")
     jobs = jobs_of(more, replace(QUALITY, seeds=2), data)
-    outcomes = run_side_by_side(Site(tmp_path, "arrays", file), jobs, 2, lambda job: None)
+    outcomes = run_side_by_side(Site(tmp_path, "arrays", file), jobs, 1, lambda job: None)
     assert [outcome.error for outcome in outcomes] == [None, None]
     said = capfd.readouterr().err
     assert "warn_of_small_classes" not in said and "features.py" not in said
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to find out which process does what")
 def test_a_worker_that_is_killed_fails_its_own_run_alone_and_a_later_suite_completes_it(
     file: Path, tmp_path: Path
@@ -398,12 +408,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
-def run_process(file: Path, trainings: Path, out: Path, *settings: str) -> subprocess.Popen[bytes]:
+def run_process(file: Path, trainings: Path, out: Path, *settings: str) -> Command:
     """A run that shares trainings, in a process of its own."""
     data = ["--dataset", "arrays", "--data", str(file), "--tasks", "2", "--trainings", str(trainings)]
     given = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "engram", "run", "features", *data, *given, "--out", str(out), "--quiet"]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    return Command("run", "features", *data, *given, "--out", str(out), "--quiet", cwd=trainings.parent)
 
 
 def epochs_of(out: Path) -> list[tuple[int, int]]:
@@ -429,11 +438,11 @@ def test_of_two_processes_that_need_the_same_network_one_trains_it_and_the_other
         assert other.poll() is None
         assert epochs_of(tmp_path / "other") == []
         one.send_signal(signal.SIGCONT)
-        assert (one.wait(120), other.wait(120)) == (0, 0)
+        assert (one.wait(120).returncode, other.wait(120).returncode) == (0, 0)
     finally:
         for process in (one, other):
-            if process is not None and process.poll() is None:
-                process.kill()
+            if process is not None:
+                process.send_signal(signal.SIGKILL)
                 process.wait()
     trained = [*epochs_of(tmp_path / "one"), *epochs_of(tmp_path / "other")]
     assert sorted(trained) == [(task, epoch + 1) for task in (1, 2) for epoch in range(int(SLOW["epochs"]))]
