@@ -8,8 +8,8 @@ from engram.model.folder import ModelFolder
 from engram.model.inspection import Generation, Inventory, KnownClass, Sizes, inspect
 from engram.model.learning import Judgement, Learned, NotGoodEnough, learn, teach
 from engram.model.manifest import Change, File, Manifest
-from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save, settings_of
-from engram.model.proposal import Proposal, Wishes, expected_seconds, propose
+from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save, settings_of, with_facts
+from engram.model.proposal import Proposal, Wishes, expected_seconds, propose, propose_samples
 from engram.model.verification import Verified, verify
 from engram.model.writing import KEEP, Writer
 
@@ -45,6 +45,7 @@ __all__ = [
     "load",
     "merge",
     "propose",
+    "propose_samples",
     "remake",
     "removal",
     "rename",
@@ -53,4 +54,5 @@ __all__ = [
     "settings_of",
     "teach",
     "verify",
+    "with_facts",
 ]

@@ -150,6 +150,8 @@ def teach(
         features_per_class=proposal.features_per_class,
         calibration=calibration,
         adaptation=adaptation,
+        epochs=wishes.epochs,
+        hold_out=wishes.hold_out,
     )
     return Model(learner, proposal.names, facts), judged, accuracy
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 import torch
@@ -59,6 +58,12 @@ class Facts:
     )
     calibration: Calibration = field(default_factory=Calibration)
     adaptation: Adaptation | None = None  # of the last time that it learned; None where nothing was carried over
+    epochs: Annotated[int, Field(ge=1)] | None = None  # asked for, the last time; None: chosen by what arrived
+    hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the share held out, the last time
+    # What `IncrementalClassifier` is to find again.
+    labels: Literal["text", "int", "float", "bool"] = "text"  # what the names of the classes stand for
+    announced: tuple[str, ...] = ()  # classes that were said to come, and have not yet
+    feature_names: tuple[str, ...] = ()  # of the numbers of a vector, where they have any
 
 
 _FACTS = pydantic.TypeAdapter(Facts)
@@ -102,16 +107,34 @@ class Model:
         """The learner's label of a class, by its name."""
         return self.learner.classes_[self.column(name)]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As in a folder: settings and tensors, from which a learner is made anew, and nothing that it has by the way.
+        settings = {**_settings(self.learner), "network": self.learner.network, "device": self.learner.device}
+        tensors = {name: tensor.cpu() for name, tensor in self.learner.state().items()}
+        return _unpickled, (self.learner.name, settings, tensors, self.names, self.facts)
+
     @property
     def image_size(self) -> int | None:
         """The side of the squares that its images are; None where its inputs are vectors."""
         return self.learner.shape_[0] if len(self.learner.shape_) == 3 else None
 
 
+def _unpickled(
+    method: str, settings: dict[str, Any], tensors: dict[str, Tensor], names: tuple[str, ...], facts: Facts
+) -> Model:
+    learner = make(method, **settings)
+    learner.restore(tensors)
+    return Model(learner, names, facts)
+
+
 def settings_of(learner: Learner) -> dict[str, Any]:
     """All settings, so that `make(learner.name, **settings)` gives a learner that can take over its state."""
     if isinstance(learner.network, nn.Module):
         raise UsageError("A network of one's own cannot be kept in a model's folder. Use one that has a name.")
+    return _settings(learner)
+
+
+def _settings(learner: Learner) -> dict[str, Any]:
     objective = next(name for name, kind in OBJECTIVES.items() if kind is type(learner.objective))
     settings = {**learner.settings(), "objective": objective}
     return {name: value for name, value in settings.items() if name not in NOT_KEPT}
@@ -119,7 +142,8 @@ def settings_of(learner: Learner) -> dict[str, Any]:
 
 def remake(learner: Learner, **changed: Any) -> Learner:
     """A learner with the same settings but for those `changed`, which knows what this one knows."""
-    other = make(learner.name, **{**settings_of(learner), "device": learner.device, **changed})
+    own = {"network": learner.network, "device": learner.device}
+    other = make(learner.name, **{**_settings(learner), **own, **changed})
     if learner.tasks_:
         other.restore(learner.state())
     return other
@@ -164,7 +188,7 @@ def save(
         method=model.learner.name,
         settings=settings_of(model.learner),
         classes=model.names,
-        details=dataclasses.asdict(model.facts) | {"seen": list(model.facts.seen)},
+        details=_FACTS.dump_python(model.facts, mode="json"),
         record=record,
         keep=keep,
         alone=alone,

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from engram.data import Samples
 from engram.data.pictures import Found, same_for_people
 from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
-from engram.methods import Features, Learner, Rehearsing, dimension_of, make, measure_costs
+from engram.methods import Features, Learner, Rehearsing, dimension_of, make, measure_costs, setting_names
 from engram.model.model import Model, remake, settings_of
 from engram.model.recipe import SETTINGS, choose_epochs, choose_network, choose_size
 from engram.text import shown
@@ -26,7 +27,7 @@ class Wishes:
     """What may be asked of `learn`. None leaves it to the model or, when that is new, to the pictures."""
 
     method: str | None = None  # None: features, or hybrid where images are to be kept
-    network: str | None = None
+    network: str | nn.Module | None = None
     image_size: int | None = None
     epochs: int | None = None
     features_per_class: int | None = None
@@ -62,38 +63,49 @@ class Proposal:
     new: Mapping[str, int]  # how many pictures of each class that is new
     more: Mapping[str, int]  # and of each that is known
     trains: bool  # whether the network is trained; otherwise it stays, and only what is kept and the classifier change
-    image_size: int
+    shape: tuple[int, ...]  # of one sample: (h, w, c), or (d,) of vectors
     kept_bytes: int  # at most, once it is learned
     budget: int | None
     features_per_class: int | None  # asked for; the learner's is what the budget leaves of it
 
+    @property
+    def image_size(self) -> int:
+        """The side of the squares that pictures become."""
+        return self.shape[0]
+
 
 def propose(model: Model | None, found: Found, wishes: Wishes) -> Proposal:
     """What to do with these pictures. Nothing is decoded yet."""
+    _check_twins(model.names if model is not None else (), found)
+    size = _image_size(model, found, wishes)
+    counts = Counter(found.class_names[label] for label in found.labels)
+    return propose_samples(model, {name: counts[name] for name in found.class_names}, (size, size, 3), wishes)
+
+
+def propose_samples(
+    model: Model | None, arriving: Mapping[str, int], shape: tuple[int, ...], wishes: Wishes
+) -> Proposal:
+    """What to do with so many samples of each class, each of this shape."""
     known = model.names if model is not None else ()
-    arriving = Counter(found.class_names[label] for label in found.labels)
-    _check_twins(known, found)
-    fresh = tuple(name for name in found.class_names if name not in known)
+    fresh = tuple(name for name in arriving if name not in known)
     first = max(model.learner.classes_, default=-1) + 1 if model is not None else 0
     labels = {name: first + number for number, name in enumerate(fresh)}
     if model is not None:
-        labels |= {name: model.label(name) for name in found.class_names if name in known}
-    size = _image_size(model, found, wishes)
-    learner = _learner(model, wishes, len(found.paths))
+        labels |= {name: model.label(name) for name in arriving if name in known}
+    learner = _learner(model, wishes, sum(arriving.values()))
     names = (*known, *fresh)
     budget = wishes.budget if wishes.budget is not None else (model.facts.budget if model is not None else None)
     asked = learner.features_per_class if isinstance(learner, Features) else None
     arrived = [arriving.get(name, 0) for name in names]
-    learner, kept = _within(learner, arrived, budget, (size, size, 3))
+    learner, kept = _within(learner, arrived, budget, shape)
     return Proposal(
         learner=learner,
         names=names,
         labels=labels,
         new={name: arriving[name] for name in fresh},
-        more={name: arriving[name] for name in found.class_names if name in known},
-        # On classes that it knows, without the others, a network loses more than it learns.
-        trains=bool(fresh) or wishes.epochs is not None,
-        image_size=size,
+        more={name: arriving[name] for name in arriving if name in known},
+        trains=model is None or wishes.epochs is not None or _worth_training(learner, len(fresh), len(arriving)),
+        shape=shape,
         kept_bytes=kept,
         budget=budget,
         features_per_class=asked,
@@ -112,6 +124,19 @@ def expected_seconds(proposal: Proposal) -> float:
     adapts = proposal.trains and learner.tasks_ and isinstance(learner, Features)
     adapting = learner.adaptation.steps * costs.adapter_step if adapts else 0  # type: ignore[attr-defined]
     return training + 2 * (2 * (arriving + replayed) * costs.extracted + adapting)  # once to judge it, once for good
+
+
+def _worth_training(learner: Learner, fresh: int, arriving: int) -> bool:
+    """Whether the network should learn from `arriving` classes, of which so many are new, where nobody has said.
+
+    Some of the classes that it knows, or a single new one, show it nothing to tell apart: it would learn to see them
+    everywhere. Its features are then better left as they are, unless images of other classes are there to compare with.
+    """
+    if learner.make_classifier() is None:  # its head answers, which knows a class only if it was trained on it
+        return True
+    if not fresh:
+        return arriving == len(learner.classes_) >= 2  # all that it knows: nothing can be forgotten
+    return arriving >= 2 or (isinstance(learner, Rehearsing) and len(learner.memory.images) > 0)
 
 
 def _zeros(learner: Learner) -> torch.Tensor:
@@ -164,8 +189,10 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
 def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
     method = wishes.method or ("hybrid" if wishes.images_per_class else "features")
     network = wishes.network or choose_network(wishes.weights)
-    probe = make(method)
-    recipe = {name: value for name, value in SETTINGS.items() if name in settings_of(probe)}
+    known = setting_names(method, wishes.settings.get("objective"))
+    # The rate belongs to a loss that is divided by the number of classes; other objectives have their own.
+    recipe = SETTINGS if "expected_classes" in known else {name: SETTINGS[name] for name in SETTINGS if name != "rate"}
+    recipe = {name: value for name, value in recipe.items() if name in known}
     weights = None if wishes.weights is None else str(wishes.weights)
     settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed, **asked}
     return make(method, **settings, device=wishes.device)
@@ -189,7 +216,8 @@ def _keeping_images(model: Model, wishes: Wishes) -> Learner:
 
 def _within(learner: Learner, arrived: list[int], budget: int | None, shape: tuple[int, ...]) -> tuple[Learner, int]:
     """The learner with as many features a class as the budget allows, and the bytes that all it keeps may take."""
-    one = Samples.of(torch.zeros(1, *shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    blank = torch.zeros(1, *shape, dtype=torch.uint8 if len(shape) == 3 else torch.float32)
+    one = Samples.of(blank, torch.zeros(1, dtype=torch.int64))
     images = 0
     if isinstance(learner, Rehearsing):
         per_class = learner.exemplars.per_class(len(arrived))

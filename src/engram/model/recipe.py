@@ -9,6 +9,7 @@ from typing import Any
 from engram.data.images import UnreadableImage, extent
 from engram.data.pictures import Found
 from engram.errors import DataError
+from engram.methods import METHODS, setting_names
 from engram.network import extractor_for_weights
 
 LOOKED_AT = 100  # pictures, spread over all that were found
@@ -24,6 +25,35 @@ SETTINGS: dict[str, Any] = {
     **{"pad": 4, "flip": True},
     **{"adapter_width": 1024},
 }
+
+# For arrays from Python, of which nothing is known: images are not mirrored, and shifted by nothing.
+ARRAYS: dict[str, Any] = {
+    **{"batch_size": BATCH, "schedule": "one-cycle", "rate": 0.2, "expected_classes": 10},
+    **{"pad": 0, "flip": False},
+    **{"adapter_width": 256},
+}
+# Of vectors there may be few, and hundreds of models be made of them. Their network has no batch norm: at a lower rate,
+# and with its features held more tightly, what is stored stays usable (found on digits as vectors).
+VECTORS: dict[str, Any] = {**ARRAYS, "rate": 0.1, "feature_distillation": 5.0, "adapter_steps": 120}
+UNDIVIDED_RATE = 0.05  # of vectors, for objectives that are not divided by the number of classes
+VECTOR_STEPS, MOST_VECTOR_EPOCHS = 300, 30
+
+
+def array_settings(method: str, objective: str | None, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What is sensible for inputs of this shape; what makes a method itself stays."""
+    known, vectors = setting_names(method, objective), len(shape) == 1
+    recipe = dict(VECTORS if vectors else ARRAYS)
+    if "expected_classes" not in known:
+        recipe |= {"rate": UNDIVIDED_RATE if vectors else None}
+    fixed = METHODS[method].settings
+    return {name: value for name, value in recipe.items() if name in known and name not in fixed and value is not None}
+
+
+def array_epochs(samples: int, shape: tuple[int, ...]) -> int:
+    """How often so many inputs of this shape are gone through."""
+    if len(shape) == 3:
+        return choose_epochs(samples)
+    return max(FEWEST_EPOCHS, min(MOST_VECTOR_EPOCHS, round(VECTOR_STEPS * BATCH / samples)))
 
 
 def choose_size(found: Found, weights: Path | None) -> int:
