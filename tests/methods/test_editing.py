@@ -1,6 +1,9 @@
 """Forgetting and joining classes: what is gone is gone, and what stays answers as before."""
 
+import copy
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +37,13 @@ def learned(method: str, stream: Stream, **settings: Any) -> Learner:
     return learner
 
 
+@pytest.fixture(scope="module")
+def learn_once(vectors: Stream) -> Callable[[str], Learner]:
+    """Gives a learner of all of `vectors`, to do things to: a copy of one that has learned them once for all."""
+    once = functools.cache(lambda method: learned(method, vectors))
+    return lambda method: copy.deepcopy(once(method))
+
+
 def answers(learner: Learner, stream: Stream) -> tuple[torch.Tensor, torch.Tensor]:
     """Labels of all test samples, and what the learner says they are."""
     tests = [task.test for task in stream]
@@ -45,9 +55,9 @@ def answers(learner: Learner, stream: Stream) -> tuple[torch.Tensor, torch.Tenso
 @pytest.mark.parametrize("method", METHODS)
 class TestEveryMethod:
     def test_a_forgotten_class_is_gone_and_the_others_answer_at_least_as_well(
-        self, method: str, vectors: Stream
+        self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
     ) -> None:
-        learner = learned(method, vectors)
+        learner = learn_once(method)
         label = vectors.classes[1]
         truth, before = answers(learner, vectors)
         others = truth != label
@@ -59,8 +69,10 @@ class TestEveryMethod:
         right = [float((said[others] == truth[others]).float().mean()) for said in (before, after)]
         assert right[1] >= right[0] - 0.02
 
-    def test_nothing_of_a_forgotten_class_is_left_in_the_state(self, method: str, vectors: Stream) -> None:
-        learner = learned(method, vectors)
+    def test_nothing_of_a_forgotten_class_is_left_in_the_state(
+        self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
+    ) -> None:
+        learner = learn_once(method)
         column = 3
         kinds = (learner.memory.features, learner.memory.images)
         own = [row for kind in kinds if len(kind) for row in kind.rows[kind.columns == column]]
@@ -71,16 +83,20 @@ class TestEveryMethod:
         for row in [*own, head_row]:
             assert row.numpy().tobytes() not in everything
 
-    def test_it_learns_on_after_forgetting_even_the_same_class_again(self, method: str, vectors: Stream) -> None:
-        learner = learned(method, vectors)
+    def test_it_learns_on_after_forgetting_even_the_same_class_again(
+        self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
+    ) -> None:
+        learner = learn_once(method)
         for label in vectors.tasks[2].classes:
             forget(learner, label)
         learner.learn(vectors.tasks[2])
         assert learner.classes_ == vectors.classes
         assert bool(learner.scores(vectors.tasks[0].test.batch(torch.arange(4))).isfinite().all())
 
-    def test_a_class_joined_into_another_is_gone_and_nothing_is_added(self, method: str, vectors: Stream) -> None:
-        learner = learned(method, vectors)
+    def test_a_class_joined_into_another_is_gone_and_nothing_is_added(
+        self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
+    ) -> None:
+        learner = learn_once(method)
         into, label = vectors.tasks[2].classes
         before = learner.memory.nbytes
         merge(learner, label, into)
@@ -88,8 +104,10 @@ class TestEveryMethod:
         assert learner.trained.classes == 5
         assert learner.memory.nbytes <= before
 
-    def test_an_edited_learner_is_restored_from_its_state(self, method: str, vectors: Stream) -> None:
-        learner = learned(method, vectors)
+    def test_an_edited_learner_is_restored_from_its_state(
+        self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
+    ) -> None:
+        learner = learn_once(method)
         merge(learner, vectors.classes[0], vectors.classes[5])
         forget(learner, vectors.classes[2])
         known = setting_names(method)

@@ -117,7 +117,7 @@ def test_the_classifier_learns_from_the_memory_or_from_the_old_vectors_and_all_n
 @pytest.mark.parametrize("classifier", ["svm", "nearest-mean", "ridge"])
 @pytest.mark.parametrize("adapter", ["mlp", "ridge"])
 def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, adapter: str, classifier: str) -> None:
-    one = learner(adapter=adapter, classifier=classifier, features_per_class=20, epochs=15, adapter_steps=300)
+    one = learner(adapter=adapter, classifier=classifier, features_per_class=20, epochs=15, adapter_steps=60)
     correct = total = 0
     for task in vectors:
         one.learn(task)
