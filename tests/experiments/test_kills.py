@@ -89,7 +89,7 @@ def test_twenty_kills_leave_no_trace(data: Path, tmp_path: Path) -> None:
         mid_save += bool(list(out.glob(f"{ASIDE}*")))
         mid_epoch += (out / "training.safetensors").exists()
         reached.add(max(checkpoints(out), default="none"))
-    assert kills == KILLS, f"the run ended after {kills} kills: make it slower"
+    assert kills == KILLS, f"the run ended after {kills} kills: make it slower. {process.wait()}"
     assert mid_save >= 2 and mid_epoch >= 5, (mid_save, mid_epoch)
     assert reached == {"none", "checkpoint-001", "checkpoint-002"}
     end = engram(*command(data, out), cwd=tmp_path)
