@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.linear_model import RidgeClassifier
@@ -54,6 +55,16 @@ CASES = {
 }
 
 
+@pytest.fixture(params=["by all samples", "by few samples"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Either way of solving: with every sample at once, as small problems are, or as large ones of few violators."""
+    if request.param == "by few samples":
+        monkeypatch.setattr(classifiers, "LARGE", 0)
+        monkeypatch.setattr(classifiers, "FEW", torch.inf)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("case", CASES)
 def test_the_svm_minimises_the_objective_of_linear_svc(case: str) -> None:
     sizes, width, C = CASES[case]
@@ -68,6 +79,60 @@ def test_the_svm_minimises_the_objective_of_linear_svc(case: str) -> None:
     torch.testing.assert_close(svm.scores(features), expected, rtol=0, atol=1e-3)
 
 
+def optimum(features: Tensor, labels: Tensor, C: float) -> Tensor:
+    """The least objective of every class (K,), by scipy's L-BFGS until nothing improves any more."""
+    samples = np.concatenate([features.double().numpy(), np.ones((len(features), 1))], axis=1)
+    found = []
+    for label in labels.unique():
+        signs = np.where((labels == label).numpy(), 1.0, -1.0)
+
+        def both(weight: np.ndarray, signs: np.ndarray = signs) -> tuple[float, np.ndarray]:
+            left = np.maximum(0, 1 - signs * (samples @ weight))
+            return 0.5 * weight @ weight + C * left @ left, weight - 2 * C * (signs * left) @ samples
+
+        settings = {"maxiter": 100_000, "maxfun": 100_000, "maxcor": 50, "ftol": 0, "gtol": 1e-9}
+        best = scipy.optimize.minimize(both, np.zeros(samples.shape[1]), jac=True, method="L-BFGS-B", options=settings)
+        found.append(best.fun)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def hard(case: str) -> tuple[Tensor, Tensor]:
+    features, labels = overlapping([30, 30, 30, 1], 12)
+    if case == "duplicate rows":
+        return features.repeat(5, 1), labels.repeat(5)
+    if case == "one row of two classes":
+        return torch.cat([features, features[:20]]), torch.cat([labels, labels[:20].roll(7)])
+    if case == "unnormalised":
+        return 20 * features + torch.linspace(-3, 3, 12), labels
+    return features, labels  # the last class has one sample
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("case", ["duplicate rows", "one row of two classes", "unnormalised", "a class of one sample"])
+@pytest.mark.parametrize("C", [1.0, 100.0])
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_the_svm_minimises_hard_objectives(case: str, C: float, precision: torch.dtype) -> None:
+    features, labels = hard(case)
+    features = features.to(precision)
+    svm = LinearSVM(C=C).fit(features, labels)
+    ours = objectives(features, labels, svm.weight_, svm.intercept_, C)
+    torch.testing.assert_close(ours, optimum(features, labels, C), rtol=1e-6, atol=0)
+
+
+def test_both_ways_of_solving_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = overlapping([200] * 20, 32, noise=1.0)  # large enough for a start from some of the samples
+    with_all = LinearSVM(tolerance=1e-8).fit(features, labels)
+    monkeypatch.setattr(classifiers, "LARGE", 0)
+    monkeypatch.setattr(classifiers, "RESCALING_SAMPLES", 500)
+    threads = torch.get_num_threads()
+    with_few = LinearSVM(tolerance=1e-8).fit(features, labels)
+    torch.testing.assert_close(with_few.weight_, with_all.weight_, rtol=0, atol=1e-5)
+    assert torch.get_num_threads() == threads
+    again = LinearSVM(tolerance=1e-6).fit(features, labels, start=with_few)
+    torch.testing.assert_close(again.weight_, with_few.weight_, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("way")
 def test_the_scores_are_within_the_tolerance_of_the_optimum() -> None:
     features, labels = overlapping([40] * 5, 32)
     best = LinearSVM(tolerance=1e-9).fit(features, labels).scores(features)
@@ -132,6 +197,7 @@ def test_a_start_of_another_width_or_without_a_solution_is_refused() -> None:
         LinearSVM().fit(features, labels, start=LinearSVM())
 
 
+@pytest.mark.usefixtures("way")
 def test_an_svm_that_cannot_be_solved_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classifiers, "NEWTON_STEPS", 2)
     features, labels = overlapping([40] * 4, 16)
@@ -248,6 +314,7 @@ def test_settings_that_make_no_sense_are_refused(classifier: Classifier) -> None
         classifier.fit(*overlapping([3, 3], 2))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("classifier", [LinearSVM(C=1e9), Ridge(penalty=1e-9)])
 def test_features_beyond_what_floats_can_solve_are_refused(classifier: Classifier) -> None:
     features = torch.ones(10, 3, dtype=torch.float64) * torch.linspace(1e9, 2e9, 10)[:, None]
