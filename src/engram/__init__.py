@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from engram import data, experiments, features, methods, network
     from engram.data import Dataset, Samples, Stream, Task, load, split
     from engram.errors import DataError, EngramError, EngramWarning, TrainingError, UsageError
+    from engram.estimator import IncrementalClassifier
     from engram.experiments import Plan, Result, run
     from engram.methods import METHODS, Learner, make
 
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     **dict.fromkeys(("Dataset", "Samples", "Stream", "Task", "load", "split"), "engram.data"),
     **dict.fromkeys(("DataError", "EngramError", "EngramWarning", "TrainingError", "UsageError"), "engram.errors"),
+    "IncrementalClassifier": "engram.estimator",
     **dict.fromkeys(("Plan", "Result", "run"), "engram.experiments"),
     **dict.fromkeys(("METHODS", "Learner", "make"), "engram.methods"),
 }
@@ -29,6 +31,7 @@ __all__ = [
     "Dataset",
     "EngramError",
     "EngramWarning",
+    "IncrementalClassifier",
     "Learner",
     "Plan",
     "Result",

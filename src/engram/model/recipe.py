@@ -33,10 +33,10 @@ ARRAYS: dict[str, Any] = {
     **{"adapter_width": 256},
 }
 # Of vectors there may be few, and hundreds of models be made of them. Their network has no batch norm: at a lower rate,
-# and with its features held more tightly, what is stored stays usable (found on digits as vectors).
-VECTORS: dict[str, Any] = {**ARRAYS, "rate": 0.1, "feature_distillation": 5.0, "adapter_steps": 120}
+# and with its features held more tightly, what is stored stays usable (found on digits as vectors, and on blobs).
+VECTORS: dict[str, Any] = {**ARRAYS, "rate": 0.03, "feature_distillation": 20.0, "adapter_steps": 120}
 UNDIVIDED_RATE = 0.05  # of vectors, for objectives that are not divided by the number of classes
-VECTOR_STEPS, MOST_VECTOR_EPOCHS = 300, 30
+VECTOR_STEPS, FEWEST_VECTOR_EPOCHS, MOST_VECTOR_EPOCHS = 300, 5, 30
 
 
 def array_settings(method: str, objective: str | None, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def array_epochs(samples: int, shape: tuple[int, ...]) -> int:
     """How often so many inputs of this shape are gone through."""
     if len(shape) == 3:
         return choose_epochs(samples)
-    return max(FEWEST_EPOCHS, min(MOST_VECTOR_EPOCHS, round(VECTOR_STEPS * BATCH / samples)))
+    return max(FEWEST_VECTOR_EPOCHS, min(MOST_VECTOR_EPOCHS, round(VECTOR_STEPS * BATCH / samples)))
 
 
 def choose_size(found: Found, weights: Path | None) -> int:

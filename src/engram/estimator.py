@@ -1,0 +1,468 @@
+"""`IncrementalClassifier`: the scikit-learn front door."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from torch import nn
+
+from engram.data import Samples
+from engram.errors import DataError, UsageError
+from engram.methods import METHODS, make, setting_names
+from engram.model import Model, ModelFolder, Wishes, load, propose_samples, remake, save, settings_of, teach, with_facts
+from engram.model.recipe import array_epochs, array_settings
+
+Array = NDArray[Any]
+Kind = Literal["text", "int", "float", "bool"]
+
+KINDS: dict[str, Kind] = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "text", "O": "text", "T": "text"}
+SPOKEN: dict[Kind, str] = {"text": "texts", "int": "whole numbers", "float": "floats", "bool": "True and False"}
+BLOCK = 256  # inputs that are answered for at once
+OWN = ("network", "epochs", "features_per_class", "images_per_class", "seed", "device")  # settings with a parameter
+
+
+class InvalidParameter(UsageError, ValueError):
+    """A parameter or setting that cannot be; a ValueError, as scikit-learn has it."""
+
+
+class InvalidInput(DataError, ValueError):
+    """X or y that cannot be learned from or answered for; a ValueError, as scikit-learn has it."""
+
+
+class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier that learns new classes, again and again, without the samples of the old ones.
+
+    `partial_fit` takes samples of new classes, of known ones, or of both. What it keeps of them is a network, and a
+    short vector for each of a few samples of a class; `fit` begins anew. Inputs are float vectors (n, d) or uint8
+    images (n, height, width) or (n, height, width, channels). They are scaled by the statistics of the first ones.
+
+    Parameters
+    ----------
+    method : str, default="features"
+        Any of those that `engram methods` lists.
+    network : str or torch.nn.Module, default="auto"
+        What turns an input into features: "auto" goes by the inputs, an MLP for vectors and for images by their size;
+        or "mlp", "small", "resnet32", "resnet18", "resnet18-small", or a module of one's own.
+    epochs : int, default=None
+        How often what arrives is gone through. None chooses by how much it is, and leaves the network as it is where
+        there is nothing new to tell apart.
+    features_per_class : int, default=250
+        How many vectors of each class are kept, by methods that keep any.
+    images_per_class : int, default=None
+        How many inputs of each class are kept as they are, by methods that keep any, such as "hybrid". None is the
+        method's own number.
+    budget : int, default=None
+        Bytes that all that is kept may take; `features_per_class` then is the most that there can be.
+    validation_fraction : float, default=0.0
+        The share of each class on which the network is not trained: probabilities are calibrated on it. Without any,
+        they follow from the scores as they are.
+    random_state : int, RandomState instance or None, default=None
+        Where the randomness of a new model comes from. The same number gives the same model.
+    device : str, default="auto"
+        "cpu", "cuda", "mps", or the fastest there is.
+    settings : dict, default=None
+        Any other setting of the method by its name, such as `{"rate": 0.1, "flip": True}`.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels that are known, sorted: the order of the columns, whatever the order of arrival.
+    n_features_in_ : int
+        The length of a vector; there is none for images.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        The names of the columns of the data frames it was taught with, if they are all texts.
+    model_ : engram.model.Model
+        What was learned; `model_.learner.memory.nbytes` is what it keeps, in bytes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from engram import IncrementalClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> classifier = IncrementalClassifier(random_state=0)
+    >>> for first in (0, 5):  # five classes now, and five later
+    ...     new = (first <= y) & (y < first + 5)
+    ...     classifier = classifier.partial_fit(X[new], y[new])
+    >>> classifier.classes_
+    array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    >>> bool(classifier.score(X, y) > 0.85)
+    True
+    >>> classifier.model_.learner.memory.nbytes  # at most 250 vectors of 64 numbers of each class
+    460032
+    """
+
+    def __init__(
+        self,
+        method: str = "features",
+        *,
+        network: str | nn.Module = "auto",
+        epochs: int | None = None,
+        features_per_class: int = 250,
+        images_per_class: int | None = None,
+        budget: int | None = None,
+        validation_fraction: float = 0.0,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.method = method
+        self.network = network
+        self.epochs = epochs
+        self.features_per_class = features_per_class
+        self.images_per_class = images_per_class
+        self.budget = budget
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.device = device
+        self.settings = settings
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn inputs X with their labels y (n,), and forget all before."""
+        inputs, labels = self._training_data(X, y, anew=True)
+        self._become(self._taught(None, inputs, labels, labels[:0]))
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+        """Learn more: new classes, more of known ones, or both. After an error all is as it was.
+
+        `classes` is not needed. As elsewhere in scikit-learn, the first call may name all the classes that will come:
+        then each has its column at once, with a probability of 0 until it does come. Later calls may repeat them.
+        """
+        model: Model | None = getattr(self, "model_", None)
+        inputs, labels = self._training_data(X, y, anew=model is None)
+        announced = self._announced(classes, labels)
+        self._become(self._taught(model, inputs, labels, announced))
+        return self
+
+    def predict(self, X: ArrayLike) -> Array:
+        """The most likely class of each input, (n,)."""
+        columns = self._scores(X).argmax(axis=1)
+        answers: Array = self.classes_[columns]
+        return answers
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probabilities (n, n_classes), columns in the order of `classes_`."""
+        scores, known = self._scores(X), self._columns >= 0
+        probabilities = np.zeros_like(scores)
+        probabilities[:, known] = self.model_.calibrated(torch.from_numpy(scores[:, known])).numpy()
+        return probabilities
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Scores (n, n_classes), or (n,) for two classes: those of the second, less those of the first."""
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Keep what was learned in a model's folder, as `engram learn` does: a new one, or its next generation."""
+        check_is_fitted(self)
+        with ModelFolder(Path(path)).writing() as writer:
+            save(writer, self.model_, action="save", record={"kept_bytes": self.model_.learner.memory.nbytes})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: str = "auto") -> Self:
+        """The classifier in a model's folder, be it from `save` or from `engram learn`; it can go on learning.
+
+        A model of pictures takes uint8 images (n, height, width, channels) of the size it has learned.
+        """
+        model = load(ModelFolder(Path(path)), device=device)
+        classifier = cls(**_parameters(model), device=device)
+        classifier._become(with_facts(model, labels=_kind_of_names(model)))
+        if len(model.learner.shape_) == 1:
+            classifier.n_features_in_ = model.learner.shape_[0]
+        if model.facts.feature_names:
+            classifier.feature_names_in_ = np.array(model.facts.feature_names, dtype=object)
+        return classifier
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True  # grey images; there is no tag for those with channels
+        return tags
+
+    # What arrives, checked.
+
+    def _training_data(self, X: Any, y: Any, *, anew: bool) -> tuple[Array, Array]:
+        """Inputs and labels (n,) to learn from."""
+        X = _array(X)
+        if _is_images(X):
+            inputs = self._images(X, anew=anew)
+            if y is None:
+                raise InvalidInput("IncrementalClassifier requires y to be passed, but the target y is None.")
+            labels = check_array(y, ensure_2d=False, dtype=None, input_name="y")
+            labels = column_or_1d(labels, warn=True)
+            check_consistent_length(inputs, labels)
+        else:
+            self._expect_vectors(X, anew=anew)
+            inputs, labels = validate_data(self, X, y, reset=anew, dtype=np.float32, order="C")
+        _kind(labels, None)
+        check_classification_targets(labels)
+        return inputs, labels
+
+    def _inputs(self, X: Any) -> Array:
+        """Inputs to answer for."""
+        X = _array(X)
+        if _is_images(X):
+            return self._images(X, anew=False)
+        self._expect_vectors(X, anew=False)
+        return validate_data(self, X, reset=False, dtype=np.float32, order="C")  # type: ignore[no-any-return]
+
+    def _images(self, images: Array, *, anew: bool) -> Array:
+        if images.dtype != np.uint8 or images.ndim > 4:
+            found = f"{images.dtype} {images.shape}"
+            raise InvalidInput(
+                "X must be vectors (n, d), or uint8 images (n, height, width) or (n, height, width, channels); "
+                f"found {found}."
+            )
+        images = images[..., np.newaxis] if images.ndim == 3 else images
+        if images.shape[-1] not in (1, 3) or not images.size:
+            raise InvalidInput(f"Images must have 1 or 3 channels, and there must be some; found {images.shape}.")
+        if anew:
+            for name in {"n_features_in_", "feature_names_in_"} & set(vars(self)):  # of vectors learned before
+                delattr(self, name)
+        elif images.shape[1:] != self.model_.learner.shape_:
+            raise InvalidInput(f"X has images {images.shape[1:]}, but {self._learned_from()}.")
+        return np.ascontiguousarray(images)
+
+    def _expect_vectors(self, X: Any, *, anew: bool) -> None:
+        # Whatever else may be wrong with X, scikit-learn says.
+        if not anew and len(self.model_.learner.shape_) == 3 and getattr(X, "ndim", None) == 2:
+            raise InvalidInput(f"X has vectors {X.shape[1:]}, but {self._learned_from()}.")
+
+    def _learned_from(self) -> str:
+        shape = self.model_.learner.shape_
+        return f"IncrementalClassifier is expecting {'images' if len(shape) == 3 else 'vectors'} {shape} as input"
+
+    def _announced(self, classes: ArrayLike | None, labels: Array) -> Array:
+        """The labels that `classes` names, or none; those that come must be among them."""
+        if classes is None:
+            return labels[:0]
+        announced: Array = np.unique(column_or_1d(classes))
+        _kind(announced, _kind(labels, None))
+        known: Array | None = getattr(self, "classes_", None)
+        if known is not None and not np.array_equal(known, announced):
+            raise InvalidInput(
+                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: {known!r}. "
+                "Leave `classes` out: new ones may come in any call."
+            )
+        strange = np.setdiff1d(labels, announced)
+        if len(strange):
+            raise InvalidInput(f"The labels {strange.tolist()} in y are not in `classes={classes!r}`.")
+        return announced
+
+    # What is learned.
+
+    def _taught(self, model: Model | None, inputs: Array, labels: Array, announced: Array) -> Model:
+        """The model that follows. This one stays as it is."""
+        kind = _kind(labels, None if model is None else model.facts.labels)
+        said = set(_names(announced, _kind(announced, kind))) | set(() if model is None else model.facts.announced)
+        values, codes = np.unique(labels, return_inverse=True)
+        names = _names(values, kind)
+        with _errors():
+            if model is not None and model.learner.device != self.device:
+                model = dataclasses.replace(model, learner=remake(model.learner, device=self.device))
+            arriving = dict(zip(names, np.bincount(codes).tolist(), strict=True))
+            wishes = self._wishes(model, inputs)
+            proposal = propose_samples(model, arriving, inputs.shape[1:], wishes)
+            columns = torch.tensor([proposal.labels[name] for name in names])[torch.from_numpy(codes)]
+            taught, _, _ = teach(model, proposal, Samples.of(_writable(inputs), columns), wishes)
+        return with_facts(
+            taught,
+            labels=kind,
+            announced=tuple(sorted(said - set(taught.names))),
+            feature_names=tuple(getattr(self, "feature_names_in_", ())),
+        )
+
+    def _wishes(self, model: Model | None, inputs: Array) -> Wishes:
+        """The parameters in the words of the model room, for inputs like these."""
+        given = _plain(self.settings if self.settings is not None else {})
+        if owned := [name for name in OWN if name in given]:
+            parameter = "random_state" if owned[0] == "seed" else owned[0]
+            raise InvalidParameter(f"`settings` cannot hold '{owned[0]}'. Give it as the parameter {parameter}.")
+        known = setting_names(self.method, given.get("objective"))
+        images = _whole("images_per_class", self.images_per_class)
+        if images is not None and "images_per_class" not in known:
+            raise InvalidParameter(
+                f"The method '{self.method}' keeps no inputs as they are. Use another, such as 'hybrid', or leave "
+                "images_per_class out."
+            )
+        features = _whole("features_per_class", self.features_per_class)
+        settings = {
+            **array_settings(self.method, given.get("objective"), inputs.shape[1:]),
+            "epochs": array_epochs(len(inputs), inputs.shape[1:]),
+            **given,
+        }
+        return Wishes(
+            method=self.method,
+            network=self.network,
+            epochs=_whole("epochs", self.epochs),
+            features_per_class=features if "features_per_class" in known else None,
+            images_per_class=images,
+            budget=_whole("budget", self.budget),
+            settings=settings,
+            hold_out=_share("validation_fraction", self.validation_fraction),
+            seed=self._seed() if model is None else model.learner.seed,
+            device=self.device,
+        )
+
+    def _seed(self) -> int:
+        draws = check_random_state(self.random_state)
+        return int(self.random_state) if isinstance(self.random_state, int | np.integer) else int(draws.randint(2**31))
+
+    def _become(self, model: Model) -> None:
+        values = _values((*model.names, *model.facts.announced), model.facts.labels)
+        order = np.argsort(values, kind="stable")
+        self.model_ = model
+        self.classes_ = values[order]
+        self._columns = np.where(order < len(model.names), order, -1)  # of the model, for each class; -1: not there yet
+
+    def _scores(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Scores (n, n_classes), columns in the order of `classes_`; lowest for a class that has not come yet."""
+        check_is_fitted(self)
+        inputs = self._inputs(X)
+        with _errors():
+            scores = np.concatenate([self._answered(block) for block in _blocks(inputs)])
+        absent = scores.min(axis=1, keepdims=True) - 1
+        return np.where(self._columns >= 0, scores[:, self._columns], absent)
+
+    def _answered(self, inputs: Array) -> NDArray[np.float64]:
+        """The model's scores of a block of inputs, columns in its own order."""
+        # Sums over a batch of another size may be added in another order. So that the answer to one vector depends on
+        # no other, all batches of vectors have one size.
+        missing = BLOCK - len(inputs) if inputs.ndim == 2 else 0
+        padded = np.concatenate([inputs, np.zeros_like(inputs, shape=(missing, *inputs.shape[1:]))])
+        scores = self.model_.scores(torch.from_numpy(padded))[: len(inputs)]
+        return scores.double().numpy()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """What engram refuses as scikit-learn would."""
+    try:
+        yield
+    except UsageError as error:
+        raise InvalidParameter(str(error)) from error
+    except DataError as error:
+        raise InvalidInput(str(error)) from error
+
+
+def _array(X: Any) -> Any:
+    """Lists and the like as an array, so that images can be told from vectors; all else as it is."""
+    if hasattr(X, "ndim"):
+        return X.numpy(force=True) if isinstance(X, torch.Tensor) else X
+    try:
+        return np.asarray(X)
+    except ValueError as error:
+        raise InvalidInput(f"X must be an array, or lists of equal lengths: {error}") from error
+
+
+def _is_images(X: Any) -> bool:
+    return isinstance(X, np.ndarray) and X.ndim > 2
+
+
+def _blocks(inputs: Array) -> list[Array]:
+    return [inputs[start : start + BLOCK] for start in range(0, len(inputs), BLOCK)]
+
+
+def _writable(inputs: Array) -> Array:
+    # Nothing is ever written to it, but torch warns of memory that is not writable.
+    return inputs if inputs.flags.writeable else inputs.copy()
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise InvalidParameter(f"`settings` must map names to values; found {settings!r}.")
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+
+
+def _whole(name: str, value: Any) -> int | None:
+    """A parameter that is a number of things, be it one of numpy's, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InvalidParameter(f"{name} must be a whole number, at least 1; found {value!r}.")
+    return int(value)
+
+
+def _share(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < 1:
+        raise InvalidParameter(f"{name} must be at least 0 and less than 1; found {value!r}.")
+    return float(value)
+
+
+# Labels. The classes of a model have names, which are texts; `Facts.labels` says what these stand for.
+
+
+def _kind(labels: Array, before: Kind | None) -> Kind:
+    """What labels are, which must be what those before were, if there were any."""
+    kind = KINDS.get(labels.dtype.kind)
+    if kind is None or (labels.dtype.kind == "O" and not all(isinstance(label, str) for label in labels)):
+        raise InvalidInput(
+            f"Unknown label type: {labels.dtype}. Labels must be texts, numbers or bools, all of one kind."
+        )
+    if labels.dtype.kind == "u" and len(labels) and labels.max() > np.iinfo(np.int64).max:
+        raise InvalidInput(f"Labels must be less than 2^63; found {labels.max()}.")
+    if before is not None and kind != before:
+        raise InvalidInput(f"Some labels are {SPOKEN[before]}, others {SPOKEN[kind]}. Convert them before.")
+    return kind
+
+
+def _names(values: Array, kind: Kind) -> list[str]:
+    """Labels as the names of classes."""
+    # Minus zero is the same label as zero.
+    return [repr(value + 0.0) if kind == "float" else str(value) for value in values.tolist()]
+
+
+def _values(names: Sequence[str], kind: Kind) -> Array:
+    """The labels that names stand for."""
+    if kind == "bool":
+        return np.array([name == "True" for name in names])
+    if kind == "text":
+        texts = np.array(names)
+        return texts if texts.tolist() == list(names) else np.array(names, dtype=object)  # numpy cuts zeros at the end
+    return np.array([int(name) if kind == "int" else float(name) for name in names])
+
+
+def _kind_of_names(model: Model) -> Kind:
+    """What all names of a saved model stand for: texts, once it was taught or renamed otherwise than from here."""
+    kind, names = model.facts.labels, [*model.names, *model.facts.announced]
+    try:
+        return kind if _names(_values(names, kind), kind) == names else "text"
+    except (ValueError, OverflowError):
+        return "text"
+
+
+def _parameters(model: Model) -> dict[str, Any]:
+    """The parameters with which a new classifier would learn as this model does, but for the device."""
+    learner, facts = model.learner, model.facts
+    settings = settings_of(learner)
+    objective = settings["objective"] if settings["objective"] != METHODS[learner.name].objective else None
+    usual = {**array_settings(learner.name, objective, learner.shape_), "objective": objective}
+    base = settings_of(make(learner.name, **usual))
+    other = {name: value for name, value in settings.items() if name not in OWN and value != base[name]}
+    other |= {"objective": objective} if objective is not None else {}
+    images = settings.get("images_per_class")
+    return {
+        "method": learner.name,
+        "network": learner.network,
+        "epochs": facts.epochs,
+        "features_per_class": facts.features_per_class or 250,
+        "images_per_class": images if images != base.get("images_per_class") else None,
+        "budget": facts.budget,
+        "validation_fraction": facts.hold_out,
+        "random_state": learner.seed,
+        "settings": other or None,
+    }
