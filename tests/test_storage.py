@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -14,9 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 from engram import storage
 from engram.errors import DataError, EngramError
@@ -410,13 +409,15 @@ def test_tensors_are_read_from_content_as_from_a_file(tmp_path: Path) -> None:
         storage.parse_tensors(b"{}", "a")
 
 
-def test_a_disk_that_takes_no_tensors_is_an_error_of_the_system(
+def test_a_disk_that_takes_no_tensors_is_an_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: object) -> None:
-        raise SafetensorError("I/O error: No space left on device")
+    def full(path: Path, content: bytes) -> int:
+        path.touch()
+        assert len(names(tmp_path)) == 1 and path.name.startswith(storage.ASIDE)  # nothing else is written beside it
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left on device"):
         storage.save_tensors(tmp_path / "a", TENSORS)
     assert names(tmp_path) == set()

@@ -181,18 +181,12 @@ def _inside(value: Any) -> Iterable[Any]:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as one safetensors file, atomically. The same tensors give the same bytes."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    # Not `save_file`: it writes a file of its own beside the one it is given, which a kill would leave there for good.
+    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     with writing(path) as aside:
-        aside.touch()
-        mode = aside.stat().st_mode
-        try:
-            save_file(flat, aside)
-        except SafetensorError as error:  # its way of saying that the disk is full
-            raise OSError(str(error)) from error
-        aside.chmod(mode)  # safetensors makes its files private; these are as readable as any other of the folder
+        aside.write_bytes(content)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
