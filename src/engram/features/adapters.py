@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import TrainingError
+from engram.network.optimisers import uncompiled
 from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
 
@@ -80,7 +81,7 @@ class Adaptation:
         old, norms = F.normalize(pairs.old), pairs.new.norm(dim=1, keepdim=True)
         if self.adapter_start == "least-squares":
             adapter.start_at(old, F.normalize(pairs.new))
-        optimiser = torch.optim.Adam(adapter.parameters(), self.adapter_rate, fused=True)
+        optimiser = uncompiled(torch.optim.Adam)(adapter.parameters(), self.adapter_rate, fused=True)
         with progress.phase("adapt", self.steps) as phase:
             for step, batch in enumerate(self._batches(len(old), seed, task)):
                 share = step / self.steps
