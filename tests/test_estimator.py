@@ -148,7 +148,8 @@ def test_every_method_begins_with_one_class_and_takes_one_more_at_a_time(
     method: str, blobs: tuple[Array, Array]
 ) -> None:
     X, y = blobs
-    classifier = quick(method, epochs=None if method == "features" else 2).partial_fit(X[y == 3], y[y == 3])
+    epochs = None if method in ("features", "finetune") else 2  # None: one leaves its network as it is, one cannot
+    classifier = quick(method, epochs=epochs).partial_fit(X[y == 3], y[y == 3])
     assert set(classifier.predict(X)) == {3}
     assert np.array_equal(classifier.predict_proba(X), np.ones((len(X), 1)))
     assert classifier.decision_function(X).shape == (len(X), 1)
@@ -303,6 +304,12 @@ def test_few_samples_duplicates_and_constant_numbers_are_learned_from() -> None:
     classifier = quick(epochs=50).fit(X, y)
     assert classifier.predict(X).tolist() == y.tolist()
     assert quick().fit(X[:1], y[:1]).predict(X).tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e9])
+def test_the_unit_of_a_measurement_does_not_matter(scale: float, blobs: tuple[Array, Array]) -> None:
+    X, y = blobs
+    assert quick().fit(X * scale, y).score(X * scale, y) > 0.95
 
 
 @pytest.mark.parametrize(

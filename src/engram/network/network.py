@@ -140,5 +140,6 @@ def _statistics(samples: Samples, weights: Path | None) -> tuple[Tensor, Tensor]
     inputs = samples.batch(torch.arange(0, len(samples), max(1, len(samples) // 10_000)))
     values = inputs.flatten(0, -2).double() / (255 if inputs.ndim == 4 else 1)
     std = values.std(0, correction=0)
-    # A constant channel carries nothing; dividing by its zero deviation would carry NaN.
-    return values.mean(0).float(), torch.where(std > 1e-6, std, torch.ones_like(std)).float()
+    # A constant channel carries nothing but rounding; dividing by its deviation would carry that, or NaN.
+    varies = std > 1e-9 * values.abs().amax(0)
+    return values.mean(0).float(), torch.where(varies, std, torch.ones_like(std)).float()
