@@ -14,11 +14,18 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from engram.errors import EngramWarning
 from engram.progress import Phase
+from engram.text import shown
 
 
 def complain(message: str) -> None:
     """Say what went wrong, in red where there are colours."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {message}", style="red", markup=False)
+    lines = "\n".join(map(shown, message.split("\n")))  # names and paths from outside could steer the terminal
+    _console().print(f"error: {lines}", style="red", markup=False)
+
+
+def _console() -> Console:
+    """Stderr, where a name such as :smile: stays what it is."""
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 class _Bar:
@@ -37,7 +44,7 @@ class Display:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = _console()
         self.bars = Progress(
             TextColumn("{task.description:8}", markup=False),
             BarColumn(),
@@ -47,6 +54,7 @@ class Display:
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=self.console,
             transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # above the bars; what goes to a file or a pipe has to get there
             disable=quiet or not self.console.is_terminal,
         )
 
