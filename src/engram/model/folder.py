@@ -31,9 +31,9 @@ class ModelFolder(Reader):
 
         A folder in which nothing comes to be, because of an error, is left as it was found.
         """
+        self.check_place()
         made = not self.path.exists()
         storage.make_folder(self.path)
-        self._refuse_another_kind()
         with ExitStack() as held:
             with disk_errors(f"The folder {self.path} cannot be written to"):
                 held.enter_context(storage.locked(self.path))
@@ -66,8 +66,13 @@ class ModelFolder(Reader):
                 left = [f"What a killed writer left cannot be removed: {error}."]
         return left + self.problems()
 
-    def _refuse_another_kind(self) -> None:
-        with os.scandir(self.path) as entries:
+    def check_place(self) -> None:
+        """Refuse a place that is taken by something that is no model."""
+        if not os.path.lexists(self.path):
+            return
+        if not self.path.is_dir():
+            raise UsageError(f"{self.path} is not a folder, and a model is one. Choose an empty or new folder.")
+        with disk_errors(f"The folder {self.path} cannot be read"), os.scandir(self.path) as entries:
             names = {entry.name for entry in entries if not entry.name.startswith(storage.ASIDE)} - {LOCK}
         if names and not names & {CURRENT, GENERATIONS}:
             raise UsageError(f"{self.path} holds something else ({min(names)}). Choose an empty or new folder.")
