@@ -89,7 +89,8 @@ def evaluate(model: Model, source: Path, progress: Progress = SILENT) -> Evaluat
         raise DataError(
             f"The model does not know {len(strange)} of the classes in {shown(source)}: "
             f"{', '.join(map(shown, strange[:5]))}{', …' if len(strange) > 5 else ''}. "
-            f"It knows: {', '.join(map(shown, model.names[:20]))}{', …' if len(model.names) > 20 else ''}."
+            f"It knows: {', '.join(map(shown, model.names[:20]))}{', …' if len(model.names) > 20 else ''}. "
+            "Name them as it does, leave them out, or teach it these first."
         )
     pictures = read(found, model.image_size, progress)
     samples = pictures.samples

@@ -49,9 +49,15 @@ def predict(
     """
     if model.image_size is None:
         raise UsageError("This model has learned vectors, not pictures. Ask it from Python.")
-    check_reject(reject)
+    _check(top, reject)
+    return _predictions(model, paths, model.image_size, top, reject, progress)
+
+
+def _predictions(
+    model: Model, paths: Sequence[Path], size: int, top: int, reject: float | None, progress: Progress
+) -> Iterator[Prediction | LeftOut]:
     with progress.phase("predict", len(paths)) as phase:
-        outcomes = zip(paths, decoded(paths, model.image_size), strict=True)
+        outcomes = zip(paths, decoded(paths, size), strict=True)
         while batch := list(itertools.islice(outcomes, BATCH)):
             images = [image for _, image in batch if isinstance(image, Tensor)]
             answers = iter(answer(model, torch.stack(images), top) if images else [])
@@ -66,8 +72,7 @@ def predict(
 
 def answer(model: Model, inputs: Tensor, top: int = 5) -> list[tuple[Answer, ...]]:
     """The `top` likeliest classes of each raw input, likeliest first; of equal ones the one learned first."""
-    if top < 1:
-        raise UsageError(f"At least the likeliest class is told; found --top {top}.")
+    _check(top)
     probabilities = model.probabilities(inputs)
     best = probabilities.sort(dim=1, descending=True, stable=True)
     return [
@@ -76,8 +81,10 @@ def answer(model: Model, inputs: Tensor, top: int = 5) -> list[tuple[Answer, ...
     ]
 
 
-def check_reject(reject: float | None) -> None:
-    """Refuse what is no probability."""
+def _check(top: int, reject: float | None = None) -> None:
+    """Refuse what is no number of classes, and what is no probability."""
+    if top < 1:
+        raise UsageError(f"At least the likeliest class is told; found {top}.")
     if reject is not None and not 0 <= reject <= 1:
         raise UsageError(f"The probability below which a picture is none of the classes is 0 to 1; found {reject}.")
 
