@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli.run import Device
-from engram.cli.words import left_out_lines
+from engram.cli.words import columns_there_are, counted, table, tell_left_out
 from engram.text import shown
 
 if TYPE_CHECKING:
     from engram.model import Evaluation
 
-LARGEST_MATRIX = 20  # classes that fit a line
+NAME = 12  # columns that are left for the names beside the matrix
 MISTAKES = 10
 
 
@@ -36,44 +36,44 @@ def evaluate(
 
     loaded = load(ModelFolder(model), generation=generation, device=device)
     with Display(quiet=quiet) as display:
-        try:
-            evaluation = evaluate_pictures(loaded, source, display)
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        for line in left_out_lines(evaluation.left_out):
-            display.say(line)
+        evaluation = evaluate_pictures(loaded, source, display)
+    tell_left_out(evaluation.left_out)
     if json:
-        typer.echo(json_format.dumps(evaluation.to_json(), ensure_ascii=False))
+        typer.echo(json_format.dumps(evaluation.to_json()))
         return
-    typer.echo("\n".join(_lines(evaluation)))
+    typer.echo("\n\n".join(_parts(evaluation)))
 
 
-def _lines(evaluation: Evaluation) -> list[str]:
-    names = [shown(name) for name in evaluation.names]
-    width = max(len("class"), *map(len, names))
-    counts = evaluation.confusion.sum(dim=1).tolist()
-    lines = [
-        f"accuracy {evaluation.accuracy:.3f} on {evaluation.pictures} pictures; "
-        f"mean over classes {evaluation.mean_accuracy:.3f}",
+def _parts(evaluation: Evaluation) -> list[str]:
+    sums = (
+        f"accuracy {evaluation.accuracy:.3f} on {counted(evaluation.pictures, 'picture')}; "
+        f"mean over classes {evaluation.mean_accuracy:.3f}\n"
         f"probabilities off by {evaluation.error_calibrated:.3f} on average "
-        f"({evaluation.error_uncalibrated:.3f} uncalibrated)",
-        "",
-        f"{'class':{width}}  pictures  right  precision",
+        f"({evaluation.error_uncalibrated:.3f} uncalibrated)"
+    )
+    counts = evaluation.confusion.sum(dim=1).tolist()
+    rows = zip(counts, evaluation.per_class(), evaluation.precision(), evaluation.names, strict=True)
+    classes = [
+        (f"{count:,}" if count else "–", _share(right), _share(precision), name)
+        for count, right, precision, name in rows
     ]
-    rows = zip(names, counts, evaluation.per_class(), evaluation.precision(), strict=True)
-    for name, count, right, precision in rows:
-        lines.append(f"{name:{width}}  {count:8}  {_share(right, 5)}  {_share(precision, 9)}")
-    if len(names) <= LARGEST_MATRIX:
-        cell = max(4, *(len(str(count)) + 1 for count in evaluation.confusion.flatten().tolist()))
-        lines += ["", "what it is (rows), what was said (columns, in the same order)"]
-        for name, row in zip(names, evaluation.confusion.tolist(), strict=True):
-            lines.append(f"{name:{width}}  " + "".join(f"{count or '·':>{cell}}" for count in row))
-    mistakes = evaluation.mistakes()[:MISTAKES]
-    if mistakes:
-        lines += ["", "most frequent mistakes"]
-        lines += [f"{count:4} × {shown(true)} taken for {shown(said)}" for true, said, count in mistakes]
-    return lines
+    parts = [sums, table([("pictures", "right", "precision", "class"), *classes], right=range(3)), _matrix(evaluation)]
+    if mistakes := evaluation.mistakes()[:MISTAKES]:
+        lines = [f"{count:,} × {shown(true)} taken for {shown(said)}" for true, said, count in mistakes]
+        parts.append("\n".join(["most frequent mistakes", *lines]))
+    return parts
 
 
-def _share(value: float | None, width: int) -> str:
-    return f"{value:{width}.3f}" if value is not None else f"{'–':>{width}}"
+def _matrix(evaluation: Evaluation) -> str:
+    """The confusion matrix, if the terminal is wide enough for it."""
+    counts = evaluation.confusion.tolist()
+    width = max(len(str(count)) for row in counts for count in row) + 2
+    if len(counts) * width + NAME > columns_there_are():
+        return f"The confusion matrix of {len(counts)} classes is wider than the terminal; --json has it."
+    rows = [[str(count or "·") for count in row] for row in counts]
+    named = [(*row, name) for row, name in zip(rows, evaluation.names, strict=True)]
+    return "what it is (rows), what was said (columns, in the same order)\n" + table(named, right=range(len(counts)))
+
+
+def _share(value: float | None) -> str:
+    return f"{value:.3f}" if value is not None else "–"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli.listing import Json
-from engram.cli.words import megabytes
+from engram.cli.words import counted, megabytes
 from engram.errors import UsageError
 from engram.text import shown
 
@@ -58,7 +58,7 @@ def forget(
         return
     names = ", ".join(f"'{shown(name)}'" for name in done.details["forgotten"])
     typer.echo(f"forgotten: {names}; {megabytes(done.details['bytes'])} less is kept")
-    typer.echo(f"{shown(model)}, generation {done.generation}, the only one: {_count(len(done.classes), 'class')}")
+    typer.echo(f"{shown(model)}, generation {done.generation}, the only one: {counted(len(done.classes), 'class')}")
 
 
 def asked_by_a_person() -> bool:
@@ -68,15 +68,10 @@ def asked_by_a_person() -> bool:
 
 def _what_goes(removed: Removal, model: Path) -> str:
     names = ", ".join(f"'{shown(name)}'" for name in removed.names)
-    kept = [_count(removed.features, "stored vector"), _count(removed.images, "stored image")]
+    kept = [counted(removed.features, "stored vector"), counted(removed.images, "stored image")]
     generations = ", ".join(map(str, removed.generations))
     return (
         f"This removes from {shown(model)} what is kept of {names}: {kept[0]} and {kept[1]} "
         f"({megabytes(removed.bytes)}), their rows of the head and of the classifier, and their names; the details of "
         f"the history, of all classes; and every generation there is now ({generations})."
     )
-
-
-def _count(number: int, what: str) -> str:
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{number:,} {what if number == 1 else plural}"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engram.cli.listing import Json
-from engram.cli.words import megabytes
-from engram.text import shown
+from engram.cli.words import megabytes, table
 
 if TYPE_CHECKING:
     from engram.model import Calibration, Generation, Inventory
@@ -30,36 +28,11 @@ def inspect(
         return
     history = [("", "date", "action", "", ""), *map(_event, found.history)]
     tables = [
-        _table(_facts(found, model)),
-        _table([("features", "images", "bytes", "seen", "class"), *_classes(found)], right=range(4)),
-        _table(history, right=(0,), folded=False),
+        table(_facts(found, model)),
+        table([("features", "images", "bytes", "seen", "class"), *_classes(found)], right=range(4)),
+        table(history, right=(0,), folded=False),
     ]
     typer.echo("\n\n".join(tables))
-
-
-def _table(rows: Sequence[Sequence[str]], *, right: Container[int] = (), folded: bool = True) -> str:
-    """Aligned columns of text, those in `right` flush right. The last is folded into the width there is, or cut."""
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.text import Text
-
-    cells = [[shown(cell) for cell in row] for row in rows]
-    widths = [max(map(cell_len, column)) for column in list(zip(*cells, strict=True))[:-1]]
-    console = Console()
-    room = max(console.width - sum(widths) - 2 * len(widths), 20)
-    lines = []
-    for *first, last in cells:
-        padding = [" " * (width - cell_len(cell)) for cell, width in zip(first, widths, strict=True)]
-        padded = [
-            gap + cell if n in right else cell + gap for n, (cell, gap) in enumerate(zip(first, padding, strict=True))
-        ]
-        text = Text(last)  # which takes nothing for markup
-        if not folded:
-            text.truncate(room, overflow="ellipsis")
-        folds = [line.plain.rstrip() for line in text.wrap(console, room)] or [""]
-        indent = " " * (sum(widths) + 2 * len(widths))
-        lines += ["  ".join([*padded, folds[0]]).rstrip(), *(indent + fold for fold in folds[1:])]
-    return "\n".join(lines)
 
 
 def _facts(found: Inventory, model: Path) -> list[tuple[str, str]]:

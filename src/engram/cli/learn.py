@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.run import Device, pairs
-from engram.cli.words import left_out_lines, megabytes, minutes
+from engram.cli.words import counted, megabytes, minutes, table, tell_left_out
 from engram.errors import UsageError
 from engram.text import shown
 
 if TYPE_CHECKING:
+    from engram.data.pictures import LeftOut
     from engram.model import Judgement, Learned, ModelFolder, Proposal, Wishes
+    from engram.progress import Progress
 
 NAMED = 12  # classes that a line names before it only counts
+GOOD_ENOUGH = 0.5
+MOST_DIGITS = 9  # of a number of epochs
+NOT_TRAINED = "left as it is: nothing to tell apart, "
 
 
 def learn(
@@ -47,8 +52,9 @@ def learn(
         bool, typer.Option("--validate", help="Show each class before and after; publish only what is good enough.")
     ] = False,
     at_least: Annotated[
-        float, typer.Option(help="With --validate: the accuracy, as a mean over classes, to publish from.")
-    ] = 0.5,
+        float | None,
+        typer.Option(help=f"The accuracy, as a mean over classes, to publish from: {GOOD_ENOUGH}. Implies --validate."),
+    ] = None,
     hold_out: Annotated[
         float, typer.Option(help="The share of the pictures to judge and calibrate by; they are kept all the same.")
     ] = 0.1,
@@ -70,6 +76,7 @@ def learn(
     from engram.model import ModelFolder, NotGoodEnough, Wishes
     from engram.model import learn as learn_pictures
 
+    validate = validate or at_least is not None
     wishes = Wishes(
         network=network,
         image_size=image_size,
@@ -80,30 +87,30 @@ def learn(
         weights=from_weights,
         settings=pairs(set or []),
         hold_out=hold_out,
-        at_least=at_least if validate else None,
+        at_least=None if not validate else GOOD_ENOUGH if at_least is None else at_least,
         seed=seed,
         device=device,
     )
     folder = ModelFolder(model)
-    with Display(quiet=quiet) as display:
-        if dry_run:
-            _dry_run(folder, source, wishes, display, json)
-            return
-        try:
+    folder.check_place()
+    before = folder.current().generation if folder.exists() else 0
+    try:
+        with Display(quiet=quiet) as display:
+            if dry_run:
+                _dry_run(folder, source, wishes, display, json)
+                return
             learned = learn_pictures(folder, source, wishes, display)
-        except KeyboardInterrupt:
-            display.say("Stopped. Nothing was changed.")
-            raise typer.Exit(130) from None
-        except NotGoodEnough as error:
-            if json:
-                typer.echo(json_format.dumps({"published": False, "judged": [vars(each) for each in error.judged]}))
-            else:
-                typer.echo(_table(error.judged))
-            raise
-        for line in left_out_lines(learned.left_out):
-            display.say(line)
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped. {_left_behind(folder, before)}", err=True)
+        raise typer.Exit(130) from None
+    except NotGoodEnough as error:
+        judged = [vars(each) for each in error.judged]
+        plain = {"published": False, "reason": str(error), "judged": judged}
+        typer.echo(json_format.dumps(plain) if json else _table(error.judged))
+        raise
+    tell_left_out(learned.left_out)
     if json:
-        typer.echo(json_format.dumps({"published": True, **learned.to_json()}, ensure_ascii=False))
+        typer.echo(json_format.dumps({"published": True, **learned.to_json()}))
         return
     if validate:
         typer.echo(_table(learned.judged))
@@ -113,34 +120,39 @@ def learn(
 def _epochs(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdecimal() or not int(text):
-        raise UsageError(f"--epochs is a whole number or auto; found '{text}'.")
+    if not text.isdecimal() or len(text) > MOST_DIGITS or not int(text):
+        raise UsageError(f"--epochs is a whole number from 1 up, or auto; found '{text}'.")
     return int(text)
 
 
-def _dry_run(folder: ModelFolder, source: Path, wishes: Wishes, display: Any, json: bool) -> None:
+def _left_behind(folder: ModelFolder, before: int) -> str:
+    """What an interruption found: it may have come just after the model was published."""
+    now = folder.current().generation if folder.exists() else 0
+    return "Nothing was changed." if now == before else f"What was learned is generation {now} already."
+
+
+def _dry_run(folder: ModelFolder, source: Path, wishes: Wishes, progress: Progress, json: bool) -> None:
     from engram.data.pictures import scan
     from engram.model import expected_seconds, load, propose
 
-    found = scan(source, display)
+    found = scan(source, progress)
     known = load(folder, device=wishes.device) if folder.exists() else None
     proposal = propose(known, found, wishes)
     seconds = expected_seconds(proposal)
-    for line in left_out_lines(found.left_out):
-        display.say(line)
+    tell_left_out(found.left_out)
     if json:
-        typer.echo(json_format.dumps({**_plain(proposal), "seconds": seconds}, ensure_ascii=False))
+        typer.echo(json_format.dumps({**_plain(proposal, found.left_out), "seconds": seconds}))
         return
     learner = proposal.learner
     what = "teach" if known is not None else "make"
     per_class = getattr(learner, "features_per_class", None)
     lines = [
-        f"would {what} {folder.path}: {_counts(proposal.new, 'new')}{_counts(proposal.more, 'known')}".rstrip(),
+        f"would {what} {shown(folder.path)}: {_counts(proposal.new, proposal.more)}",
         f"network {_network(proposal)} at {proposal.image_size} pixels, "
-        + (f"{learner.training.epochs} epochs, " if proposal.trains else "not trained again for classes it knows, ")
+        + (f"{counted(learner.training.epochs, 'epoch')}, " if proposal.trains else NOT_TRAINED)
         + f"about {minutes(seconds)} here",
         f"kept: at most {megabytes(proposal.kept_bytes)}"
-        + (f", up to {per_class} features a class" if per_class else "")
+        + (f", up to {counted(per_class, 'feature')} a class" if per_class else "")
         + (f"; the budget is {megabytes(proposal.budget)}" if proposal.budget else ""),
         "Nothing was changed.",
     ]
@@ -155,7 +167,7 @@ def _network(proposal: Proposal) -> str:
     return choose_extractor((size, size, 3)) if name == "auto" else str(name)
 
 
-def _plain(proposal: Proposal) -> dict[str, Any]:
+def _plain(proposal: Proposal, left_out: Sequence[LeftOut]) -> dict[str, Any]:
     return {
         "new": dict(proposal.new),
         "more": dict(proposal.more),
@@ -166,30 +178,32 @@ def _plain(proposal: Proposal) -> dict[str, Any]:
         "epochs": proposal.learner.training.epochs if proposal.trains else 0,
         "kept_bytes": proposal.kept_bytes,
         "budget": proposal.budget,
+        "left_out": [{"path": str(left.path), "reason": left.reason} for left in left_out],
     }
 
 
-def _counts(classes: Mapping[str, int], kind: str) -> str:
-    if not classes:
-        return ""
-    names = [f"{shown(name)} {count}" for name, count in classes.items()]
-    more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    classes_ = "class" if len(names) == 1 else "classes"
-    return f"{len(names)} {kind} {classes_} ({', '.join(names[:NAMED])}{more}) "
+def _counts(new: Mapping[str, int], more: Mapping[str, int]) -> str:
+    """The classes that arrive, with how many pictures there are of each."""
+    parts = []
+    for kind, classes in (("new", new), ("known", more)):
+        names = [f"{shown(name)} {count:,}" for name, count in classes.items()]
+        if len(names) > NAMED:
+            names[NAMED:] = [f"and {len(names) - NAMED:,} more"]
+        if names:
+            parts.append(f"{counted(len(classes), f'{kind} class')} ({', '.join(names)})")
+    return ", ".join(parts)
 
 
 def _lines(learned: Learned, model: Path) -> list[str]:
-    pictures = sum(learned.new.values()) + sum(learned.more.values())
+    pictures = counted(sum(learned.new.values()) + sum(learned.more.values()), "picture")
     lines = [
-        f"learned {_counts(learned.new, 'new')}{_counts(learned.more, 'known')}in {minutes(learned.seconds)}",
-        f"{model}, generation {learned.generation}: {learned.classes} classes; "
-        f"{megabytes(learned.kept_bytes)} kept in all, the {pictures} pictures were {megabytes(learned.seen_bytes)}",
+        f"learned {_counts(learned.new, learned.more)} in {minutes(learned.seconds)}",
+        f"{shown(model)}, generation {learned.generation}: {counted(learned.classes, 'class')}; "
+        f"{megabytes(learned.kept_bytes)} kept in all, of {megabytes(learned.seen_bytes)} that the {pictures} take",
     ]
     if learned.accuracy is not None:
-        held_out = sum(each.images for each in learned.judged)
-        lines.append(
-            f"accuracy {learned.accuracy:.3f} among all classes on {held_out} pictures that it was not trained on"
-        )
+        held_out = counted(sum(each.images for each in learned.judged), "picture")
+        lines.append(f"accuracy {learned.accuracy:.3f} among all classes on {held_out} that it was not trained on")
     calibration = learned.calibration
     if calibration.error_after is not None:
         lines.append(
@@ -206,11 +220,13 @@ def _lines(learned: Learned, model: Path) -> list[str]:
 
 def _table(judged: Sequence[Judgement]) -> str:
     """A line a class: what was gained, what was forgotten."""
-    width = max(len("class"), *(len(shown(each.name)) for each in judged))
-    lines = [f"{'class':{width}}  {'':4}  before   after  judged by"]
+    if not judged:
+        return "Nothing could be judged: no class has enough pictures to hold any out."
+    rows = [("before", "after", "held out", "kind", "class")]
     for each in judged:
-        by = f"{each.images} pictures held out" if each.images else "its stored vectors"
-        by = by if each.after is not None else "nothing: too few"
-        numbers = "  ".join("     –" if value is None else f"{value:6.3f}" for value in (each.before, each.after))
-        lines.append(f"{shown(each.name):{width}}  {each.kind:4}  {numbers}  {by}")
+        before, after = ("–" if value is None else f"{value:.3f}" for value in (each.before, each.after))
+        rows.append((before, after, str(each.images or "–"), each.kind, each.name))
+    lines = [table(rows, right=range(3))]
+    if any(not each.images and each.after is not None for each in judged):
+        lines.append("Where no picture was held out, the vectors that are kept were judged.")
     return "\n".join(lines)

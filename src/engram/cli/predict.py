@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv as csv_format
+import io
 import json as json_format
+import os
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engram.cli.run import Device
-from engram.cli.words import left_out_lines
-from engram.errors import UsageError
+from engram.cli.words import tell_left_out
+from engram.errors import DataError, UsageError
 from engram.text import csv_text, shown
 
 if TYPE_CHECKING:
@@ -20,13 +23,14 @@ if TYPE_CHECKING:
     from engram.model import Prediction
 
 NONE = "none of these"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that some editors put before a list
 
 
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
     pictures: Annotated[
-        list[Path],
-        typer.Argument(metavar="IMAGE|FOLDER|-...", help="Pictures, or folders; - is a list on stdin."),
+        list[str],
+        typer.Argument(metavar="IMAGE|FOLDER|-...", help="Pictures, folders; - is a list on stdin, one path a line."),
     ],
     top: Annotated[int, typer.Option(min=1, help="How many classes to tell, likeliest first.")] = 5,
     reject: Annotated[
@@ -46,44 +50,46 @@ def predict(
     from engram.model import ModelFolder, load, pictures_among
     from engram.model import predict as predict_pictures
 
-    paths, left_out = pictures_among(_listed(pictures))
     loaded = load(ModelFolder(model), device=device)
+    paths, left_out = pictures_among(_listed(pictures))
     predictions: list[Prediction] = []
     unreadable: list[LeftOut] = []
-    writer = csv_format.writer(sys.stdout, lineterminator="\n")
-    if csv:
-        columns = [f"{what}_{rank}" for rank in range(1, min(top, len(loaded.names)) + 1) for what in ("class", "p")]
-        writer.writerow(["path", *(["rejected"] if reject is not None else []), *columns])
+    rejecting = reject is not None
     with Display(quiet=quiet) as display:
-        try:
-            for outcome in predict_pictures(loaded, paths, top=top, reject=reject, progress=display):
-                if isinstance(outcome, LeftOut):
-                    unreadable.append(outcome)
-                elif csv:
-                    writer.writerow(_row(outcome, reject is not None))
-                elif json:
-                    predictions.append(outcome)
-                else:
-                    typer.echo(_line(outcome))
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        for line in left_out_lines([*left_out, *unreadable]):
-            display.say(line)
+        outcomes = predict_pictures(loaded, paths, top=top, reject=reject, progress=display)
+        if csv:
+            print(_csv(_header(min(top, len(loaded.names)), rejecting)))
+        for outcome in outcomes:
+            if isinstance(outcome, LeftOut):
+                unreadable.append(outcome)
+            elif json:
+                predictions.append(outcome)
+            else:
+                # Not by typer, which would write past what keeps the lines above the bar.
+                print(_csv(_row(outcome, rejecting)) if csv else _line(outcome), flush=True)
+    left_out += unreadable
+    tell_left_out(left_out)
     if json:
-        typer.echo(json_format.dumps(_object(predictions, [*left_out, *unreadable], reject is not None)))
+        typer.echo(json_format.dumps(_object(predictions, left_out, rejecting)))
     if not paths:
-        raise UsageError("There is no picture among what was named.")
+        raise DataError("There is no picture among what was named.")
     if unreadable:
         raise typer.Exit(1)
 
 
-def _listed(arguments: list[Path]) -> list[Path]:
+def _listed(arguments: Iterable[str]) -> list[Path]:
     """The arguments, with the lines of stdin in the place of a dash."""
     paths: list[Path] = []
     for argument in arguments:
-        lines = sys.stdin.read().splitlines() if str(argument) == "-" else [str(argument)]
+        lines = _lines_of_stdin() if argument == "-" else [argument]
         paths += [Path(line) for line in lines if line.strip()]
     return paths
+
+
+def _lines_of_stdin() -> list[str]:
+    """What ends a line is a newline and nothing else: names of files may be any other bytes."""
+    lines = sys.stdin.buffer.read().removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    return [os.fsdecode(line.removesuffix(b"\r")) for line in lines]
 
 
 def _line(prediction: Prediction) -> str:
@@ -91,11 +97,20 @@ def _line(prediction: Prediction) -> str:
     return f"{shown(prediction.path)}: {f'{NONE} ({answers})' if prediction.rejected else answers}"
 
 
+def _csv(cells: Sequence[str]) -> str:
+    line = io.StringIO()
+    csv_format.writer(line, lineterminator="").writerow(csv_text(shown(cell)) for cell in cells)
+    return line.getvalue()
+
+
+def _header(top: int, rejecting: bool) -> list[str]:
+    columns = [f"{what}_{rank}" for rank in range(1, top + 1) for what in ("class", "p")]
+    return ["path", *(["rejected"] if rejecting else []), *columns]
+
+
 def _row(prediction: Prediction, rejecting: bool) -> list[str]:
-    cells = [csv_text(str(prediction.path)), *([str(prediction.rejected).lower()] if rejecting else [])]
-    for answer in prediction.top:
-        cells += [csv_text(answer.name), f"{answer.probability:.6f}"]
-    return cells
+    answers = [cell for answer in prediction.top for cell in (answer.name, f"{answer.probability:.6f}")]
+    return [str(prediction.path), *([str(prediction.rejected).lower()] if rejecting else []), *answers]
 
 
 def _object(predictions: list[Prediction], left_out: list[LeftOut], rejecting: bool) -> dict[str, object]:

@@ -1,14 +1,19 @@
-"""How commands about models say numbers, and what was left out."""
+"""How commands about models say numbers, set tables, and tell what was left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING
+
+import typer
+
+from engram.text import shown
 
 if TYPE_CHECKING:
     from engram.data.pictures import LeftOut
 
 LISTED = 20  # files that were left out, before only their number is told
+NARROWEST = 8  # columns that the last one of a table has, however narrow the terminal
 
 
 def megabytes(count: int) -> str:
@@ -19,12 +24,52 @@ def megabytes(count: int) -> str:
 def minutes(seconds: float) -> str:
     """A length of time."""
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
-    """A line for each file that was left out, up to a number."""
+def counted(number: int, what: str) -> str:
+    """`1 class`, `2 classes`, `1,234 pictures`."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number:,} {what if number == 1 else plural}"
+
+
+def tell_left_out(left_out: Iterable[LeftOut]) -> None:
+    """A line on stderr for each file that was left out, up to a number."""
     lines = [f"left out: {each}" for each in left_out]
-    rest = len(lines) - LISTED
-    return lines if rest <= 0 else [*lines[:LISTED], f"left out: {rest} more; --json lists all"]
+    for line in lines[:LISTED]:
+        typer.echo(line, err=True)
+    if len(lines) > LISTED:
+        typer.echo(f"left out: {len(lines) - LISTED:,} more; --json lists all", err=True)
+
+
+def columns_there_are() -> int:
+    """How wide the terminal is."""
+    from rich.console import Console
+
+    return Console().width
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Container[int] = (), folded: bool = True) -> str:
+    """Aligned columns of text, those in `right` flush right. The last is folded into the width there is, or cut."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.text import Text
+
+    cells = [[shown(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in list(zip(*cells, strict=True))[:-1]]
+    console = Console()
+    room = max(console.width - sum(widths) - 2 * len(widths), NARROWEST)
+    lines = []
+    for *first, last in cells:
+        padding = [" " * (width - cell_len(cell)) for cell, width in zip(first, widths, strict=True)]
+        padded = [
+            gap + cell if n in right else cell + gap for n, (cell, gap) in enumerate(zip(first, padding, strict=True))
+        ]
+        text = Text(last)  # which takes nothing for markup
+        if not folded:
+            text.truncate(room, overflow="ellipsis")
+        folds = [line.plain.rstrip() for line in text.wrap(console, room)] or [""]
+        indent = " " * (sum(widths) + 2 * len(widths))
+        lines += ["  ".join([*padded, folds[0]]).rstrip(), *(indent + fold for fold in folds[1:])]
+    return "\n".join(lines)
