@@ -22,7 +22,8 @@ from unittest import mock
 import pytest
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-IMPORTED = ["pytest", "torch._dynamo", "engram.cli.app", "engram.cli.display", "engram.experiments.many"]
+IMPORTED = ["pytest", "torch._dynamo"]
+IMPORTED += ["engram.cli.app", "engram.cli.display", "engram.model", "engram.experiments.many"]
 SECONDS = 180  # that a command may take
 
 

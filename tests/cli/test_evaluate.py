@@ -1,0 +1,183 @@
+"""`engram evaluate`: what is printed and where, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from models_made import DAISY, FORMULA, NAMES, TULIP, copied
+from rich.cells import cell_len
+from terminals import Watched, run, tree
+
+from engram.model import ModelFolder, evaluate, load, rename
+
+
+@pytest.fixture
+def place(small_model: ModelFolder, tmp_path: Path) -> Path:
+    """Where the model is called model, and `flowers` has 3 tulips, 2 daisies, and a tulip among the formulas."""
+    (tmp_path / "model").symlink_to(small_model.path)
+    for name, source, numbers in ((TULIP, TULIP, (0, 1, 2)), (DAISY, DAISY, (0, 1)), (FORMULA, TULIP, (3,))):
+        (tmp_path / "flowers" / name).mkdir(parents=True)
+        for number in numbers:
+            shutil.copy(small_model.path.parent / "1" / source / f"{number}.png", tmp_path / "flowers" / name)
+    return tmp_path
+
+
+def test_accuracy_classes_matrix_and_mistakes_are_told_on_stdout(place: Path) -> None:
+    before = tree(place / "model")
+    done = run("evaluate", "model", "flowers", cwd=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, *rest = done.stdout.splitlines()
+    assert first == "accuracy 0.833 on 6 pictures; mean over classes 0.667"
+    assert re.fullmatch(r"probabilities off by 0\.\d{3} on average \(0\.\d{3} uncalibrated\)", second)
+    assert rest == [
+        "",
+        "pictures  right  precision  class",
+        "       3  1.000      0.750  [red]tulip",
+        "       2  1.000      1.000  gänseblümchen",
+        "       1  0.000          –  =1+1",
+        "",
+        "what it is (rows), what was said (columns, in the same order)",
+        "3  ·  ·  [red]tulip",
+        "·  2  ·  gänseblümchen",
+        "1  ·  ·  =1+1",
+        "",
+        "most frequent mistakes",
+        "1 × =1+1 taken for [red]tulip",
+    ]
+    assert tree(place / "model") == before
+
+
+def test_as_json_there_is_one_object_that_says_what_python_says(place: Path) -> None:
+    done = run("evaluate", "model", "flowers", "--json", cwd=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["confusion"] == [[3, 0, 0], [0, 2, 0], [1, 0, 0]]
+    assert [each["name"] for each in told["classes"]] == list(NAMES)
+    expected = evaluate(load(ModelFolder(place / "model")), place / "flowers").to_json()
+    assert {**told, "calibration_error": 0, "calibration_error_uncalibrated": 0} == {
+        **expected,
+        "calibration_error": 0,
+        "calibration_error_uncalibrated": 0,
+    }
+    assert told["calibration_error"] == pytest.approx(expected["calibration_error"], abs=1e-6)
+
+
+def test_a_class_without_pictures_has_no_numbers(place: Path) -> None:
+    shutil.rmtree(place / "flowers" / FORMULA)
+    done = run("evaluate", "model", "flowers", cwd=place)
+    assert "       –      –          –  =1+1\n" in done.stdout and "mistakes" not in done.stdout
+    told = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
+    assert told["classes"][2] == {"name": FORMULA, "pictures": 0, "accuracy": None, "precision": None}
+
+
+def test_an_earlier_generation_may_be_asked(place: Path) -> None:
+    shutil.rmtree(place / "flowers" / FORMULA)
+    told = json.loads(run("evaluate", "model", "flowers", "--generation", "1", "--json", cwd=place).stdout)
+    assert [each["name"] for each in told["classes"]] == [TULIP, DAISY]
+    done = run("evaluate", "model", "flowers", "--generation", "9", cwd=place)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: There is no generation 9 in model. There are: 1, 2.\n",
+    )
+
+
+def test_what_is_left_out_is_told_on_stderr_and_in_json(place: Path) -> None:
+    (place / "flowers" / TULIP / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (place / "flowers" / TULIP / os.fsdecode(b"\xff.png")).touch()
+    (place / "flowers" / "notes.txt").touch()
+    done = run("evaluate", "model", "flowers", "--quiet", "--json", cwd=place)
+    assert done.returncode == 0
+    told = json.loads(done.stdout)
+    assert told["pictures"] == 6 and len(told["left_out"]) == 3 and done.stdout.isascii()
+    assert [line.split(": It")[0] for line in done.stderr.splitlines()] == [
+        "left out: flowers/notes.txt",
+        "left out: flowers/[red]tulip/cut.png",
+        r"left out: flowers/[red]tulip/\udcff.png",
+    ]
+    assert run("evaluate", "model", "flowers", cwd=place).stdout.startswith("accuracy 0.833 on 6 pictures")
+
+
+def test_a_list_may_be_evaluated(place: Path) -> None:
+    (place / "list.csv").write_text(f"flowers/{TULIP}/0.png,{TULIP}\nflowers/{TULIP}/1.png,{DAISY}\n")
+    told = json.loads(run("evaluate", "model", "list.csv", "--json", cwd=place).stdout)
+    assert told["confusion"] == [[1, 0, 0], [1, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ("model", "strange"),
+            1,
+            "error: The model does not know 2 of the classes in strange: Tulip, rose. It knows: [red]tulip, "
+            "gänseblümchen, =1+1. Name them as it does, leave them out, or teach it these first.\n",
+        ),
+        (("model", "absent"), 1, "error: absent cannot be found. Expected one sub-folder per class"),
+        (("model", "flowers", "--device", "abacus"), 2, "'abacus' is not one of"),
+        (("model",), 2, "Missing argument 'FOLDER|LIST.csv'"),
+        (("absent", "flowers"), 1, "error: There is no model in absent. Make one with: engram learn absent FOLDER\n"),
+        (("flowers", "flowers"), 1, "error: There is no model in flowers."),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(arguments: tuple[str, ...], code: int, message: str, place: Path) -> None:
+    for name in ("Tulip", "rose"):
+        shutil.copytree(place / "flowers" / TULIP, place / "strange" / name)
+    done = run("evaluate", *arguments, cwd=place)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+
+
+def test_a_class_of_which_nothing_can_be_read_is_told(place: Path) -> None:
+    (place / "flowers" / FORMULA / "3.png").write_bytes(b"")
+    done = run("evaluate", "model", "flowers", cwd=place)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: None of the pictures of the class '=1+1' can be read. flowers/=1+1/3.png: It is empty. "
+        "Copy it again. Replace them, or leave the class out.\n"
+    )
+
+
+def test_a_damaged_model_is_told_with_the_way_out(small_model: ModelFolder, place: Path) -> None:
+    (place / "model").unlink()
+    model = copied(small_model, place / "model")
+    (model.path / "current.json").write_bytes(b"{}")
+    done = run("evaluate", "model", "flowers", cwd=place)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: The model model is damaged: current.json")
+    assert done.stderr.endswith("Go back to it with: engram rollback model --to 2\n")
+
+
+HOSTILE = ("[red]x", "\u202egnp.evil", "日本語の名前" * 12)
+
+
+def test_hostile_names_fit_a_narrow_terminal(small_model: ModelFolder, place: Path) -> None:
+    (place / "model").unlink()
+    model = copied(small_model, place / "model")
+    for old, new in zip(NAMES, HOSTILE, strict=True):
+        rename(model, old, new)
+        (place / "flowers" / old).rename(place / "flowers" / new)
+    done = run("evaluate", "model", "flowers", cwd=place, columns=40)
+    assert done.returncode == 0, done.stderr
+    _, classes, matrix, mistakes = done.stdout.split("\n\n")
+    assert max(map(cell_len, classes.splitlines() + matrix.splitlines()[1:])) <= 40
+    assert matrix.splitlines()[1:3] == ["3  ·  ·  [red]x", r"·  2  ·  \u202egnp.evil"]
+    for part in (classes, matrix):
+        assert HOSTILE[2] in part.replace("\n", "").replace(" ", "")
+    assert mistakes == f"most frequent mistakes\n1 × {HOSTILE[2]} taken for [red]x\n"
+
+
+def test_a_matrix_that_does_not_fit_is_left_to_json(place: Path) -> None:
+    done = run("evaluate", "model", "flowers", cwd=place, columns=20)
+    assert "The confusion matrix of 3 classes is wider than the terminal; --json has it." in done.stdout
+
+
+def test_a_terminal_shows_bars_and_stdout_none_of_them(place: Path) -> None:
+    watched = Watched("evaluate", "model", "flowers", cwd=place)
+    assert watched.wait() == 0
+    assert "evaluate" in watched.seen and "time left" in watched.seen and "accuracy" not in watched.seen
+    assert watched.printed.startswith("accuracy 0.833") and "\x1b" not in watched.printed

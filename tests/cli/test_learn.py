@@ -1,0 +1,462 @@
+"""`engram learn`: what is printed and where, what is refused, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw
+from rich.cells import cell_len
+from terminals import Watched, run, tree
+
+from engram import storage
+from engram.data.pictures import scan
+from engram.model import ModelFolder, Wishes, load, propose
+
+QUICK = ("--set", "adapter_steps=20", "--set", "adapter_width=32")
+ONCE = ("--epochs", "1", *QUICK)
+LONG = ("--epochs", "100000", *QUICK)
+
+
+@pytest.fixture
+def model(small_model: ModelFolder, tmp_path: Path) -> ModelFolder:
+    return copied(small_model, tmp_path / "model")
+
+
+@pytest.fixture
+def flowers(tmp_path: Path) -> Path:
+    return draw(tmp_path / "flowers", (TULIP, DAISY), 6)
+
+
+# What is printed
+
+
+def test_what_was_learned_is_told_on_stdout_and_nothing_on_stderr(flowers: Path, tmp_path: Path) -> None:
+    done = run("learn", "model", "flowers", *ONCE, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, third = done.stdout.splitlines()
+    assert re.fullmatch(r"learned 2 new classes \(\[red\]tulip 6, gänseblümchen 6\) in \d+ s", first)
+    assert re.fullmatch(
+        r"model, generation 1: 2 classes; 3\.0 KB kept in all, of \d+\.\d KB that the 12 pictures take", second
+    )
+    assert re.fullmatch(r"accuracy \d\.\d{3} among all classes on 2 pictures that it was not trained on", third)
+    assert load(ModelFolder(tmp_path / "model")).names == (TULIP, DAISY)
+
+
+def test_the_next_time_new_and_known_classes_are_told_apart(model: ModelFolder, tmp_path: Path) -> None:
+    draw(tmp_path / "more", ("rose", TULIP), 5)
+    done = run("learn", "model", "more", *ONCE, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("learned 1 new class (rose 5), 1 known class ([red]tulip 5) in ")
+    assert "model, generation 3: 4 classes; " in done.stdout
+    assert re.search(
+        r"^stored vectors were carried over with ω \d\.\d{3} \(.* had they been left alone\)$", done.stdout, re.M
+    )
+
+
+def test_as_json_there_is_one_object_with_all_of_it(model: ModelFolder, tmp_path: Path) -> None:
+    draw(tmp_path / "more", ("rose", TULIP), 10)
+    (tmp_path / "more" / "rose" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    done = run("learn", "model", "more", "--json", "--hold-out", "0.5", *ONCE, cwd=tmp_path)
+    assert done.returncode == 0
+    told = json.loads(done.stdout)
+    assert told["published"] is True and told["generation"] == 3 and told["classes"] == 4
+    assert told["new"] == {"rose": 10} and told["more"] == {TULIP: 10}
+    assert told["kept_bytes"] == load(model).learner.memory.nbytes
+    sizes = [path.stat().st_size for path in (tmp_path / "more").rglob("?.png")]
+    assert told["seen_bytes"] == sum(sizes)
+    assert [each["name"] for each in told["judged"]] == [*NAMES, "rose"]
+    assert {each["name"]: each["images"] for each in told["judged"]} == {TULIP: 5, DAISY: 0, FORMULA: 0, "rose": 5}
+    assert [left["path"] for left in told["left_out"]] == ["more/rose/broken.png"]
+    assert done.stderr == f"left out: more/rose/broken.png: {told['left_out'][0]['reason']}\n"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_is_not_good_enough_is_shown_and_not_published(form: str, flowers: Path, tmp_path: Path) -> None:
+    shutil.rmtree(flowers / DAISY)
+    shutil.copytree(flowers / TULIP, flowers / DAISY)  # of which nobody could tell one from the other
+    asked = ("--at-least", "1", "--hold-out", "0.5", *(["--json"] if form == "json" else []))
+    done = run("learn", "model", "flowers", *asked, *ONCE, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.match(r"error: The accuracy would be 0\.\d{3}, the mean over 2 classes, which is below 1: ", done.stderr)
+    if form == "json":
+        told = json.loads(done.stdout)
+        assert told["published"] is False and told["reason"] in done.stderr
+        assert [(each["name"], each["kind"], each["images"]) for each in told["judged"]] == [
+            (TULIP, "new", 3),
+            (DAISY, "new", 3),
+        ]
+    else:
+        assert [line.split()[2:] for line in done.stdout.splitlines()[1:]] == [["3", "new", TULIP], ["3", "new", DAISY]]
+    assert not (tmp_path / "model").exists()
+
+
+def test_validation_shows_each_class_before_and_after(model: ModelFolder, tmp_path: Path) -> None:
+    draw(tmp_path / "more", (TULIP,), 10)
+    done = run("learn", "model", "more", "--validate", "--hold-out", "0.5", cwd=tmp_path)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "before  after  held out  kind  class"
+    assert lines[1] == " 1.000  1.000         5  more  [red]tulip"
+    assert re.fullmatch(r" \d\.\d{3}  \d\.\d{3}         –  old   gänseblümchen", lines[2])
+    assert lines[4] == "Where no picture was held out, the vectors that are kept were judged."
+
+
+def test_where_nothing_can_be_judged_that_is_said(tmp_path: Path) -> None:
+    draw(tmp_path / "few", (TULIP, DAISY), 3)
+    done = run("learn", "model", "few", "--validate", *ONCE, cwd=tmp_path)
+    assert "Nothing could be judged: no class has enough pictures" in done.stdout
+
+
+def test_a_single_picture_of_a_single_class_is_told_in_the_singular(tmp_path: Path) -> None:
+    draw(tmp_path / "one", (TULIP,), 1)
+    done = run("learn", "model", "one", "--image-size", "8", *ONCE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("learned 1 new class ([red]tulip 1) in ")
+    assert "1 class; 0.2 KB kept in all" in done.stdout and "the 1 picture take" in done.stdout
+
+
+# What is left out
+
+ODD = os.fsdecode(b"\xff.png")
+
+
+def test_what_is_left_out_is_told_on_stderr_even_when_it_is_to_be_quiet(flowers: Path, tmp_path: Path) -> None:
+    (flowers / TULIP / ":smile: [red].txt").touch()
+    (flowers / DAISY / "\x1b[31mred.png").touch()
+    (flowers / DAISY / ODD).touch()
+    (flowers / "empty").mkdir()
+    for asked in ((), ("--json",)):
+        done = run("learn", "model", "flowers", "--quiet", *asked, *ONCE, cwd=tmp_path)
+        assert done.returncode == 0
+        assert sorted(line.split(": It")[0] for line in done.stderr.splitlines()) == [
+            "left out: flowers/[red]tulip/:smile: [red].txt",
+            "left out: flowers/empty: This class has no pictures.",
+            r"left out: flowers/gänseblümchen/\udcff.png",
+            r"left out: flowers/gänseblümchen/\x1b[31mred.png",
+        ]
+        if asked:
+            told = json.loads(done.stdout)
+            assert f"flowers/{DAISY}/{ODD}" in [left["path"] for left in told["left_out"]]
+            assert done.stdout.isascii()
+
+
+def test_of_many_that_are_left_out_twenty_are_told(flowers: Path, tmp_path: Path) -> None:
+    for number in range(30):
+        (flowers / TULIP / f"{number:02}.txt").touch()
+    done = run("learn", "model", "flowers", "--dry-run", cwd=tmp_path)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 21 and lines[-1] == "left out: 10 more; --json lists all"
+    told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert len(told["left_out"]) == 30
+
+
+# Dry runs
+
+
+def test_a_dry_run_tells_what_would_be_made_and_changes_nothing(flowers: Path, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    epochs = propose(None, scan(flowers), Wishes()).learner.training.epochs
+    done = run("learn", "model", "flowers", "--dry-run", "--budget", "1MB", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"would make model: 2 new classes ({TULIP} 6, {DAISY} 6)"
+    assert re.fullmatch(rf"network small at 16 pixels, {epochs} epochs, about \d+ s here", lines[1])
+    assert lines[2:] == [
+        "kept: at most 3.0 KB, up to 250 features a class; the budget is 1.00 MB",
+        "Nothing was changed.",
+    ]
+    told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
+    seconds = told.pop("seconds")
+    assert 0 < seconds < 600
+    assert told == {
+        "new": {TULIP: 6, DAISY: 6},
+        "more": {},
+        "classes": 2,
+        "method": "features",
+        "network": "small",
+        "image_size": 16,
+        "epochs": epochs,
+        "kept_bytes": 12 * 64 * 4,
+        "budget": None,
+        "left_out": [],
+    }
+    assert tree(tmp_path) == before
+
+
+def test_a_dry_run_tells_what_would_be_taught_and_changes_nothing(model: ModelFolder, tmp_path: Path) -> None:
+    draw(tmp_path / "more", (TULIP,), 1)
+    before = tree(tmp_path)
+    done = run("learn", "model", "more", "--dry-run", cwd=tmp_path)
+    assert done.stdout.startswith(
+        f"would teach model: 1 known class ({TULIP} 1)\nnetwork small at 16 pixels, left as it is"
+    )
+    draw(tmp_path / "new", ("rose", "lily"), 2)
+    told = json.loads(run("learn", "model", "new", "--dry-run", "--json", "--epochs", "3", cwd=tmp_path).stdout)
+    assert (told["new"], told["more"], told["classes"], told["epochs"]) == ({"lily": 2, "rose": 2}, {}, 5, 3)
+    shutil.rmtree(tmp_path / "new")
+    assert {**tree(tmp_path), ".": ()} == {**before, ".": ()}
+
+
+# What is refused
+
+
+def weights(path: Path) -> None:
+    storage.save_tensors(path, {"layer.weight": torch.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--epochs", "nonsense"), 2, "--epochs is a whole number from 1 up, or auto; found 'nonsense'."),
+        (("--epochs", "0"), 2, "--epochs is a whole number from 1 up, or auto; found '0'."),
+        (("--epochs", "-3"), 2, "found '-3'."),
+        (("--epochs", "9" * 5000), 2, "--epochs is a whole number"),
+        (("--budget", "lots"), 2, "'lots' is no number of bytes. Write 6MB, 500KB or 1.5GB."),
+        (("--budget", "-5MB"), 2, "'-5MB' is no number of bytes."),
+        (("--budget", "0"), 2, "'0' is no number of bytes."),
+        (("--budget", "100"), 2, "A budget of 100 bytes is too small for 2 classes: one vector of each would be 512."),
+        (("--network", "resnet81"), 2, "There is no network 'resnet81'. Did you mean 'resnet18'?"),
+        (("--network", "mlp"), 2, "The network 'mlp' does not take images"),
+        (("--image-size", "0"), 2, "Image size must be at least 1; found 0."),
+        (("--features-per-class", "0"), 2, "Features per class must be at least 1; found 0."),
+        (("--images-per-class", "-1"), 2, "Images per class cannot be -1."),
+        (("--hold-out", "1"), 2, "The share to hold out must lie between 0 and 1; found 1.0."),
+        (("--at-least", "2"), 2, "The accuracy to reach must lie between 0 and 1"),
+        (("--at-least", "nan"), 2, "The accuracy to reach must lie between 0 and 1"),
+        (("--validate", "--hold-out", "0"), 2, "something must be held out for it."),
+        (("--set", "rat=1"), 2, "Did you mean 'rate'?"),
+        (("--set", "rate"), 2, "--set wants KEY=VALUE, such as --set rate=0.5; found 'rate'."),
+        (("--device", "abacus"), 2, "'abacus' is not one of"),
+        (("--from-weights", "absent.safetensors"), 1, "absent.safetensors cannot be read as safetensors: No such file"),
+        (("--from-weights", "junk.safetensors"), 1, "junk.safetensors cannot be read as safetensors: "),
+        (("--from-weights", "of-another.safetensors"), 1, "holds the weights of no network that engram has. It has: "),
+    ],
+)
+def test_what_is_asked_wrongly_is_one_sentence_and_makes_nothing(
+    arguments: tuple[str, ...], code: int, message: str, flowers: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    weights(tmp_path / "of-another.safetensors")
+    before = tree(tmp_path)
+    late = arguments[0] in ("--budget", "--network", "--from-weights")  # refused when the pictures are known
+    for dry in [(), ("--dry-run",)] if late else [()]:
+        done = run("learn", "model", "flowers", *arguments, *dry, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert message in done.stderr
+        assert done.stderr.startswith("error: ") == ("abacus" not in arguments)
+    assert {**tree(tmp_path), ".": ()} == {**before, ".": ()}
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "message"),
+    [
+        ("file", 2, "error: file is not a folder, and a model is one. Choose an empty or new folder.\n"),
+        ("flowers", 2, f"error: flowers holds something else ({TULIP}). Choose an empty or new folder.\n"),
+        ("file/model", 1, "error: The folder file/model cannot be made: Not a directory. Choose another.\n"),
+        ("/proc/model", 1, "error: The folder /proc/model cannot be made: "),
+    ],
+)
+def test_a_place_where_no_model_can_be_is_refused(
+    place: str, code: int, message: str, flowers: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    before = tree(tmp_path)
+    done = run("learn", place, "flowers", *ONCE, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "") and done.stderr.startswith(message)
+    if code == 2:
+        dry = run("learn", place, "flowers", "--dry-run", cwd=tmp_path)
+        assert (dry.returncode, dry.stderr) == (2, done.stderr)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write whatever the permissions say")
+def test_a_folder_one_may_not_write_to_is_refused(flowers: Path, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o555)
+    done = run("learn", "closed", "flowers", *ONCE, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: The folder closed is not writable. Choose another, or change its permissions.\n",
+    )
+
+
+def folder_of(path: Path, *names: str) -> None:
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path.parent / "flowers" / TULIP / "0.png", path / name)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            (),
+            "pictures holds no pictures. Expected one sub-folder per class, such as pictures/cat/1.jpg, or a ",
+        ),
+        (("1.png", "2.png"), "pictures holds pictures, but not in class folders. Expected one sub-folder per class"),
+        (
+            ("train/cat/1.png", "test/cat/1.png"),
+            "pictures seems to be split into test and train, with the classes one ",
+        ),
+        (("Cat/1.png", "cat/1.png"), "differ in capitals, spaces or the encoding of accents alone."),
+        (("cat\n/1.png",), r"The class 'cat\n' has no name that can be shown. Rename it."),
+    ],
+    ids=["empty", "no classes", "split", "twins", "not shown"],
+)
+def test_a_folder_that_is_not_as_it_should_be_is_refused(
+    names: tuple[str, ...], message: str, flowers: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    folder_of(tmp_path / "pictures", *names)
+    done = run("learn", "model", "pictures", *ONCE, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ") and message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_list_may_be_learned_from_and_its_mistakes_are_told_by_line(flowers: Path, tmp_path: Path) -> None:
+    rows = [f"{flowers}/{name}/{number}.png,{name}" for name in (TULIP, DAISY) for number in range(6)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+    done = run("learn", "model", "list.csv", *ONCE, cwd=tmp_path)
+    assert done.returncode == 0 and f"2 new classes ({TULIP} 6, {DAISY} 6)" in done.stdout
+    (tmp_path / "list.csv").write_text("path,label\nabsent.png,cat\nflowers,dog\n")
+    done = run("learn", "model", "list.csv", *ONCE, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: list.csv cannot be used. Line 2: there is no file absent.png. Line 3: there is no file flowers. "
+        "Expected the columns path and label, with paths relative to the list.\n"
+    )
+
+
+def test_a_damaged_model_is_told_with_the_way_out_and_left_alone(model: ModelFolder, tmp_path: Path) -> None:
+    draw(tmp_path / "more", (TULIP,), 1)
+    damaged = model.path / "generations" / "000002" / "learner.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    before = tree(tmp_path)
+    for asked in ((), ("--dry-run",)):
+        done = run("learn", "model", "more", *asked, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("error: The model model is damaged: generations/000002/learner.safetensors ")
+        assert done.stderr.endswith("Generation 1 is whole. Go back to it with: engram rollback model --to 1\n")
+    assert tree(tmp_path) == before
+
+
+def test_while_another_teaches_it_nobody_else_can(model: ModelFolder, tmp_path: Path) -> None:
+    draw(tmp_path / "more", (TULIP,), 1)
+    with model.writing():
+        done = run("learn", "model", "more", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: Another process is working in model. Wait for it, or choose another folder.\n"
+
+
+# Names
+
+
+HOSTILE = ("[red]x[bold]", "=1+1+1", "\u202egnp.evil", "😀 :smile:", "x" * 200, "日本語の名前" * 6, "שלום")
+
+
+def test_hostile_names_are_shown_as_they_are_at_any_width(model: ModelFolder, tmp_path: Path) -> None:
+    draw(tmp_path / "more", HOSTILE, 5)
+    for asked in (("--dry-run",), ("--validate", "--at-least", "0")):
+        done = run("learn", "model", "more", *asked, *ONCE, cwd=tmp_path, columns=40)
+        assert done.returncode == 0, done.stderr
+        flat = done.stdout.replace("\n", "").replace(" ", "")
+        for name in HOSTILE:
+            assert name.replace("\u202e", r"\u202e").replace(" ", "") + "5" in flat
+        assert all(letter.isprintable() or letter == "\n" for letter in done.stdout)
+    table = done.stdout[: done.stdout.index("Where no picture")].splitlines()
+    assert len(table) > 11 and max(map(cell_len, table)) <= 40
+    assert set(json.loads(run("inspect", "model", "--json", cwd=tmp_path).stdout)["changed"])
+    assert load(model).names == (*NAMES, *sorted(HOSTILE))
+
+
+def test_a_model_may_have_any_name(flowers: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff[red] :smile:")
+    done = run("learn", name, "flowers", *ONCE, cwd=tmp_path)
+    assert done.returncode == 0 and r"\udcff[red] :smile:, generation 1: 2 classes" in done.stdout
+    done = run("learn", name, "flowers", "--dry-run", cwd=tmp_path)
+    assert r"would teach \udcff[red] :smile:: 2 known classes" in done.stdout
+    done = run("learn", "\x1b[31mabsent", ":smile:\x1b[31m", cwd=tmp_path)
+    assert done.stderr.startswith(r"error: :smile:\x1b[31m cannot be found.")
+
+
+# Terminals
+
+
+def test_a_terminal_shows_bars_with_the_time_left_and_stdout_none_of_them(flowers: Path, tmp_path: Path) -> None:
+    watched = Watched("learn", "model", "flowers", "--epochs", "40", *QUICK, cwd=tmp_path)
+    watched.wait_for("train")
+    watched.wait_for("time left")
+    assert watched.wait() == 0
+    assert re.search(r"train .*?\d+ %.*?time left.*?\d:\d\d", watched.seen)
+    assert watched.printed.startswith("learned 2 new classes") and "\x1b" not in watched.printed
+    assert watched.seen.endswith("\r\x1b[2K\x1b[?25h\r")  # taken away again
+
+
+def test_when_it_is_quiet_a_terminal_shows_nothing(flowers: Path, tmp_path: Path) -> None:
+    watched = Watched("learn", "model", "flowers", "--quiet", *ONCE, cwd=tmp_path)
+    assert (watched.wait(), watched.seen) == (0, "")
+
+
+def test_what_is_not_good_enough_is_on_stdout_and_its_reason_on_the_terminal(flowers: Path, tmp_path: Path) -> None:
+    shutil.rmtree(flowers / DAISY)
+    shutil.copytree(flowers / TULIP, flowers / DAISY)
+    watched = Watched("learn", "model", "flowers", "--at-least", "1", "--hold-out", "0.5", *ONCE, cwd=tmp_path)
+    assert watched.wait() == 1
+    assert watched.printed.startswith("before  after") and "The accuracy would be" in watched.seen
+
+
+# Interruptions
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_ctrl_c_in_a_first_training_leaves_no_folder(form: str, flowers: Path, tmp_path: Path) -> None:
+    before = tree(flowers)
+    watched = Watched("learn", "model", "flowers", *LONG, *(["--json"] if form == "json" else []), cwd=tmp_path)
+    watched.wait_for("train")
+    assert (tmp_path / "model").exists()
+    watched.interrupt()
+    assert watched.wait() == 130
+    assert watched.seen.endswith("Stopped. Nothing was changed.\r\n") and watched.printed == ""
+    assert not (tmp_path / "model").exists() and tree(flowers) == before
+
+
+def test_ctrl_c_while_a_model_is_taught_leaves_it_as_it_was(model: ModelFolder, tmp_path: Path) -> None:
+    draw(tmp_path / "more", ("rose", "lily"), 6)
+    before = tree(tmp_path)
+    watched = Watched("learn", "model", "more", *LONG, cwd=tmp_path)
+    watched.wait_for("train")
+    watched.interrupt()
+    assert watched.wait() == 130
+    assert "Stopped. Nothing was changed." in watched.seen and watched.printed == ""
+    assert tree(tmp_path) == before
+
+
+# Help
+
+
+def test_help_is_given_without_importing_torch() -> None:
+    program = """
+import sys
+from engram.cli import main
+for command in ("learn", "predict", "evaluate"):
+    sys.argv = ["engram", command, "--help"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+heavy = {"torch", "numpy", "PIL", "sklearn", "scipy", "safetensors"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage: engram") == 3
+    for part in ("FOLDER|LIST.csv", "IMAGE|FOLDER|-...", "not anonymous"):
+        assert part in " ".join(done.stdout.split())

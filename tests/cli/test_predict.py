@@ -1,0 +1,291 @@
+"""`engram predict`: what is printed and where, what may be named, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from commands import ENVIRONMENT
+from models_made import DAISY, FORMULA, NAMES, SIDE, TULIP, copied
+from terminals import Watched, run, tree
+
+from engram.data.images import decode
+from engram.model import ModelFolder, load, rename
+
+
+@pytest.fixture
+def place(small_model: ModelFolder, tmp_path: Path) -> Path:
+    """Where the model is called model, and a.png, b.png and c.png are of its three classes, in this order."""
+    (tmp_path / "model").symlink_to(small_model.path)
+    for letter, name, folder in zip("abc", NAMES, "112", strict=True):
+        (tmp_path / f"{letter}.png").write_bytes((small_model.path.parent / folder / name / "0.png").read_bytes())
+    return tmp_path
+
+
+def probabilities(place: Path, *names: str) -> torch.Tensor:
+    return load(ModelFolder(place / "model")).probabilities(
+        torch.stack([decode(place / name, size=SIDE) for name in names])
+    )
+
+
+# Forms
+
+
+def test_a_line_a_picture_goes_to_stdout_and_nothing_to_stderr(place: Path) -> None:
+    before = tree(place / "model")
+    done = run("predict", "model", "b.png", "a.png", "--top", "1", cwd=place)
+    expected = probabilities(place, "b.png", "a.png")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"b.png: {DAISY} {expected[0, 1]:.3f}\na.png: {TULIP} {expected[1, 0]:.3f}\n"
+    assert tree(place / "model") == before
+    all_of_them = run("predict", "model", "c.png", cwd=place).stdout
+    assert re.fullmatch(r"c\.png: =1\+1 0\.\d{3}, \S+ 0\.\d{3}, \S+ 0\.\d{3}\n", all_of_them)
+
+
+def test_as_json_there_is_one_object(place: Path) -> None:
+    done = run("predict", "model", "a.png", "c.png", "--json", "--top", "2", cwd=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert set(told) == {"predictions", "left_out"} and told["left_out"] == []
+    expected = probabilities(place, "a.png", "c.png").sort(dim=1, descending=True)
+    for row, (path, prediction) in enumerate(zip(("a.png", "c.png"), told["predictions"], strict=True)):
+        assert set(prediction) == {"path", "top"} and prediction["path"] == path
+        assert [each["class"] for each in prediction["top"]] == [NAMES[n] for n in expected.indices[row, :2].tolist()]
+        assert [each["probability"] for each in prediction["top"]] == pytest.approx(
+            expected.values[row, :2].tolist(), abs=1e-6
+        )
+
+
+def test_as_csv_there_is_a_table_that_no_spreadsheet_takes_for_formulas(place: Path) -> None:
+    for name in ('=cmd|"x"!A1.png', "ö, ü.png", "-c.png"):
+        (place / name).write_bytes((place / "c.png").read_bytes())
+    names = ["c.png", "./-c.png", '=cmd|"x"!A1.png', "ö, ü.png"]
+    done = run("predict", "model", *names, "--csv", cwd=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    header, *rows = csv.reader(io.StringIO(done.stdout))
+    assert header == ["path", "class_1", "p_1", "class_2", "p_2", "class_3", "p_3"]
+    assert [row[0] for row in rows] == ["c.png", "'-c.png", '\'=cmd|"x"!A1.png', "ö, ü.png"]
+    assert {row[1] for row in rows} == {f"'{FORMULA}"}
+    assert all(sum(map(float, row[2::2])) == pytest.approx(1, abs=1e-5) for row in rows)
+    cells = [cell for row in [header, *rows] for cell in row]
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
+
+
+@pytest.mark.parametrize("form", ["text", "json", "csv"])
+def test_what_is_too_unlikely_is_none_of_these(form: str, place: Path) -> None:
+    best = probabilities(place, "a.png", "b.png").max(dim=1).values.tolist()
+    assert best[0] != best[1]
+    between = str(sum(best) / 2)
+    expected = [value < float(between) for value in best]
+    asked = () if form == "text" else (f"--{form}",)
+    done = run("predict", "model", "a.png", "b.png", "--reject", between, *asked, cwd=place)
+    assert done.returncode == 0
+    if form == "json":
+        assert [each["rejected"] for each in json.loads(done.stdout)["predictions"]] == expected
+    elif form == "csv":
+        header, *rows = csv.reader(io.StringIO(done.stdout))
+        assert header[1] == "rejected" and [row[1] for row in rows] == [str(each).lower() for each in expected]
+    else:
+        lines = done.stdout.splitlines()
+        assert [re.match(r"[ab]\.png: none of these \(.*\)$", line) is not None for line in lines] == expected
+
+
+# What may be named
+
+
+def test_a_dash_stands_for_a_list_on_stdin_in_its_place(place: Path) -> None:
+    listed = b"\xef\xbb\xbfb.png\r\n\n   \r\nc.png"
+    done = run("predict", "model", "a.png", "-", "a.png", "--top", "1", cwd=place, stdin=listed)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["a.png", "b.png", "c.png", "a.png"]
+
+
+def test_only_a_newline_ends_a_line_of_the_list(place: Path) -> None:
+    names = ["form\x0cfeed.png", "separator\u2028.png", "next\x85.png", " spaces .png", "tab\t.png"]
+    raw = [*map(os.fsencode, names), b"\xff.png"]
+    for name in raw:
+        (place / os.fsdecode(name)).write_bytes((place / "a.png").read_bytes())
+    done = run("predict", "model", "-", "--json", cwd=place, stdin=b"\n".join(raw))
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["left_out"]) == (0, [])
+    assert [os.fsencode(each["path"]) for each in told["predictions"]] == raw
+
+
+def test_a_path_with_a_newline_cannot_be_listed_but_named(place: Path) -> None:
+    (place / "new\nline.png").write_bytes((place / "a.png").read_bytes())
+    done = run("predict", "model", "-", cwd=place, stdin=b"new\nline.png\n")
+    assert done.returncode == 1
+    assert done.stderr == ("left out: new: There is no such file.\nleft out: line.png: There is no such file.\n")
+    done = run("predict", "model", "new\nline.png", "--top", "1", cwd=place)
+    assert done.returncode == 0 and done.stdout.startswith(rf"new\nline.png: {TULIP} ")
+
+
+def test_a_file_may_be_called_like_the_list(place: Path) -> None:
+    (place / "-").write_bytes((place / "a.png").read_bytes())
+    done = run("predict", "model", "./-", "--top", "1", cwd=place)
+    assert done.returncode == 0 and done.stdout.startswith(f"-: {TULIP} ")
+
+
+def test_folders_are_searched_and_what_is_left_out_is_told(place: Path) -> None:
+    (place / "deep" / "er").mkdir(parents=True)
+    (place / "deep" / "er" / "2.png").write_bytes((place / "a.png").read_bytes())
+    (place / "deep" / "1.PNG").write_bytes((place / "b.png").read_bytes())
+    (place / "deep" / "notes.txt").touch()
+    (place / "deep" / "er" / "up").symlink_to("..")
+    done = run("predict", "model", "deep", "--top", "1", cwd=place)
+    assert done.returncode == 0  # those were not asked for by name
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["deep/1.PNG", "deep/er/2.png"]
+    assert sorted(line.split(".")[0] for line in done.stderr.splitlines()) == [
+        "left out: deep/er/up: This link leads in a circle, back to a folder that it lies in",
+        "left out: deep/notes",
+    ]
+
+
+@pytest.mark.parametrize("form", ["text", "json", "csv"])
+def test_what_cannot_be_read_is_told_the_others_are_answered_and_the_exit_code_is_1(form: str, place: Path) -> None:
+    (place / "cut.png").write_bytes((place / "a.png").read_bytes()[:60])
+    asked = () if form == "text" else (f"--{form}",)
+    done = run("predict", "model", "a.png", "cut.png", "absent.png", "b.png", "--quiet", *asked, cwd=place)
+    assert done.returncode == 1
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["cut.png", "absent.png"]
+    if form == "json":
+        told = json.loads(done.stdout)
+        assert [each["path"] for each in told["predictions"]] == ["a.png", "b.png"]
+        assert [each["path"] for each in told["left_out"]] == ["cut.png", "absent.png"]
+        assert told["left_out"][1]["reason"] == "There is no such file."
+    else:
+        lines = done.stdout.splitlines()[1 if form == "csv" else 0 :]
+        assert [line[:5] for line in lines] == ["a.png", "b.png"]
+
+
+def test_names_that_are_no_text_come_through_every_form(place: Path) -> None:
+    raw = b"\xff\x1b[31m :smile:.png"
+    name = os.fsdecode(raw)
+    (place / name).write_bytes((place / "a.png").read_bytes())
+    text, table, told = (run("predict", "model", name, *form, cwd=place) for form in ((), ("--csv",), ("--json",)))
+    assert [text.returncode, table.returncode, told.returncode] == [0, 0, 0]
+    assert text.stdout.startswith(rf"\udcff\x1b[31m :smile:.png: {TULIP} ")
+    assert list(csv.reader(io.StringIO(table.stdout)))[1][0] == r"\udcff\x1b[31m :smile:.png"
+    assert os.fsencode(json.loads(told.stdout)["predictions"][0]["path"]) == raw and told.stdout.isascii()
+
+
+HOSTILE = ("[red]x", "@SUM(A1)", "\u202egnp.evil", "😀 :smile:", "x" * 200, 'שלום, "a"')
+
+
+def test_hostile_names_of_classes_come_through_every_form(small_model: ModelFolder, place: Path) -> None:
+    (place / "model").unlink()
+    model = copied(small_model, place / "model")
+    for name in HOSTILE[:3]:
+        rename(model, load(model).names[HOSTILE.index(name)], name)
+    for names in (HOSTILE[:3], HOSTILE[3:]):
+        for column, name in enumerate(names):
+            if load(model).names[column] != name:
+                rename(model, load(model).names[column], name)
+        text, table, told = (
+            run("predict", "model", "a.png", *form, cwd=place, columns=40) for form in ((), ("--csv",), ("--json",))
+        )
+        assert text.stdout.count("\n") == 1  # a terminal folds it, a pipe gets it whole
+        shown = [name.replace("\u202e", r"\u202e") for name in names]
+        assert all(f" {name} 0." in text.stdout for name in shown)
+        cells = list(csv.reader(io.StringIO(table.stdout)))[1][1::2]
+        assert {cell.removeprefix("'") for cell in cells} == set(shown)
+        assert not any(cell.startswith("@") for cell in cells)
+        assert {each["class"] for each in json.loads(told.stdout)["predictions"][0]["top"]} == set(names)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("model", "a.png", "--json", "--csv"), 2, "error: Choose one of --json and --csv.\n"),
+        (("model", "a.png", "--reject", "2", "--csv"), 2, "is 0 to 1; found 2.0."),
+        (("model", "a.png", "--reject", "nan"), 2, "is 0 to 1; found nan."),
+        (("model", "a.png", "--reject", "half"), 2, "Invalid value for '--reject'"),
+        (("model", "a.png", "--top", "0"), 2, "Invalid value for '--top'"),
+        (("model",), 2, "Missing argument 'IMAGE|FOLDER|-...'"),
+        (("model", "empty"), 1, "error: There is no picture among what was named.\n"),
+        (("model", "-"), 1, "error: There is no picture among what was named.\n"),
+        (("absent", "a.png"), 1, "error: There is no model in absent. Make one with: engram learn absent FOLDER\n"),
+        (("my model", "a.png"), 1, "There is no model in my model. Make one with: engram learn 'my model' FOLDER\n"),
+        (("a.png", "a.png"), 1, "error: There is no model in a.png."),
+        (("empty", "a.png"), 1, "error: There is no model in empty."),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(arguments: tuple[str, ...], code: int, message: str, place: Path) -> None:
+    (place / "empty").mkdir()
+    before = tree(place)
+    done = run("predict", *arguments, cwd=place)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert tree(place) == before
+
+
+def test_a_damaged_model_is_told_with_the_way_out(small_model: ModelFolder, place: Path) -> None:
+    (place / "model").unlink()
+    model = copied(small_model, place / "model")
+    (model.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
+    done = run("predict", "model", "a.png", cwd=place)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("Generation 1 is whole. Go back to it with: engram rollback model --to 1\n")
+
+
+# Terminals and pipes
+
+
+def test_what_goes_to_a_file_gets_there_though_a_terminal_shows_bars(place: Path) -> None:
+    for asked, lines in (((), 3), (("--csv",), 4), (("--json",), 1)):
+        watched = Watched("predict", "model", "a.png", "b.png", "c.png", *asked, cwd=place)
+        assert watched.wait() == 0
+        assert watched.printed.count("\n") == lines and "\x1b" not in watched.printed
+        assert "predict" in watched.seen and TULIP not in watched.seen
+
+
+def test_on_a_terminal_answers_stand_above_the_bar(place: Path) -> None:
+    watched = Watched("predict", "model", "a.png", "b.png", "--top", "1", cwd=place, stdout_too=True)
+    assert watched.wait() == 0, watched.seen
+    erased = re.escape("\r\x1b[2K")
+    for path, name in (("a.png", TULIP), ("b.png", DAISY)):
+        assert re.search(rf"{erased}{re.escape(f'{path}: {name} ')}0\.\d{{3}}\r\n", watched.seen), watched.seen
+
+
+def test_ctrl_c_while_a_list_is_awaited_ends_it(place: Path) -> None:
+    os.mkfifo(place / "pipe")
+    held = os.open(place / "pipe", os.O_RDWR)
+    watched = Watched("predict", "model", "-", "--json", cwd=place, stdin=place / "pipe")
+    os.write(held, b"a.png\n")
+    while (
+        watched.process.exitcode is None and select.select([held], [], [], 0)[0]
+    ):  # until that is taken, and more is waited for
+        time.sleep(0.02)
+    watched.interrupt()
+    assert watched.wait() == 130 and watched.printed == ""
+    os.close(held)
+
+
+def test_a_reader_that_has_seen_enough_ends_it_without_complaint(place: Path) -> None:
+    command = [sys.executable, "-m", "engram", "predict", "model", *["a.png"] * 300, "--csv"]
+    with subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith(b"path,class_1")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(120) == 1
+
+
+def test_a_terminal_that_knows_few_letters_gets_the_others_escaped(place: Path) -> None:
+    (place / "日本.png").write_bytes((place / "b.png").read_bytes())
+    done = run("predict", "model", "日本.png", "--top", "1", cwd=place, encoding="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(rf"\u65e5\u672c.png: {DAISY} 0.")

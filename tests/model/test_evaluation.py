@@ -1,0 +1,205 @@
+"""`evaluate`: what is right and what is taken for what, against scikit-learn and the definitions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_made import DAISY, FORMULA, NAMES, TULIP
+from pictures_made import encoded
+from PIL import Image
+from sklearn.metrics import classification_report, confusion_matrix
+from torch import Tensor
+
+from engram.data.pictures import LeftOut
+from engram.errors import DataError, UsageError
+from engram.model import Evaluation, ModelFolder, evaluate, load
+from engram.model.evaluation import AT_A_TIME
+
+CLASSES = ("emu", "ant", "cat", "dog", "bee")  # in no order: that of learning
+SIDE = 6
+WEIGHTS = torch.tensor(np.random.default_rng(3).normal(0, 0.02, (3, len(CLASSES))))
+TEMPERATURE = 0.4
+
+
+class ByColour:
+    """A model that goes by the mean colour of a picture, and is often wrong."""
+
+    names = CLASSES
+    image_size = SIDE
+
+    def column(self, name: str) -> int:
+        return self.names.index(name)
+
+    def scores(self, inputs: Tensor) -> Tensor:
+        return (inputs.double().mean((1, 2)) - 128) @ WEIGHTS
+
+    def calibrated(self, scores: Tensor) -> Tensor:
+        return torch.softmax(scores / TEMPERATURE, dim=1)
+
+
+def paint(folder: Path, counts: dict[str, int], seed: int = 0) -> dict[str, list[np.ndarray]]:
+    """Pictures of one colour each; the colours, by class."""
+    draws = np.random.default_rng(seed)
+    colours: dict[str, list[np.ndarray]] = {}
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        colours[name] = [draws.integers(0, 256, 3) for _ in range(count)]
+        for number, colour in enumerate(colours[name]):
+            pixels = np.broadcast_to(colour, (SIDE, SIDE, 3)).astype(np.uint8)
+            (folder / name / f"{number:04}.png").write_bytes(encoded(pixels, "PNG"))
+    return colours
+
+
+def answers(colours: dict[str, list[np.ndarray]]) -> tuple[list[str], list[str], np.ndarray]:
+    """What each picture is, what is said of it, and the scores, without engram."""
+    true = [name for name, own in sorted(colours.items()) for _ in own]
+    scores = np.array([(colour - 128.0) @ WEIGHTS.numpy() for _, own in sorted(colours.items()) for colour in own])
+    return true, [CLASSES[column] for column in scores.argmax(1)], scores
+
+
+def calibration_error(scores: np.ndarray, true: list[str]) -> float:
+    """|accuracy − confidence| in fifteen bins of confidence, weighed by how many are in each; by its definition."""
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    confidence, said = shares.max(1), shares.argmax(1)
+    right = np.array([CLASSES[column] for column in said]) == np.array(true)
+    total = 0.0
+    for lower in np.arange(15) / 15:
+        inside = (confidence >= lower) & (confidence < lower + 1 / 15)
+        if inside.any():
+            total += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return float(total)
+
+
+COUNTS = {"ant": 40, "bee": 3, "cat": 25, "dog": 1, "emu": 31}
+
+
+@pytest.fixture(scope="module")
+def painted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, dict[str, list[np.ndarray]]]:
+    folder = tmp_path_factory.mktemp("painted")
+    colours = paint(folder, COUNTS)
+    return evaluate(ByColour(), folder), colours  # type: ignore[arg-type]
+
+
+def test_the_matrix_is_that_of_scikit_learn(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+    evaluation, colours = painted
+    true, said, _ = answers(colours)
+    assert evaluation.names == CLASSES
+    assert evaluation.confusion.tolist() == confusion_matrix(true, said, labels=CLASSES).tolist()
+    assert evaluation.pictures == 100 and 0 < evaluation.accuracy < 1
+
+
+def test_the_shares_are_those_of_scikit_learn(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+    evaluation, colours = painted
+    true, said, _ = answers(colours)
+    report = classification_report(true, said, labels=CLASSES, output_dict=True, zero_division=np.nan)
+    recalls = [report[name]["recall"] for name in CLASSES]
+    precisions = [report[name]["precision"] for name in CLASSES]
+    assert evaluation.accuracy == pytest.approx(np.mean(np.array(true) == np.array(said)))
+    assert evaluation.mean_accuracy == pytest.approx(np.mean(recalls))
+    assert evaluation.per_class() == pytest.approx(recalls)
+    assert [np.nan if each is None else each for each in evaluation.precision()] == pytest.approx(
+        precisions, nan_ok=True
+    )
+
+
+def test_calibration_errors_are_those_of_the_definition(
+    painted: tuple[Evaluation, dict[str, list[np.ndarray]]],
+) -> None:
+    evaluation, colours = painted
+    true, _, scores = answers(colours)
+    assert evaluation.error_uncalibrated == pytest.approx(calibration_error(scores, true), abs=1e-9)
+    assert evaluation.error_calibrated == pytest.approx(calibration_error(scores / TEMPERATURE, true), abs=1e-9)
+    assert evaluation.error_calibrated != pytest.approx(evaluation.error_uncalibrated, abs=0.01)
+
+
+def test_mistakes_are_all_told_most_frequent_first(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+    evaluation, colours = painted
+    true, said, _ = answers(colours)
+    pairs = [pair for pair in zip(true, said, strict=True) if pair[0] != pair[1]]
+    mistakes = evaluation.mistakes()
+    assert {(one, other): count for one, other, count in mistakes} == {pair: pairs.count(pair) for pair in pairs}
+    counts = [count for *_, count in mistakes]
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_plain_values_are_json_and_the_same(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+    evaluation, _ = painted
+    told = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
+    assert told["confusion"] == evaluation.confusion.tolist() and told["pictures"] == 100
+    assert [each["pictures"] for each in told["classes"]] == [COUNTS[name] for name in CLASSES]
+    assert told["accuracy"] == evaluation.accuracy and told["left_out"] == []
+
+
+def test_classes_that_do_not_occur_have_no_share_and_do_not_count(tmp_path: Path) -> None:
+    colours = paint(tmp_path, {"cat": 12, "ant": 5})
+    evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
+    true, said, _ = answers(colours)
+    assert evaluation.confusion.tolist() == confusion_matrix(true, said, labels=CLASSES).tolist()
+    shares = dict(zip(CLASSES, evaluation.per_class(), strict=True))
+    assert {name for name, share in shares.items() if share is None} == {"emu", "dog", "bee"}
+    assert evaluation.mean_accuracy == pytest.approx((shares["cat"] + shares["ant"]) / 2)  # type: ignore[operator]
+    never_said = [name for name in CLASSES if name not in said]
+    assert [name for name, each in zip(CLASSES, evaluation.precision(), strict=True) if each is None] == never_said
+
+
+def test_more_than_is_answered_at_a_time_is_all_answered(tmp_path: Path) -> None:
+    count = AT_A_TIME + 3
+    draws = np.random.default_rng(1)
+    picture = Image.fromarray(draws.integers(0, 256, (2, 2, 3), dtype=np.uint8))
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        picture.save(tmp_path / name / "0.png")
+    for number in range(1, count):
+        (tmp_path / "ant" / f"{number}.png").symlink_to("0.png")
+    evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
+    assert evaluation.pictures == count + 1
+    assert sorted(evaluation.confusion.sum(1).tolist()) == [0, 0, 0, 1, count]
+
+
+def test_what_cannot_be_read_is_told_and_does_not_count(tmp_path: Path) -> None:
+    paint(tmp_path, {"ant": 4, "bee": 2})
+    (tmp_path / "ant" / "0001.png").write_bytes(b"")
+    (tmp_path / "bee" / "notes.txt").touch()
+    evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
+    assert evaluation.pictures == 5
+    assert [left.path.name for left in evaluation.left_out] == ["notes.txt", "0001.png"]
+    assert evaluation.left_out[1] == LeftOut(tmp_path / "ant" / "0001.png", "It is empty. Copy it again.")
+    assert evaluation.to_json()["left_out"][1] == {
+        "path": str(tmp_path / "ant" / "0001.png"),
+        "reason": "It is empty. Copy it again.",
+    }
+
+
+def test_classes_that_the_model_does_not_know_are_refused_by_name(tmp_path: Path) -> None:
+    paint(tmp_path, {"ant": 1, "yak\u202e": 1, "Bee": 1})
+    with pytest.raises(DataError) as caught:
+        evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        rf"The model does not know 2 of the classes in {tmp_path}: Bee, yak\u202e. It knows: emu, ant, cat, dog, bee. "
+        "Name them as it does, leave them out, or teach it these first."
+    )
+    paint(tmp_path, {f"new {number}": 1 for number in range(8)})
+    with pytest.raises(DataError, match=r"does not know 10 of the classes .*: Bee, new 0, new 1, new 2, new 3, …\. It"):
+        evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_model_of_vectors_cannot_be_asked_about_pictures(tmp_path: Path) -> None:
+    model = ByColour()
+    model.image_size = None  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="has learned vectors, not pictures"):
+        evaluate(model, tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_real_model_is_evaluated_on_what_it_learned(small_model: ModelFolder) -> None:
+    model = load(small_model)
+    evaluation = evaluate(model, small_model.path.parent / "1")
+    assert evaluation.names == NAMES and evaluation.pictures == 48
+    assert evaluation.confusion.sum(1).tolist() == [24, 24, 0]
+    assert evaluation.accuracy > 0.9
+    assert dict(zip(NAMES, evaluation.per_class(), strict=True))[FORMULA] is None
+    only = evaluate(load(small_model, generation=1), small_model.path.parent / "1")
+    assert only.names == (TULIP, DAISY)

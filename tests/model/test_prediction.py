@@ -1,0 +1,226 @@
+"""`predict`: an answer for each picture, in order, from all classes; and which pictures files and folders name."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_made import NAMES, SIDE, TULIP
+from pictures_made import encoded
+
+from engram.data.images import decode
+from engram.data.pictures import LeftOut
+from engram.errors import DataError, UsageError
+from engram.model import Model, ModelFolder, Prediction, answer, load, pictures_among, predict
+from engram.progress import SILENT
+
+
+@pytest.fixture(scope="module")
+def model(small_model: ModelFolder) -> Model:
+    return load(small_model)
+
+
+def fill(folder: Path, *names: str) -> list[Path]:
+    """Pictures of one colour each, all different."""
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        colour = 37 * number % 256, 91 * number % 256, 5 * number % 256
+        (folder / name).write_bytes(encoded(np.full((12, 20, 3), colour, np.uint8), "PNG"))
+    return [folder / name for name in names]
+
+
+def expected(model: Model, paths: list[Path]) -> torch.Tensor:
+    return model.probabilities(torch.stack([decode(path, size=SIDE) for path in paths]))
+
+
+class Told:
+    """A model that is as sure as it is told to be."""
+
+    image_size = SIDE
+
+    def __init__(self, *rows: tuple[float, ...]) -> None:
+        self.rows = torch.tensor(rows)
+        self.names = tuple(f"class {number}" for number in range(self.rows.shape[1]))
+        self.asked: list[int] = []
+
+    def probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
+        begin = sum(self.asked)
+        self.asked.append(len(inputs))
+        return self.rows.expand(max(begin + len(inputs), len(self.rows)), -1)[begin : begin + len(inputs)]
+
+
+def test_each_picture_gets_all_its_probabilities_in_order(model: Model, tmp_path: Path) -> None:
+    paths = fill(tmp_path, *(f"{number}.png" for number in (3, 1, 2, 0)))
+    found = list(predict(model, paths))
+    wanted = expected(model, paths)
+    assert [each.path for each in found if isinstance(each, Prediction)] == paths
+    for row, each in enumerate(found):
+        assert isinstance(each, Prediction) and not each.rejected
+        by_name = {answer.name: answer.probability for answer in each.top}
+        assert [by_name[name] for name in model.names] == pytest.approx(wanted[row].tolist(), abs=1e-6)
+        assert sum(by_name.values()) == pytest.approx(1, abs=1e-5)
+        values = [answer.probability for answer in each.top]
+        assert values == sorted(values, reverse=True)
+
+
+def test_more_than_a_batch_is_answered_as_one_by_one(model: Model, tmp_path: Path) -> None:
+    paths = fill(tmp_path, *(f"{number:03}.png" for number in range(150)))
+    together = [each for each in predict(model, paths, top=1) if isinstance(each, Prediction)]
+    wanted = expected(model, paths).max(dim=1)
+    assert [each.path for each in together] == paths
+    assert [each.top[0].name for each in together] == [NAMES[column] for column in wanted.indices.tolist()]
+    assert [each.top[0].probability for each in together] == pytest.approx(wanted.values.tolist(), abs=1e-5)
+
+
+def test_pictures_that_cannot_be_read_are_told_in_their_place(tmp_path: Path) -> None:
+    paths = fill(tmp_path, *(f"{number:03}.png" for number in range(140)))
+    broken = {0, 5, 63, 64, 65, 139}
+    for number in broken:
+        paths[number].write_bytes(b"")
+    paths[7] = tmp_path / "absent.png"
+    told = Told((0.25, 0.75))
+    found = list(predict(told, paths))  # type: ignore[arg-type]
+    assert [each.path for each in found] == paths
+    assert {row for row, each in enumerate(found) if isinstance(each, LeftOut)} == {*broken, 7}
+    assert found[0] == LeftOut(paths[0], "It is empty. Copy it again.")
+    assert found[7] == LeftOut(paths[7], "There is no such file.")
+    assert told.asked == [60, 62, 11]  # of batches of 64, 64 and 12
+
+
+def test_a_batch_of_which_nothing_can_be_read_asks_nobody(tmp_path: Path) -> None:
+    told = Told((1.0,))
+    assert all(isinstance(each, LeftOut) for each in predict(told, [tmp_path / "a", tmp_path / "b"]))  # type: ignore[arg-type]
+    assert told.asked == []
+    assert list(predict(told, [])) == []  # type: ignore[arg-type]
+
+
+def test_answers_come_while_later_pictures_are_not_yet_asked_for(tmp_path: Path) -> None:
+    paths = fill(tmp_path, *(f"{number:03}.png" for number in range(200)))
+    told = Told((1.0,))
+    stream = predict(told, paths)  # type: ignore[arg-type]
+    assert told.asked == []
+    assert [each.path for each in itertools.islice(stream, 3)] == paths[:3]
+    assert told.asked == [64]
+
+
+@pytest.mark.parametrize("top", [1, 2, 3, 99])
+def test_no_more_classes_are_told_than_there_are(top: int, model: Model, tmp_path: Path) -> None:
+    (found,) = predict(model, fill(tmp_path, "a.png"), top=top)
+    assert isinstance(found, Prediction) and len(found.top) == min(top, 3)
+
+
+def test_of_equal_classes_the_one_learned_first_goes_before() -> None:
+    told = Told((0.2, 0.3, 0.2, 0.3), (0.25, 0.25, 0.25, 0.25))
+    answers = answer(told, torch.zeros(2, SIDE, SIDE, 3), top=3)  # type: ignore[arg-type]
+    assert [[each.name for each in row] for row in answers] == [
+        ["class 1", "class 3", "class 0"],
+        ["class 0", "class 1", "class 2"],
+    ]
+
+
+def test_what_is_as_likely_as_asked_for_is_not_rejected(tmp_path: Path) -> None:
+    paths = fill(tmp_path, "a.png", "b.png", "c.png")
+    rows = (0.5, 0.5), (0.375, 0.625), (0.75, 0.25)
+
+    def rejected(reject: float | None) -> list[bool]:
+        return [each.rejected for each in predict(Told(*rows), paths, reject=reject)]  # type: ignore[arg-type, union-attr]
+
+    assert rejected(None) == rejected(0) == rejected(0.5) == [False, False, False]
+    assert rejected(0.625) == [True, False, False]
+    assert rejected(0.6251) == [True, True, False]
+    assert rejected(1) == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reject": 1.5}, r"is 0 to 1; found 1\.5"),
+        ({"reject": -0.1}, r"is 0 to 1; found -0\.1"),
+        ({"reject": float("nan")}, "is 0 to 1; found nan"),
+        ({"top": 0}, "At least the likeliest class is told; found 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(options: dict[str, float], message: str, model: Model) -> None:
+    with pytest.raises(UsageError, match=message):
+        predict(model, [], **options)  # type: ignore[arg-type]
+
+
+def test_a_model_of_vectors_has_nothing_to_say_of_pictures() -> None:
+    told = Told((1.0,))
+    told.image_size = None  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="has learned vectors, not pictures"):
+        predict(told, [])  # type: ignore[arg-type]
+
+
+def test_every_picture_is_a_step_of_progress(tmp_path: Path) -> None:
+    paths = fill(tmp_path, "a.png", "b.png")
+    steps: list[int | None] = []
+
+    class Noted:
+        def phase(self, name: str, total: int | None = None):  # type: ignore[no-untyped-def]
+            assert name == "predict"
+            steps.append(total)
+            return SILENT.phase(name, total)
+
+    list(predict(Told((1.0,)), [*paths, tmp_path / "absent.png"], progress=Noted()))  # type: ignore[arg-type]
+    assert steps == [3]
+
+
+# Which pictures
+
+
+def test_files_are_taken_as_they_are_and_folders_are_searched(tmp_path: Path) -> None:
+    fill(tmp_path, "b/2.png", "b/1.JPG", "b/deep/er/3.webp", "b/.hidden.png", "b/.git/4.png", "b/@eaDir/5.png", "a.txt")
+    (tmp_path / "b" / "notes.txt").touch()
+    pictures, left_out = pictures_among([tmp_path / "a.txt", tmp_path / "b", tmp_path / "absent", tmp_path / "a.txt"])
+    assert [path.relative_to(tmp_path).as_posix() for path in pictures] == [
+        "a.txt",
+        "b/1.JPG",
+        "b/2.png",
+        "b/deep/er/3.webp",
+        "absent",
+        "a.txt",
+    ]
+    assert [left.path.name for left in left_out] == ["notes.txt"]
+    assert left_out[0].reason.startswith("Its name does not end like that of a picture: .jpg, ")
+
+
+def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
+    fill(tmp_path, "store/1.png", "asked/2.png")
+    (tmp_path / "asked" / "far").symlink_to(tmp_path / "store")
+    (tmp_path / "asked" / "one.png").symlink_to(tmp_path / "store" / "1.png")
+    (tmp_path / "asked" / "self").symlink_to(tmp_path / "asked")
+    (tmp_path / "store" / "back").symlink_to(tmp_path / "asked")
+    (tmp_path / "asked" / "gone.png").symlink_to("nowhere")
+    (tmp_path / "link").symlink_to("asked")
+    pictures, left_out = pictures_among([tmp_path / "link"])
+    names = [path.relative_to(tmp_path / "link").as_posix() for path in pictures]
+    assert names == ["2.png", "far/1.png", "one.png"]
+    circle = "This link leads in a circle, back to a folder that it lies in."
+    assert {left.path.relative_to(tmp_path / "link").as_posix(): left.reason for left in left_out} == {
+        "self": circle,
+        "far/back": circle,
+        "gone.png": "This link leads nowhere.",
+    }
+
+
+def test_a_folder_without_pictures_gives_none(tmp_path: Path) -> None:
+    assert pictures_among([tmp_path]) == ([], [])
+
+
+def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(folder: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", forbid)
+    with pytest.raises(DataError, match=r"cannot be read: Permission denied\."):
+        pictures_among([tmp_path])
+
+
+def test_what_was_learned_is_recognised(small_model: ModelFolder, model: Model) -> None:
+    pictures, _ = pictures_among([small_model.path.parent / "1" / TULIP])
+    names = [each.top[0].name for each in predict(model, pictures, top=1) if isinstance(each, Prediction)]
+    assert len(names) == 24 and names.count(TULIP) >= 22
