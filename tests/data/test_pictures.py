@@ -195,7 +195,7 @@ def test_what_is_neither_folder_nor_list_is_refused(tmp_path: Path) -> None:
 
 def test_a_data_set_that_is_already_split_is_not_learned_as_train_and_test(tmp_path: Path) -> None:
     fill(tmp_path, "train/cat/1.png", "train/dog/1.png", "Val/cat/2.png")
-    with pytest.raises(DataError, match=rf"seems to be split into Val and train, .* such as {tmp_path}/Val\."):
+    with pytest.raises(DataError, match=rf"seems to be split into Val and train, .* such as {tmp_path}/train\."):
         scan(tmp_path)
     fill(tmp_path, "plane/1.png")
     assert scan(tmp_path).class_names == ("Val", "plane", "train")

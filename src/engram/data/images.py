@@ -49,6 +49,7 @@ DECODERS: dict[str, Callable[[BinaryIO], ImageFile.ImageFile]] = {
     "GIF": GifImageFile,
 }
 READ = "only JPEG, PNG, WebP, BMP and GIF are read"
+REMEDIES = {"ZIP": "unpack", "gzip": "unpack", "that of a video": "take pictures from"}  # for the rest: convert
 
 # (where, the bytes that are there, what the file then is); the first that fits counts
 SIGNATURES = (
@@ -155,7 +156,9 @@ def _content(path: str | os.PathLike[str]) -> bytes:
         with open(path, "rb") as file:
             length = os.fstat(file.fileno()).st_size
             if length > MAX_BYTES:
-                raise UnreadableImage(f"It has {length:,} bytes, more than any picture of at most {LIMIT:,} pixels.")
+                raise UnreadableImage(
+                    f"It has {length:,} bytes, more than any picture of at most {LIMIT:,} pixels. Make it smaller."
+                )
             return file.read()
     except OSError as error:
         raise UnreadableImage(f"It cannot be opened: {error.strerror}.") from error
@@ -167,7 +170,7 @@ def _kind(content: bytes) -> str:
         if content[start : start + len(signature)] == signature:
             if name in DECODERS:
                 return name
-            raise UnreadableImage(f"Its format is {name}, and {READ}: convert it.")
+            raise UnreadableImage(f"Its format is {name}, and {READ}: {REMEDIES.get(name, 'convert')} it.")
     raise UnreadableImage(_unrecognised(content))
 
 

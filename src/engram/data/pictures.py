@@ -236,9 +236,10 @@ def _check_splits(folder: Path, per_class: Mapping[Path, list[Path]]) -> None:
     filled = [entry for entry, files in per_class.items() if files]
     direct = any(path.parent == entry for entry in filled for path in per_class[entry])
     if not direct and {entry.name.lower() for entry in filled} <= SPLIT_NAMES:
+        likely = next((entry for entry in filled if entry.name.lower().startswith("train")), filled[0])
         raise DataError(
             f"{shown(folder)} seems to be split into {' and '.join(shown(entry.name) for entry in filled)}, "
-            f"with the classes one level below. Name one of these folders, such as {shown(filled[0])}."
+            f"with the classes one level below. Name one of these folders, such as {shown(likely)}."
         )
 
 

@@ -1,0 +1,361 @@
+"""Pictures and folders of every kind, good and bad, and docs/pictures.md, which tells what becomes of each.
+
+What the page says is what engram says: `python tests/pictures_page.py` writes it anew, and a test keeps it so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pictures_made import (
+    Pixels,
+    bmp_32,
+    chunk,
+    encoded,
+    exif,
+    gradient,
+    grey_16,
+    png,
+    scans,
+    several_frames,
+    ycck,
+)
+from PIL import Image
+
+from engram.data.images import LIMIT, MAX_BYTES, UnreadableImage, decode
+from engram.data.pictures import EXTENSIONS, read, scan
+from engram.errors import EngramError
+from engram.model import Wishes, propose
+
+PAGE = Path(__file__).parent.parent / "docs" / "pictures.md"
+PICTURE = gradient()
+ROWS = b"".join(b"\0" + row.tobytes() for row in PICTURE)
+JPEG = encoded(PICTURE, "JPEG", quality=95)
+PNG = encoded(PICTURE, "PNG")
+FADING = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (24, 1))
+RAMP = np.arange(0, 65536, 3000, dtype=np.uint16)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file that someone has. If it can be read: how, and what is then seen, to so many steps of 256."""
+
+    what: str
+    content: bytes
+    how: str = ""
+    seen: Pixels | None = None
+    tolerance: int = 0
+
+
+def on_white(pixels: Pixels, opacity: Pixels) -> Pixels:
+    share = opacity[..., None] / 255
+    return np.rint(pixels * share + 255 * (1 - share)).astype(np.uint8)
+
+
+def grey(values: np.ndarray) -> Pixels:
+    return np.stack([values.astype(np.uint8)] * 3, -1)
+
+
+TURNED, MISTURNED = (encoded(PICTURE, "PNG", exif=block) for block in (exif(6), exif(6)[:20]))
+QUANTISED = Image.fromarray(PICTURE).quantize(64)
+COARSE = np.array(QUANTISED.convert("RGB"))
+RED = PICTURE[..., 0]
+
+READ = (
+    Picture("JPEG", JPEG, "as it is", PICTURE, 16),
+    Picture("JPEG, progressive", encoded(PICTURE, "JPEG", quality=95, progressive=True), "as it is", PICTURE, 16),
+    Picture("JPEG in the four inks of print (CMYK, YCCK)", ycck(PICTURE), "in colours, on white paper", PICTURE, 6),
+    Picture(
+        "JPEG that holds several pictures, as some phones make",
+        encoded(PICTURE, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))], quality=95),
+        "the first",
+        PICTURE,
+        16,
+    ),
+    Picture("JPEG with something appended, as some phones do", JPEG + b"\xff\xda\0\2 video", "as it is", PICTURE, 16),
+    Picture("JPEG, PNG or WebP that says which way is up (EXIF)", TURNED, "upright", np.rot90(PICTURE, -1)),
+    Picture("the same, with damage in its EXIF block", MISTURNED, "as stored", PICTURE),
+    Picture("PNG", PNG, "as it is", PICTURE),
+    Picture("PNG, grey or black and white", encoded(RED, "PNG"), "three equal channels", grey(RED)),
+    Picture("PNG of 16 bits", grey_16(RAMP), "in 256 steps, black to white", grey(np.rint(RAMP / 257))[None]),
+    Picture("PNG, GIF or BMP with a palette", encoded(QUANTISED, "PNG"), "in its colours", COARSE),
+    Picture(
+        "PNG, WebP, GIF or BMP that is transparent in places",
+        encoded(np.dstack([PICTURE, FADING]), "PNG"),
+        "on white",
+        on_white(PICTURE, FADING),
+        1,
+    ),
+    Picture("PNG that moves", several_frames("PNG"), "its first frame", PICTURE),
+    Picture("WebP", encoded(PICTURE, "WEBP", lossless=True), "as it is", PICTURE),
+    Picture("WebP that moves", several_frames("WEBP", lossless=True), "its first frame", PICTURE),
+    Picture("GIF", encoded(QUANTISED, "GIF"), "in its colours", COARSE),
+    Picture("GIF that moves", several_frames("GIF"), "its first frame", PICTURE, 40),
+    Picture("BMP", encoded(PICTURE, "BMP"), "as it is", PICTURE),
+    Picture("BMP with zeros where opacity could be", bmp_32(np.dstack([PICTURE, 0 * FADING])), "as opaque", PICTURE),
+    Picture("one pixel", encoded(PICTURE[:1, :1], "PNG"), "as it is", PICTURE[:1, :1]),
+)
+
+ZEROS = zlib.compress(bytes(20_000_000), 9)
+
+
+def damaged(content: bytes) -> bytes:
+    """With one bit in the middle turned."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+REFUSED = (
+    Picture("an empty file", b""),
+    Picture("only zero bytes", bytes(5000)),
+    Picture("a JPEG that is cut short", JPEG[: len(JPEG) // 2]),
+    Picture("a JPEG whose second half was never copied", JPEG[: len(JPEG) // 2] + bytes(len(JPEG) // 2)),
+    Picture("a PNG that is cut short", PNG[: len(PNG) // 2]),
+    Picture("a PNG with one wrong bit", damaged(PNG)),
+    Picture("a GIF that is cut short", encoded(QUANTISED, "GIF")[:600]),
+    Picture("a web page in place of a picture", b"<!DOCTYPE html>\n<html><title>404</title></html>"),
+    Picture("what Git LFS leaves in place of a picture", b"version https://git-lfs.github.com/spec/v1\n"),
+    Picture("text", b"Dear Sir or Madam"),
+    Picture("something else", b"\x01\x02\x03\xfe"),
+    Picture("TIFF, or a camera's raw format", encoded(PICTURE, "TIFF")),
+    Picture("HEIC", b"\0\0\0\x18ftypheic\0\0\0\0"),
+    Picture("AVIF", b"\0\0\0\x1cftypavif\0\0\0\0"),
+    Picture("SVG", b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'),
+    Picture("PDF", b"%PDF-1.7\n"),
+    Picture("PostScript", b"%!PS-Adobe-3.0 EPSF-3.0\n"),
+    Picture("Photoshop", b"8BPS\0\1" + bytes(20)),
+    Picture("JPEG 2000", b"\0\0\0\x0cjP  \r\n\x87\n"),
+    Picture("JPEG XL", b"\0\0\0\x0cJXL \r\n\x87\n"),
+    Picture("ICO", encoded(PICTURE, "ICO")),
+    Picture("PPM", encoded(PICTURE, "PPM")),
+    Picture("a video", b"\0\0\0\x18ftypmp42\0\0\0\0"),
+    Picture("ZIP, and so the files of Office", b"PK\3\4" + bytes(30)),
+    Picture("gzip", b"\x1f\x8b\x08" + bytes(10)),
+    Picture("too many pixels, in a few bytes or in many", png(2**31 - 1, 2**31 - 1, 8, 6, b"")),
+    Picture("a PNG whose metadata swells", png(32, 24, 8, 2, ROWS, before=chunk(b"zTXt", b"Comment\0\0" + ZEROS))),
+    Picture("a JPEG of a thousand scans", scans(encoded(PICTURE, "JPEG", progressive=True), 1000)),
+    Picture("a picture without pixels", png(0, 24, 8, 2, b"")),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder or list that someone has, and what to do to make it; whether anything of it is learned."""
+
+    what: str
+    make: Callable[[Path], None]
+    learned: bool = True
+    source: str = "pictures"
+
+
+def files(*names: str | bytes) -> Callable[[Path], None]:
+    """Makes pictures under these names."""
+
+    def make(folder: Path) -> None:
+        for name in names:
+            path = folder / os.fsdecode(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(PNG)
+
+    return make
+
+
+def beside(*names: str, **others: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Makes pictures under these names, and then, under cat, `others`: by their names, with an underscore for a dot."""
+
+    def make(folder: Path) -> None:
+        files(*names)(folder)
+        for name, write in others.items():
+            path = folder / "cat" / name.replace("_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+
+    return make
+
+
+def link(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def listed(text: str | bytes) -> Callable[[Path], None]:
+    """Makes pictures/cat/1.png, pictures/dog/1.png and a list beside them."""
+
+    def make(folder: Path) -> None:
+        files("cat/1.png", "dog/1.png")(folder)
+        (folder / "list.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return make
+
+
+def too_long(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)  # takes no room on the disk
+
+
+BOTH = ("cat/1.png", "dog/1.png")
+LIST = "pictures/list.csv"
+
+PLACES = (
+    Place("a sub-folder per class", files("cat/1.png", "cat/2.png", "dog/1.png")),
+    Place("folders inside a class", files("cat/1.png", "cat/kittens/2.png", "dog/1.png")),
+    Place("an ending in capitals, or that of another format", files(*BOTH, "cat/a.JPG")),
+    Place("hidden files and what systems leave", files(*BOTH, "cat/._1.png", "__MACOSX/1.png", "Thumbs.db")),
+    Place("a file that is no picture by its name", beside(*BOTH, notes_txt=Path.touch)),
+    Place("a picture that cannot be read", beside(*BOTH, b_png=Path.touch)),
+    Place("a picture that is larger than any", beside(*BOTH, film_jpg=too_long)),
+    Place("a picture beside the classes", files(*BOTH, "3.png")),
+    Place("a class without pictures", beside(*BOTH, **{"../emu": Path.mkdir})),
+    Place("a link to a folder or a picture", beside(*BOTH, more=link("../dog"))),
+    Place("a link that leads nowhere", beside(*BOTH, gone_png=link("nowhere"))),
+    Place("a link in a circle", beside(*BOTH, around=link(".."))),
+    Place("a pipe or a device", beside(*BOTH, pipe_png=os.mkfifo)),
+    Place("a name with accents, in either encoding", files("cafe\u0301/1.png", "dog/1.png")),
+    Place("a name of a file that is not UTF-8", files(*BOTH, b"cat/\xff.png")),
+    Place("a class called like a part of a data set", files("train/1.png", "plane/1.png")),
+    Place("nothing at all", Path.mkdir, learned=False),
+    Place("pictures without classes", files("1.png", "2.png"), learned=False),
+    Place("a folder above those of the classes", files("train/cat/1.png", "test/cat/2.png"), learned=False),
+    Place("a class of which no picture can be read", beside("dog/1.png", a_png=Path.touch), learned=False),
+    Place("two classes that differ in capitals", files("Cat/1.png", "cat/1.png"), learned=False),
+    Place("two that differ in the encoding of accents", files("caf\u00e9/1.png", "cafe\u0301/1.png"), learned=False),
+    Place("two that differ in spaces at the end", files("cat/1.png", "cat /1.png"), learned=False),
+    Place("a name of a class that is not UTF-8", files(b"k\xe4fer/1.png"), learned=False),
+    Place("a name of a class that cannot be shown", files("a\x07b/1.png"), learned=False),
+    Place("a file that is no list", files("1.png"), learned=False, source="pictures/1.png"),
+    Place("what is not there", files(*BOTH), learned=False, source="elsewhere"),
+    Place("a list", listed("path,label\ncat/1.png,cat\ndog/1.png,dog\n"), source=LIST),
+    Place(
+        "a list without a header, from a spreadsheet",
+        listed(b"\xef\xbb\xbfcat/1.png,cat\r\n\r\ndog/1.png,dog"),
+        source=LIST,
+    ),
+    Place("a list with other columns", listed("who,label,path\nme,cat,cat/1.png\nyou,dog,dog/1.png\n"), source=LIST),
+    Place("a line that repeats another", listed("cat/1.png,cat\ndog/1.png,dog\n./cat/1.png,cat\n"), source=LIST),
+    Place("a list without pictures", listed("path,label\n"), learned=False, source=LIST),
+    Place("a list with semicolons", listed("path;label\ncat/1.png;cat\n"), learned=False, source=LIST),
+    Place("a list in UTF-16", listed("path,label\n".encode("utf-16")), learned=False, source=LIST),
+    Place(
+        "a list with mistakes",
+        listed("path,label\ncat/9.png,cat\ndog/1.png,\n,dog\ncat/1.png,cat,1\ncat/1.png,cat\ncat/1.png,dog\n"),
+        learned=False,
+        source=LIST,
+    ),
+)
+
+
+def refusal(content: bytes) -> str:
+    """Why a picture cannot be read."""
+    try:
+        decode(content)
+    except UnreadableImage as error:
+        return str(error)
+    return ""
+
+
+def outcome(place: Place) -> tuple[bool, str]:
+    """Whether anything was learned, and what is said."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        place.make(Path("pictures"))
+        try:
+            found = scan(place.source)
+            propose(None, found, Wishes(network="small"))
+            pictures = read(found, 8)
+        except EngramError as error:
+            return False, str(error)
+        counts = Counter(pictures.class_names[label] for label in pictures.samples.labels.tolist())
+        left_out = [f"Left out: {each}" for each in (*found.left_out, *pictures.unreadable)]
+        learned = ", ".join(f"{name} {count}" for name, count in counts.items())
+        return True, " ".join([f"Learned: {learned}.", *left_out])
+
+
+def cell(text: str) -> str:
+    """Text in a table of Markdown."""
+    for letter in "\\`*_[]<|":
+        text = text.replace(letter, f"\\{letter}")
+    return text
+
+
+def table(first: str, second: str, rows: list[tuple[str, str]]) -> str:
+    lines = [f"| {first} | {second} |", "|---|---|", *(f"| {cell(one)} | {cell(other)} |" for one, other in rows)]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """docs/pictures.md as it should be."""
+    outcomes = [(place.what, outcome(place)) for place in PLACES]
+    return TEMPLATE.format(
+        extensions=", ".join(f"`{each}`" for each in EXTENSIONS),
+        limit=f"{LIMIT:,}",
+        read=table("picture", "is read", [(each.what, each.how) for each in READ]),
+        refused=table("file", "what is said of it", [(each.what, refusal(each.content)) for each in REFUSED]),
+        learned=table("what is there", "what becomes of it", [(what, said) for what, (good, said) in outcomes if good]),
+        errors=table("what is there", "the error", [(what, said) for what, (good, said) in outcomes if not good]),
+    )
+
+
+TEMPLATE = """\
+<!-- Written by: .venv/bin/python tests/pictures_page.py
+     What is said here is what engram says of the cases in that file. Change those, and run it. -->
+
+# Pictures
+
+`engram learn` and `engram evaluate` take a folder with one sub-folder per class, or a list:
+
+```
+pictures/cat/1.jpg           path,label
+pictures/cat/kitten/2.jpg    cat/1.jpg,cat
+pictures/dog/1.png           dog/1.png,dog
+```
+
+`engram predict` takes pictures, folders, and `-` for a list on stdin, one path a line. In folders, pictures are known
+by how their names end: {extensions}.
+Files that are named in a list, or to `predict`, may be called anything. Either way the content decides how one is read.
+
+What is left out is told on stderr, each with the reason, and with `--json` under `left_out`. Nothing is learned of a
+picture that cannot be read, and nothing takes its place. `predict` answers the others, and exits with 1.
+
+## Pictures that are read
+
+{read}
+
+A picture becomes the square that the network takes: the shorter side is scaled to the model's size, and of the longer
+one the middle is kept. At most {limit} pixels are decoded.
+
+## Files that are not
+
+{refused}
+
+## Folders and lists
+
+{learned}
+
+These are refused, and nothing is changed:
+
+{errors}
+
+## Names
+
+Names of files and classes are shown on one line: what no terminal can print, or what would steer one, is escaped, such
+as `\\n` or `\\x1b`. JSON has every name as it is, with its own escapes; from a name that is not UTF-8, Python's
+`os.fsencode` makes the bytes again. In CSV, a cell that a spreadsheet would take for a formula begins with an
+apostrophe instead.
+
+A list on stdin ends each path at a newline, so a path that has one in it cannot be listed; name it, or its folder.
+Blank lines, and what Windows puts at the ends of lines, are passed over. A file that is called `-` is named `./-`.
+"""
+
+
+if __name__ == "__main__":
+    text = page()
+    changed = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
+    PAGE.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"{PAGE}: {'written anew' if changed else 'as it was'}\n")
