@@ -317,7 +317,8 @@ def _step(
     if gradient.norm() <= tolerance:
         return weight, torch.zeros_like(weight), step
     violators, penalty = rows[shortfall > 0], 1 / (2 * C)
-    gram = violators.float().T @ violators.float()  # (d + 1, d + 1)
+    coarse = violators.float()
+    gram = coarse.T @ coarse  # (d + 1, d + 1)
     if torch.finfo(gram.dtype).eps * gram.trace() > 0.1 * penalty:  # which would be lost in rounding errors
         gram = violators.T @ violators
     factor = _regularised_factor(gram, penalty)
