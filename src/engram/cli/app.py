@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import engram
-from engram.cli import edit, export, forget, inspect, listing, report, run, suite, verify
+from engram.cli import edit, evaluate, export, forget, inspect, learn, listing, predict, report, run, suite, verify
 
 app = typer.Typer(
     help="Teach an image classifier new classes, again and again, without keeping the images of the old ones.",
@@ -39,6 +39,9 @@ app.command("datasets")(listing.datasets)
 app.command("suites")(suite.suites)
 app.command("suite")(suite.suite)
 app.command("report")(report.report)
+app.command("learn")(learn.learn)
+app.command("predict")(predict.predict)
+app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from engram.model.edit import Edited, Removal, forget, merge, removal, rename, rollback
+from engram.model.evaluation import Evaluation, evaluate
 from engram.model.exporting import Exported, export
 from engram.model.folder import ModelFolder
 from engram.model.inspection import Generation, Inventory, KnownClass, Sizes, inspect
 from engram.model.learning import Judgement, Learned, NotGoodEnough, learn, teach
 from engram.model.manifest import Change, File, Manifest
 from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save, settings_of, with_facts
+from engram.model.prediction import Answer, Prediction, answer, pictures_among, predict
 from engram.model.proposal import Proposal, Wishes, expected_seconds, propose, propose_samples
 from engram.model.verification import Verified, verify
 from engram.model.writing import KEEP, Writer
@@ -16,9 +18,11 @@ from engram.model.writing import KEEP, Writer
 __all__ = [
     "KEEP",
     "Adaptation",
+    "Answer",
     "Calibration",
     "Change",
     "Edited",
+    "Evaluation",
     "Exported",
     "Facts",
     "File",
@@ -31,12 +35,15 @@ __all__ = [
     "Model",
     "ModelFolder",
     "NotGoodEnough",
+    "Prediction",
     "Proposal",
     "Removal",
     "Sizes",
     "Verified",
     "Wishes",
     "Writer",
+    "answer",
+    "evaluate",
     "expected_seconds",
     "export",
     "forget",
@@ -44,6 +51,8 @@ __all__ = [
     "learn",
     "load",
     "merge",
+    "pictures_among",
+    "predict",
     "propose",
     "propose_samples",
     "remake",

@@ -1,0 +1,377 @@
+"""`learn`: pictures become a model, and the next generation of one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_made import DAISY, NAMES, SIDE, TULIP, copied, draw
+from pictures_made import encoded
+from torch.nn import functional as F
+
+from engram.data.pictures import read, scan
+from engram.errors import BusyError, DataError, UsageError
+from engram.model import (
+    Model,
+    ModelFolder,
+    NotGoodEnough,
+    Wishes,
+    evaluate,
+    expected_seconds,
+    learn,
+    load,
+    propose,
+    remake,
+)
+from engram.network import extract
+
+QUICK = {"adapter_steps": 20, "adapter_width": 32}
+WISHES = Wishes(epochs=2, settings=QUICK)
+
+
+def model_of(folder: ModelFolder, path: Path) -> tuple[ModelFolder, Model]:
+    folder = copied(folder, path)
+    return folder, load(folder)
+
+
+COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (40, 60, 220), "white": (230, 230, 230)}
+COLOURS |= {"black": (20, 20, 20), "yellow": (230, 220, 40)}
+
+
+def paint(folder: Path, names: tuple[str, ...], count: int, seed: int = 0) -> Path:
+    """Pictures of one colour a class, in uneven light: what a network learns from a few of them."""
+    draws = np.random.default_rng(seed)
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            light = draws.uniform(0.7, 1.1) + draws.normal(0, 0.1, (SIDE, SIDE, 1))
+            pixels = np.clip(light * np.array(COLOURS[name]), 0, 255).astype(np.uint8)
+            (folder / name / f"{number}.png").write_bytes(encoded(pixels, "PNG"))
+    return folder
+
+
+def entries(path: Path) -> dict[str, bytes | None]:
+    return {str(each.relative_to(path)): each.read_bytes() if each.is_file() else None for each in path.rglob("*")}
+
+
+def test_what_was_learned_is_told_apart(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    # A network that has seen two colours learns two others without them: only images of theirs can hold it.
+    wishes = Wishes(image_size=SIDE, epochs=10, images_per_class=5, settings={"batch_size": 8})
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 20), wishes)
+    learn(folder, paint(tmp_path / "2", ("blue", "white"), 30), wishes)
+    learn(folder, paint(tmp_path / "3", ("black",), 20))
+    model = load(folder)
+    assert model.names == ("green", "red", "blue", "white", "black") and model.facts.seen == (20, 20, 30, 30, 20)
+    assert evaluate(model, paint(tmp_path / "again", model.names, 10, seed=1)).accuracy > 0.9
+    assert folder.verify() == []
+
+
+def test_a_single_new_class_does_not_swallow_the_others(tmp_path: Path) -> None:
+    """Trained on one class alone, a network sees it everywhere; so it is not, unless other images are there."""
+    folder = ModelFolder(tmp_path / "model")
+    wishes = Wishes(image_size=SIDE, epochs=10, settings={"batch_size": 8})
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 20), wishes)
+    blue = paint(tmp_path / "2", ("blue",), 20)
+    assert propose(load(folder), scan(paint(tmp_path / "3", ("blue", "white"), 6)), Wishes()).trains
+    assert propose(load(folder), scan(blue), Wishes(epochs=1)).trains
+    assert not propose(load(folder), scan(blue), Wishes()).trains
+    learn(folder, blue)
+    assert evaluate(load(folder), paint(tmp_path / "again", ("red", "green", "blue"), 10, seed=1)).mean_accuracy > 0.9
+
+
+def test_a_single_new_class_is_trained_on_beside_images_of_others(hybrid_model: ModelFolder, tmp_path: Path) -> None:
+    assert propose(load(hybrid_model), scan(draw(tmp_path / "rose", ("rose",), 6)), Wishes()).trains
+
+
+def test_of_pictures_nothing_stays_but_unit_vectors(small_model: ModelFolder) -> None:
+    _, tensors = small_model.load()
+    assert not len(tensors["memory.images.rows"])
+    vectors = tensors["memory.features.rows"]
+    assert vectors.shape == (18, 64) and torch.allclose(vectors.norm(dim=1), torch.ones(18), atol=1e-5)
+
+
+def test_a_model_gives_the_same_answers_after_it_was_saved(small_model: ModelFolder) -> None:
+    images = torch.randint(0, 256, (7, SIDE, SIDE, 3), dtype=torch.uint8)
+    once, again = load(small_model), load(small_model)
+    assert torch.equal(once.probabilities(images), again.probabilities(images))
+    assert torch.allclose(once.probabilities(images).sum(1), torch.ones(7))
+
+
+def test_the_same_pictures_teach_the_same(tmp_path: Path) -> None:
+    pictures = draw(tmp_path / "pictures", ("a", "b"), 8)
+    wishes = Wishes(image_size=SIDE, epochs=1, settings=QUICK)
+    for name in ("one", "two"):
+        learn(ModelFolder(tmp_path / name), pictures, wishes)
+    one, two = (ModelFolder(tmp_path / name).load()[1] for name in ("one", "two"))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_more_of_a_known_class_joins_what_was_kept_and_leaves_the_network(
+    small_model: ModelFolder, tmp_path: Path
+) -> None:
+    folder, before = model_of(small_model, tmp_path / "model")
+    more = draw(tmp_path / "more", (TULIP,), 30)
+    learned = learn(folder, more, Wishes(features_per_class=12))
+    after = load(folder)
+    column = after.column(TULIP)
+    assert after.names == before.names and learned.more == {TULIP: 30} and not learned.new
+    assert after.facts.seen[column] == before.facts.seen[column] + 30
+    counts = after.learner.memory.features.counts.tolist()
+    assert counts[column] == 12 and sorted(counts) == [6, 6, 12]
+    for name, tensor in before.learner.trained.state_dict().items():
+        assert torch.equal(after.learner.trained.state_dict()[name], tensor), name
+    assert learned.adaptation is None
+    images = read(scan(more), SIDE).samples
+    vectors = F.normalize(extract(after.learner.trained, images))
+    kept = after.learner.memory.features.rows[after.learner.memory.features.columns == column]
+    new = (kept @ vectors.T).max(1).values > 1 - 1e-6
+    assert 0 < int(new.sum()) <= 12  # of the old vectors, six, and thirty new ones, the best twelve
+
+
+def test_known_classes_are_trained_on_where_that_is_asked_for(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder, before = model_of(small_model, tmp_path / "model")
+    learned = learn(folder, draw(tmp_path / "more", (TULIP, DAISY), 10), WISHES)
+    weight = "extractor.conv1.weight"
+    after = load(folder).learner.trained.state_dict()
+    changed = [
+        name for name, tensor in before.learner.trained.state_dict().items() if not torch.equal(tensor, after[name])
+    ]
+    assert any(name.startswith("extractor") for name in changed), weight
+    assert learned.adaptation is not None and learned.adaptation.omega > 0
+
+
+def test_new_and_known_classes_come_together(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder, before = model_of(small_model, tmp_path / "model")
+    learned = learn(folder, draw(tmp_path / "both", ("rose", TULIP), 10), WISHES)
+    after = load(folder)
+    assert learned.new == {"rose": 10} and learned.more == {TULIP: 10}
+    assert after.names == (*before.names, "rose") and len(set(after.learner.classes_)) == 4
+
+
+def test_a_budget_shrinks_every_class_evenly_and_what_represents_it_least_goes_first(
+    small_model: ModelFolder, tmp_path: Path
+) -> None:
+    folder, before = model_of(small_model, tmp_path / "model")
+    wishes = Wishes(settings=QUICK, epochs=1, budget=4 * 4 * 64 * 4)
+    learn(folder, draw(tmp_path / "rose", ("rose",), 10), wishes)
+    after = load(folder)
+    assert after.learner.memory.features.counts.tolist() == [4, 4, 4, 4]
+    assert after.learner.memory.nbytes <= 4 * 4 * 64 * 4 == after.facts.budget
+    learn(folder, draw(tmp_path / "lily", ("lily",), 10), WISHES)  # from now on
+    assert load(folder).learner.memory.features.counts.tolist() == [3, 3, 3, 3, 3]
+    before_rows = before.learner.memory.features.rows.reshape(3, 6, -1)
+    trimmed = learn(
+        ModelFolder(copied(small_model, tmp_path / "other").path),
+        draw(tmp_path / "t", (TULIP,), 1),
+        Wishes(budget=4 * 3 * 64 * 4),
+    )
+    rows = load(ModelFolder(tmp_path / "other")).learner.memory.features.rows.reshape(3, 4, -1)
+    others = [column for column, name in enumerate(before.names) if name != TULIP]
+    assert torch.equal(rows[others], before_rows[others][:, :4]) and trimmed.kept_bytes == 4 * 3 * 64 * 4
+
+
+def test_a_budget_that_is_raised_lets_later_classes_keep_more(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    learn(folder, draw(tmp_path / "rose", ("rose",), 10), Wishes(settings=QUICK, epochs=1, budget=4 * 4 * 64 * 2))
+    assert load(folder).learner.memory.features.counts.tolist() == [2, 2, 2, 2]
+    learn(folder, draw(tmp_path / "lily", ("lily",), 10), Wishes(settings=QUICK, epochs=1, budget=2**20))
+    assert load(folder).learner.memory.features.counts.tolist() == [2, 2, 2, 2, 6]
+
+
+def test_a_budget_too_small_for_one_vector_of_each_is_refused(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    with pytest.raises(UsageError, match=r"too small for 4 classes: one vector of each would be 1,024"):
+        learn(folder, draw(tmp_path / "rose", ("rose",), 6), Wishes(budget=1000))
+    assert folder.current().generation == 2
+
+
+def test_images_are_kept_from_when_they_are_asked_for_until_they_are_not(
+    small_model: ModelFolder, tmp_path: Path
+) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    learn(folder, draw(tmp_path / "rose", ("rose",), 10), Wishes(settings=QUICK, epochs=1, images_per_class=2))
+    model = load(folder)
+    assert model.learner.name == "hybrid" and model.learner.memory.images.counts.tolist() == [0, 0, 0, 2]
+    learn(folder, draw(tmp_path / "lily", ("lily",), 10), WISHES)
+    assert load(folder).learner.memory.images.counts.tolist() == [0, 0, 0, 2, 2]
+    learn(folder, draw(tmp_path / "more", (TULIP,), 10), Wishes(images_per_class=0))
+    model = load(folder)
+    assert model.learner.name == "features" and not len(model.learner.memory.images)
+
+
+def test_only_pictures_that_can_be_read_are_counted_and_the_others_are_named(tmp_path: Path) -> None:
+    pictures = draw(tmp_path / "pictures", ("a", "b"), 6)
+    (pictures / "a" / "broken.png").write_bytes((pictures / "a" / "0.png").read_bytes()[:50])
+    (pictures / "b" / "notes.txt").write_text("not a picture")
+    learned = learn(ModelFolder(tmp_path / "model"), pictures, Wishes(image_size=SIDE, epochs=1))
+    assert learned.new == {"a": 6, "b": 6}
+    assert [left.path.name for left in learned.left_out] == ["notes.txt", "broken.png"]
+    assert load(ModelFolder(tmp_path / "model")).facts.seen == (6, 6)
+
+
+def test_what_is_held_out_judges_and_is_kept_all_the_same(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    wishes = Wishes(image_size=SIDE, epochs=4, hold_out=0.3, settings=QUICK)
+    learned = learn(folder, draw(tmp_path / "first", ("a", "b"), 40), wishes)
+    assert [each.images for each in learned.judged] == [12, 12] and learned.calibration.images == 24
+    assert learned.accuracy is not None and all(each.before is None for each in learned.judged)
+    assert load(folder).learner.memory.features.counts.tolist() == [40, 40]
+    learned = learn(folder, draw(tmp_path / "second", ("c", "a"), 20), wishes)
+    kinds = {each.name: (each.kind, each.images, each.before is not None) for each in learned.judged}
+    assert kinds == {"a": ("more", 6, True), "b": ("old", 0, True), "c": ("new", 6, False)}
+    assert learned.adaptation is not None and learned.adaptation.images == 12
+    assert -1 <= learned.adaptation.omega_unadapted <= learned.adaptation.omega <= 1
+
+
+def test_without_holding_out_nothing_is_judged(tmp_path: Path) -> None:
+    learned = learn(
+        ModelFolder(tmp_path / "model"),
+        draw(tmp_path / "pictures", ("a", "b"), 6),
+        Wishes(image_size=SIDE, epochs=1, hold_out=0),
+    )
+    assert learned.accuracy is None and learned.judged == () and learned.calibration.temperature == 1
+
+
+def test_below_the_accuracy_asked_for_nothing_is_published(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    before = entries(folder.path)
+    shutil.copytree(draw(tmp_path / "tulip", (TULIP,), 10) / TULIP, tmp_path / "twin" / "nothing")
+    with pytest.raises(NotGoodEnough, match="below 1: nothing was published") as caught:
+        learn(folder, tmp_path / "twin", Wishes(epochs=1, settings=QUICK, hold_out=0.5, at_least=1.0))
+    assert {each.name for each in caught.value.judged} == {*NAMES, "nothing"}
+    assert entries(folder.path) == before
+
+
+def test_a_first_model_that_is_not_good_enough_leaves_nothing_behind(tmp_path: Path) -> None:
+    pictures = draw(tmp_path / "pictures", ("a", "b", "c"), 6)
+    for other in ("b", "c"):  # of which nobody could tell one from the other
+        shutil.rmtree(pictures / other)
+        shutil.copytree(pictures / "a", pictures / other)
+    with pytest.raises(NotGoodEnough):
+        learn(ModelFolder(tmp_path / "model"), pictures, Wishes(image_size=SIDE, epochs=1, hold_out=0.5, at_least=0.99))
+    assert not (tmp_path / "model").exists()
+
+
+class Interrupting:
+    """Progress that is interrupted, as by Ctrl-C, when a phase begins."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def phase(self, name: str, steps: int | None = None):  # type: ignore[no-untyped-def]
+        from engram.progress import SILENT
+
+        if name == self.name:
+            raise KeyboardInterrupt
+        return SILENT.phase(name, steps)
+
+
+@pytest.mark.parametrize("phase", ["read", "train", "extract", "adapt", "herd", "classify"])
+def test_an_interruption_leaves_the_old_model_as_it_was(phase: str, small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    before = entries(folder.path)
+    with pytest.raises(KeyboardInterrupt):
+        learn(folder, draw(tmp_path / "rose", ("rose",), 6), WISHES, Interrupting(phase))
+    assert entries(folder.path) == before
+
+
+def test_an_interrupted_first_time_leaves_no_folder(tmp_path: Path) -> None:
+    pictures = draw(tmp_path / "pictures", ("a", "b"), 6)
+    with pytest.raises(KeyboardInterrupt):
+        learn(ModelFolder(tmp_path / "model"), pictures, Wishes(image_size=SIDE, epochs=1), Interrupting("train"))
+    assert not (tmp_path / "model").exists()
+
+
+def test_two_learners_cannot_cross(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    with folder.writing(), pytest.raises(BusyError, match="Another process is working"):
+        learn(folder, draw(tmp_path / "rose", ("rose",), 6), WISHES)
+
+
+@pytest.mark.parametrize("twin", ["[RED]tulip", " [red]tulip", "ga\u0308nseblu\u0308mchen".upper()])
+def test_a_twin_of_a_known_class_is_refused(twin: str, small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    with pytest.raises(DataError, match="capitals, spaces or the encoding of accents alone"):
+        learn(folder, draw(tmp_path / "twin", (twin,), 6), WISHES)
+
+
+def test_a_name_in_another_encoding_of_accents_is_the_same_class(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    learned = learn(folder, draw(tmp_path / "more", ("ga\u0308nseblu\u0308mchen",), 6))
+    assert learned.more == {DAISY: 6}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"image_size": 32}, "sees pictures at 16 pixels"),
+        ({"network": "resnet18"}, "has the network 'auto', and keeps it"),
+        ({"method": "finetune"}, "learns by the method 'features'"),
+        ({"weights": Path("some.safetensors")}, "can only start a new one"),
+        ({"settings": {"rat": 1}}, "Did you mean 'rate'"),
+    ],
+)
+def test_what_a_model_cannot_become_is_refused(
+    wishes: dict[str, object], message: str, small_model: ModelFolder, tmp_path: Path
+) -> None:
+    found = scan(draw(tmp_path / "rose", ("rose",), 6))
+    with pytest.raises(UsageError, match=message):
+        propose(load(small_model), found, Wishes(**wishes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{"hold_out": 1.0}, {"at_least": 2.0}, {"at_least": 0.5, "hold_out": 0.0}, {"epochs": 0}, {"images_per_class": -1}],
+)
+def test_wishes_that_make_no_sense_are_refused(wishes: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        Wishes(**wishes)  # type: ignore[arg-type]
+
+
+def test_what_is_proposed_is_what_is_done(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    pictures = draw(tmp_path / "rose", ("rose",), 10)
+    proposal = propose(load(folder), scan(pictures), WISHES)
+    assert proposal.new == {"rose": 10} and proposal.trains and expected_seconds(proposal) > 0
+    assert learn(folder, pictures, WISHES).kept_bytes == proposal.kept_bytes
+
+
+@pytest.mark.parametrize(("side", "expected"), [(40, 32), (20, 20), (300, 32)])
+def test_a_new_model_sees_pictures_at_their_own_size_up_to_a_limit(side: int, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "p" / "a").mkdir(parents=True)
+    for number in range(3):
+        pixels = np.zeros((side, side + 10 * number, 3), dtype=np.uint8)
+        (tmp_path / "p" / "a" / f"{number}.png").write_bytes(encoded(pixels, "PNG"))
+    assert propose(None, scan(tmp_path / "p"), Wishes()).image_size == expected
+
+
+def test_more_pictures_are_gone_through_less_often(tmp_path: Path) -> None:
+    few, many = (draw(tmp_path / str(count), ("a", "b"), count) for count in (5, 700))
+    epochs = [propose(None, scan(folder), Wishes()).learner.training.epochs for folder in (few, many)]
+    assert epochs[0] > epochs[1] >= 5
+
+
+def test_a_new_model_starts_from_weights_of_the_network_they_are_of(tmp_path: Path) -> None:
+    from engram import storage
+    from engram.network.extractors import ResNet32
+
+    torch.manual_seed(0)
+    extractor = ResNet32()
+    path = tmp_path / "weights.safetensors"
+    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
+    storage.save_tensors(path, {**extractor.state_dict(), "input.mean": mean, "input.std": std})
+    proposal = propose(None, scan(draw(tmp_path / "p", ("a",), 6)), Wishes(weights=path, image_size=SIDE))
+    assert proposal.learner.network == "resnet32"
+    folder = ModelFolder(tmp_path / "model")
+    learn(folder, draw(tmp_path / "q", ("a", "b"), 6), Wishes(weights=path, image_size=SIDE, epochs=1))
+    model = load(folder)
+    assert torch.equal(model.learner.trained.mean, mean) and torch.equal(model.learner.trained.std, std)
+    assert "weights" not in folder.current().settings  # a path of one machine means nothing on another
+    start = extractor.conv1.weight.detach()
+    now = model.learner.trained.extractor.get_parameter("conv1.weight")
+    assert F.cosine_similarity(start.flatten(), now.flatten(), dim=0) > 0.9  # trained on, not drawn anew
+    assert remake(model.learner).trained.dimension == 64
