@@ -221,6 +221,7 @@ def weights(path: Path) -> None:
         (("--epochs", "9" * 5000), 2, "--epochs is a whole number"),
         (("--budget", "lots"), 2, "'lots' is no number of bytes. Write 6MB, 500KB or 1.5GB."),
         (("--budget", "-5MB"), 2, "'-5MB' is no number of bytes."),
+        (("--budget", "9" * 400), 2, "is no number of bytes."),
         (("--budget", "0"), 2, "'0' is no number of bytes."),
         (("--budget", "100"), 2, "A budget of 100 bytes is too small for 2 classes: one vector of each would be 512."),
         (("--network", "resnet81"), 2, "There is no network 'resnet81'. Did you mean 'resnet18'?"),

@@ -22,7 +22,7 @@ UNITS = {"B": 1, "KB": 2**10, "MB": MEGABYTE, "GB": 2**30}  # the paper's MB
 
 def parse_bytes(text: str) -> int:
     """`6MB`, `500 KB`, `1.5GB` or a plain number of bytes; powers of 1024, as the paper counts."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*([kmg]?)(?:i?b)?\s*", text, re.IGNORECASE)
     count = int(float(found[1]) * UNITS[f"{found[2]}B".upper()]) if found else 0
     if not count:
         raise UsageError(f"'{text}' is no number of bytes. Write 6MB, 500KB or 1.5GB.")
