@@ -18,7 +18,7 @@ from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
 from engram.methods import Features, Learner, Rehearsing, dimension_of, make, measure_costs, setting_names
 from engram.model.model import Model, remake, settings_of
-from engram.model.recipe import SETTINGS, choose_epochs, choose_network, choose_size
+from engram.model.recipe import FIRST_RATE, LATER_RATE, SETTINGS, choose_epochs, choose_network, choose_size
 from engram.text import shown
 
 
@@ -104,7 +104,10 @@ def propose_samples(
         labels=labels,
         new={name: arriving[name] for name in fresh},
         more={name: arriving[name] for name in arriving if name in known},
-        trains=model is None or wishes.epochs is not None or _worth_training(learner, len(fresh), len(arriving)),
+        trains=model is None
+        or wishes.epochs is not None
+        or "epochs" in wishes.settings
+        or _worth_training(learner, len(fresh), len(arriving)),
         shape=shape,
         kept_bytes=kept,
         budget=budget,
@@ -183,7 +186,10 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
         raise UsageError(f"This model has the network '{model.learner.network}', and keeps it.")
     if wishes.method not in (None, model.learner.name):
         raise UsageError(f"This model learns by the method '{model.learner.name}', and keeps to it.")
-    return remake(_keeping_images(model, wishes), **asked)
+    learner = _keeping_images(model, wishes)
+    if learner.training.rate == FIRST_RATE:
+        asked = {"rate": LATER_RATE, **asked}
+    return remake(learner, **asked)
 
 
 def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
@@ -194,6 +200,8 @@ def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
     recipe = SETTINGS if "expected_classes" in known else {name: SETTINGS[name] for name in SETTINGS if name != "rate"}
     recipe = {name: value for name, value in recipe.items() if name in known}
     weights = None if wishes.weights is None else str(wishes.weights)
+    if weights is not None and "rate" in recipe:
+        recipe["rate"] = LATER_RATE
     settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed, **asked}
     return make(method, **settings, device=wishes.device)
 

@@ -1,0 +1,107 @@
+"""A model of photos that grows: four classes, four more, four more, then more photos of the first ones.
+
+    python benchmarks/photos.py [--weights FILE.safetensors]
+
+Beside it, on the same photos: `finetune`, which is taught the same lessons, and `joint`, which is taught everything at
+once; all go through as many photos in training. Each model is kept in benchmarks/work/photos, and a lesson that was
+learned is not learned again. The result: benchmarks/results/photos.json, or photos-weights.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import time
+from pathlib import Path
+
+from engram.model import ModelFolder, Wishes, evaluate, learn, load
+
+HERE = Path(__file__).parent
+PLACE = HERE / "work" / "photos"
+LATER = 20  # photos of each of the first four classes that come last
+
+
+def lessons(photos: Path) -> list[list[tuple[Path, str]]]:
+    """The photos of each lesson, with their classes."""
+    names = sorted(path.name for path in (photos / "train").iterdir())
+    files = {name: sorted((photos / "train" / name).iterdir()) for name in names}
+
+    def of(some: list[str], part: slice) -> list[tuple[Path, str]]:
+        return [(path, name) for name in some for path in files[name][part]]
+
+    everything = slice(None)
+    return [
+        of(names[:4], slice(None, -LATER)),
+        of(names[4:8], everything),
+        of(names[8:], everything),
+        of(names[:4], slice(-LATER, None)),
+    ]
+
+
+def write_list(path: Path, rows: list[tuple[Path, str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("path", "label"), *((str(picture), name) for picture, name in rows)])
+    return path
+
+
+def teach(
+    name: str, parts: list[list[tuple[Path, str]]], wishes: list[Wishes], photos: Path
+) -> list[dict[str, object]]:
+    """Teach a model part by part, and evaluate it on all test photos of what it then knows."""
+    folder, record = ModelFolder(PLACE / name), PLACE / f"{name}.json"
+    steps: list[dict[str, object]] = json.loads(record.read_text()) if record.exists() else []
+    for number in range(len(steps), len(parts)):
+        begin = time.process_time()
+        learned = learn(folder, write_list(PLACE / f"{name}-{number}.csv", parts[number]), wishes[number])
+        model = load(folder)
+        test = [(path, known) for known in sorted(model.names) for path in sorted((photos / "test" / known).iterdir())]
+        evaluation = evaluate(model, write_list(PLACE / f"{name}-test.csv", test))
+        steps.append(
+            {
+                "classes": learned.classes,
+                "accuracy": evaluation.accuracy,
+                "held_out_accuracy": learned.accuracy,
+                "calibration_error": evaluation.error_calibrated,
+                "calibration_error_uncalibrated": evaluation.error_uncalibrated,
+                "omega": None if learned.adaptation is None else learned.adaptation.omega,
+                "kept_bytes": learned.kept_bytes,
+                "seen_bytes": learned.seen_bytes,
+                "cpu_seconds": round(time.process_time() - begin, 1),
+            }
+        )
+        record.write_text(json.dumps(steps, indent=2) + "\n")
+        print(name, json.dumps(steps[-1]), flush=True)
+    return steps
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--weights", type=Path, help="start every model from these")
+    weights = arguments.parse_args().weights
+    photos = Path(os.environ["ENGRAM_DATA"]) / "photos"
+    parts = lessons(photos)
+    suffix = "" if weights is None else "-weights"
+    first, later = Wishes(weights=weights), Wishes()
+    results = {"features": teach(f"features{suffix}", parts, [first, later, later, later], photos)}
+    trained = sum(len(part) * load_epochs(f"features{suffix}", number + 1) for number, part in enumerate(parts[:3]))
+    plain = [Wishes(method="finetune", weights=weights), later, later, later]
+    results["finetune"] = teach(f"finetune{suffix}", parts, plain, photos)
+    everything = [row for part in parts for row in part]
+    once = Wishes(method="joint", weights=weights, epochs=max(1, round(trained / len(everything))))
+    results["joint"] = teach(f"joint{suffix}", [everything], [once], photos)
+    (HERE / "results" / f"photos{suffix}.json").write_text(json.dumps(results, indent=2) + "\n")
+    last = {name: float(steps[-1]["accuracy"]) for name, steps in results.items()}  # type: ignore[arg-type]
+    print(f"{last['features'] / last['finetune']:.2f} x finetune, {last['features'] / last['joint']:.0%} of joint")
+
+
+def load_epochs(name: str, generation: int) -> int:
+    """How many epochs a generation was trained for."""
+    manifest, _ = ModelFolder(PLACE / name).load(generation)
+    return int(manifest.settings["epochs"])  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
