@@ -396,7 +396,7 @@ def test_a_damaged_file_of_tensors_is_named(keep: int, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_of_tensors_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.safetensors cannot be read as safetensors: "):
+    with pytest.raises(DataError, match="There is no file"):
         storage.load_tensors(tmp_path / "absent.safetensors")
 
 

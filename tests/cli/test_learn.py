@@ -106,13 +106,14 @@ def test_validation_shows_each_class_before_and_after(model: ModelFolder, tmp_pa
     assert lines[0] == "before  after  held out  kind  class"
     assert lines[1] == " 1.000  1.000         5  more  [red]tulip"
     assert re.fullmatch(r" \d\.\d{3}  \d\.\d{3}         –  old   gänseblümchen", lines[2])
-    assert lines[4] == "Where no picture was held out, the vectors that are kept were judged."
+    assert lines[4].startswith("Where no picture was held out, the vectors that are kept were judged. How far pictures")
 
 
 def test_where_nothing_can_be_judged_that_is_said(tmp_path: Path) -> None:
     draw(tmp_path / "few", (TULIP, DAISY), 3)
     done = run("learn", "model", "few", "--validate", *ONCE, cwd=tmp_path)
-    assert "Nothing could be judged: no class has enough pictures" in done.stdout
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Nothing can be validated: no class has 5 pictures" in done.stderr and not (tmp_path / "model").exists()
 
 
 def test_a_single_picture_of_a_single_class_is_told_in_the_singular(tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ def weights(path: Path) -> None:
         (("--budget", "100"), 2, "A budget of 100 bytes is too small for 2 classes: one vector of each would be 512."),
         (("--network", "resnet81"), 2, "There is no network 'resnet81'. Did you mean 'resnet18'?"),
         (("--network", "mlp"), 2, "The network 'mlp' does not take images"),
-        (("--image-size", "0"), 2, "Image size must be at least 1; found 0."),
+        (("--image-size", "0"), 2, "Pictures can be seen at 8 to 1024 pixels a side; found 0."),
         (("--features-per-class", "0"), 2, "Features per class must be at least 1; found 0."),
         (("--images-per-class", "-1"), 2, "Images per class cannot be -1."),
         (("--hold-out", "1"), 2, "The share to hold out must lie between 0 and 1; found 1.0."),
@@ -236,7 +237,7 @@ def weights(path: Path) -> None:
         (("--set", "rat=1"), 2, "Did you mean 'rate'?"),
         (("--set", "rate"), 2, "--set wants KEY=VALUE, such as --set rate=0.5; found 'rate'."),
         (("--device", "abacus"), 2, "'abacus' is not one of"),
-        (("--from-weights", "absent.safetensors"), 1, "absent.safetensors cannot be read as safetensors: No such file"),
+        (("--from-weights", "absent.safetensors"), 1, "There is no file absent.safetensors."),
         (("--from-weights", "junk.safetensors"), 1, "junk.safetensors cannot be read as safetensors: "),
         (("--from-weights", "of-another.safetensors"), 1, "holds the weights of no network that engram has. It has: "),
     ],

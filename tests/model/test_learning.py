@@ -224,7 +224,32 @@ def test_what_is_held_out_judges_and_is_kept_all_the_same(tmp_path: Path) -> Non
     kinds = {each.name: (each.kind, each.images, each.before is not None) for each in learned.judged}
     assert kinds == {"a": ("more", 6, True), "b": ("old", 0, True), "c": ("new", 6, False)}
     assert learned.adaptation is not None and learned.adaptation.images == 12
-    assert -1 <= learned.adaptation.omega_unadapted <= learned.adaptation.omega <= 1
+    assert learned.adaptation.adapted == (learned.adaptation.omega >= learned.adaptation.omega_unadapted)
+
+
+@pytest.mark.parametrize(("steps", "adapted"), [(1, False), (200, True)])
+def test_vectors_are_carried_over_only_where_that_brings_them_nearer(
+    steps: int, adapted: bool, small_model: ModelFolder, tmp_path: Path
+) -> None:
+    folder, before = model_of(small_model, tmp_path / "model")
+    settings = {"adapter_start": "random", "adapter_steps": steps, "adapter_width": 128, "rate": 4.0}
+    learned = learn(folder, draw(tmp_path / "new", ("rose", "lily"), 20), Wishes(epochs=4, settings=settings))
+    assert learned.adaptation is not None and learned.adaptation.adapted is adapted
+    old, new = before.learner.memory.features.rows, load(folder).learner.memory.features.rows[: 3 * 6]
+    assert torch.equal(old, new) is not adapted
+    assert load(folder).learner.settings()["adapter"] == "mlp"  # next time it is tried again
+
+
+def test_what_cannot_be_validated_is_refused_before_training(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    with pytest.raises(UsageError, match="no class has 5 pictures"):
+        learn(folder, draw(tmp_path / "few", ("rose", "lily"), 4), Wishes(at_least=0.5), Interrupting("train"))
+
+
+@pytest.mark.parametrize("size", [0, 7, 1025, 100_000])
+def test_sizes_at_which_nothing_can_be_seen_or_computed_are_refused(size: int) -> None:
+    with pytest.raises(UsageError, match="8 to 1024 pixels a side"):
+        Wishes(image_size=size)
 
 
 def test_without_holding_out_nothing_is_judged(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def _facts(found: Inventory, model: Path) -> list[tuple[str, str]]:
             (
                 "adaptation",
                 f"ω {found.adaptation.omega:.3f}, unadapted {found.adaptation.omega_unadapted:.3f}, "
-                f"on {found.adaptation.images:,} samples that were held out",
+                f"on {found.adaptation.images:,} samples that were held out"
+                + ("" if found.adaptation.adapted else "; so vectors were left as they were"),
             )
         )
     changed = [f"{name} {value} ({found.defaults.get(name)})" for name, value in sorted(found.changed.items())]

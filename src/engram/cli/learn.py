@@ -210,23 +210,30 @@ def _lines(learned: Learned, model: Path) -> list[str]:
             f"probabilities: off by {calibration.error_after:.3f} on average, "
             f"{calibration.error_before:.3f} before they were calibrated on those"
         )
-    if learned.adaptation is not None:
+    adaptation = learned.adaptation
+    if adaptation is not None and adaptation.adapted:
         lines.append(
-            f"stored vectors were carried over with ω {learned.adaptation.omega:.3f} "
-            f"({learned.adaptation.omega_unadapted:.3f} had they been left alone)"
+            f"stored vectors were carried over with ω {adaptation.omega:.3f} "
+            f"({adaptation.omega_unadapted:.3f} had they been left alone)"
+        )
+    elif adaptation is not None:
+        lines.append(
+            f"stored vectors were left as they are, with ω {adaptation.omega_unadapted:.3f} "
+            f"({adaptation.omega:.3f} had they been carried over)"
         )
     return lines
 
 
 def _table(judged: Sequence[Judgement]) -> str:
     """A line a class: what was gained, what was forgotten."""
-    if not judged:
-        return "Nothing could be judged: no class has enough pictures to hold any out."
     rows = [("before", "after", "held out", "kind", "class")]
     for each in judged:
         before, after = ("–" if value is None else f"{value:.3f}" for value in (each.before, each.after))
         rows.append((before, after, str(each.images or "–"), each.kind, each.name))
     lines = [table(rows, right=range(3))]
     if any(not each.images and each.after is not None for each in judged):
-        lines.append("Where no picture was held out, the vectors that are kept were judged.")
+        lines.append(
+            "Where no picture was held out, the vectors that are kept were judged. How far pictures of these classes "
+            "have moved from them does not show there: engram evaluate tells, with pictures of your own."
+        )
     return "\n".join(lines)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from torch.nn import functional as F
 from engram.data import Samples, Task
 from engram.data.holdout import hold_out
 from engram.data.pictures import LeftOut, Pictures, read, scan
-from engram.errors import EngramError, EngramWarning
+from engram.errors import EngramError, EngramWarning, UsageError
 from engram.methods import Features, Learner
 from engram.model.calibration import calibrate
 from engram.model.folder import ModelFolder
 from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save
 from engram.model.proposal import Proposal, Wishes, propose
-from engram.network import threads_for
+from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
 
 SMALLEST = 5  # of a class with fewer pictures none is held out
@@ -84,6 +85,7 @@ def learn(folder: ModelFolder, source: Path, wishes: Wishes | None = None, progr
         proposal = _as_read(proposal, pictures)
         taught, judged, accuracy = teach(model, proposal, _labelled(pictures, proposal), wishes, progress)
         left_out = (*found.left_out, *pictures.unreadable)
+        seen_bytes = sum(path.stat().st_size for path in pictures.paths if path.exists())
         seconds = time.monotonic() - begin
         record = {
             "new": dict(proposal.new),
@@ -100,7 +102,7 @@ def learn(folder: ModelFolder, source: Path, wishes: Wishes | None = None, progr
         more=proposal.more,
         classes=len(taught.names),
         kept_bytes=taught.learner.memory.nbytes,
-        seen_bytes=sum(path.stat().st_size for path in pictures.paths),
+        seen_bytes=seen_bytes,
         seconds=seconds,
         accuracy=accuracy,
         judged=judged,
@@ -121,6 +123,8 @@ def teach(
     rest, apart = samples, samples.select(torch.arange(0))
     if wishes.hold_out:
         rest, apart = hold_out(samples, wishes.hold_out, wishes.seed, f"held out {index}", smallest=SMALLEST)
+    if wishes.at_least is not None and not len(apart):
+        raise UsageError(f"Nothing can be validated: no class has {SMALLEST} pictures, of which to hold one out.")
     before = model.facts if model is not None else Facts()
     with threads_for(samples.shape), warnings.catch_warnings():
         # A class may well have fewer pictures than there is room for.
@@ -130,16 +134,15 @@ def teach(
         judged: tuple[Judgement, ...] = ()
         accuracy = None
         if len(apart):
-            trial = remake(learner)
-            trial.absorb(_task(index, rest), network or trial.trained, progress)
+            trial, adaptation = _trial(learner, network, _task(index, rest), apart, progress)
             scores = trial.scores(_inputs(apart))
             columns = trial.columns(_task(index, apart), apart.labels)
             accuracy = float((scores.argmax(dim=1) == columns).double().mean())
             judged = _judge(model, proposal, trial, apart, scores.argmax(dim=1), columns)
             calibration = calibrate(scores, columns, before.calibration)
-            adaptation = _adaptation(learner, trial, apart)
             _refuse_below(wishes.at_least, judged)
-        learner.absorb(_task(index, samples), network or learner.trained, progress)
+        with _adapting(learner, adaptation is None or adaptation.adapted):
+            learner.absorb(_task(index, samples), network or learner.trained, progress)
     arrived = {**proposal.new, **proposal.more}
     counts = [*before.seen, *([0] * len(proposal.new))]
     seen = tuple(count + arrived.get(name, 0) for name, count in zip(proposal.names, counts, strict=True))
@@ -180,15 +183,39 @@ def _inputs(samples: Samples) -> Tensor:
     return samples.batch(torch.arange(len(samples)))
 
 
-def _adaptation(learner: Learner, trial: Learner, apart: Samples) -> Adaptation | None:
-    """How well the trial's adapter carries vectors of images that neither it nor the networks have seen."""
+def _trial(
+    learner: Learner, network: Network | None, task: Task, apart: Samples, progress: Progress
+) -> tuple[Learner, Adaptation | None]:
+    """What the learner would become without what is held out, and how well its stored vectors were carried over.
+
+    From a few images an adapter may learn nothing that holds for others: then vectors are better left as they are.
+    """
+    trial = remake(learner)
+    trial.absorb(task, network or trial.trained, progress)
     if not isinstance(trial, Features) or trial.adapter_ is None:
-        return None
+        return trial, None
     old, new = F.normalize(learner.extract(apart)), F.normalize(trial.extract(apart))
     carried = trial.adapter_(old.to(trial.trained.mean.device)).cpu()
-    return Adaptation(
-        images=len(apart), omega=float((carried * new).sum(1).mean()), omega_unadapted=float((old * new).sum(1).mean())
-    )
+    omega, unadapted = (float((vectors * new).sum(1).mean()) for vectors in (carried, old))
+    adaptation = Adaptation(images=len(apart), omega=omega, omega_unadapted=unadapted, adapted=omega >= unadapted)
+    if not adaptation.adapted:
+        trial = remake(learner)
+        with _adapting(trial, False):
+            trial.absorb(task, network or trial.trained, progress)
+    return trial, adaptation
+
+
+@contextmanager
+def _adapting(learner: Learner, adapts: bool) -> Iterator[None]:
+    """Inside, stored vectors are carried over, or left as they are; the setting is as before afterwards."""
+    if adapts or not isinstance(learner, Features):
+        yield
+        return
+    before, learner.adaptation = learner.adaptation, replace(learner.adaptation, adapter="identity")
+    try:
+        yield
+    finally:
+        learner.adaptation = before
 
 
 def _judge(

@@ -44,6 +44,7 @@ class Adaptation:
     images: Count
     omega: float  # the mean cosine between a vector carried over and the new network's own
     omega_unadapted: float  # the same, had it been left as it was
+    adapted: bool = True  # False: that was better, so all were left as they were
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,16 @@ from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
 from engram.methods import Features, Learner, Rehearsing, dimension_of, make, measure_costs, setting_names
 from engram.model.model import Model, remake, settings_of
-from engram.model.recipe import FIRST_RATE, LATER_RATE, SETTINGS, choose_epochs, choose_network, choose_size
+from engram.model.recipe import (
+    FIRST_RATE,
+    LARGEST_SIDE,
+    LATER_RATE,
+    SETTINGS,
+    SMALLEST_SIDE,
+    choose_epochs,
+    choose_network,
+    choose_size,
+)
 from engram.text import shown
 
 
@@ -45,10 +54,14 @@ class Wishes:
             raise UsageError(f"The share to hold out must lie between 0 and 1; found {self.hold_out}.")
         if self.at_least is not None and not (0 <= self.at_least <= 1 and self.hold_out):
             raise UsageError("The accuracy to reach must lie between 0 and 1, and something must be held out for it.")
-        for name in ("image_size", "epochs", "features_per_class", "budget"):
+        for name in ("epochs", "features_per_class", "budget"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', ' ').capitalize()} must be at least 1; found {value}.")
+        if self.image_size is not None and not SMALLEST_SIDE <= self.image_size <= LARGEST_SIDE:
+            raise UsageError(
+                f"Pictures can be seen at {SMALLEST_SIDE} to {LARGEST_SIDE} pixels a side; found {self.image_size}."
+            )
         if self.images_per_class is not None and self.images_per_class < 0:
             raise UsageError(f"Images per class cannot be {self.images_per_class}.")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from engram.data.images import UnreadableImage, extent
 from engram.data.pictures import Found
-from engram.errors import DataError
 from engram.methods import METHODS, setting_names
 from engram.network import extractor_for_weights
 
@@ -17,6 +16,7 @@ LOOKED_AT = 100  # pictures, spread over all that were found
 # of twelve classes were told apart no better at 64 or 84 pixels than at 32, in three times the time.
 FROM_NOTHING = {2_000: 32, 20_000: 64}
 MANY = 96
+SMALLEST_SIDE, LARGEST_SIDE = 8, 1024  # below, networks have nothing to see; above, no CPU ends
 TRAINED_AT = {"resnet18": 224, "resnet18-small": 64, "resnet32": 32, "small": 16}  # what weights were made for
 
 BATCH = 32
@@ -72,13 +72,12 @@ def choose_size(found: Found, weights: Path | None) -> int:
             sides.append(min(extent(path)))
         except UnreadableImage:
             continue
-    if not sides:
-        raise DataError(f"None of the pictures that were looked at can be read, such as {found.paths[0]}.")
     if weights is not None:
         largest = TRAINED_AT[extractor_for_weights(weights)]
     else:
         largest = next((side for most, side in FROM_NOTHING.items() if len(found.paths) <= most), MANY)
-    return min(int(statistics.median_low(sides)), largest)
+    # Where none of those looked at can be read, the reading of all of them will say why.
+    return max(SMALLEST_SIDE, min(statistics.median_low(sides or [largest]), largest))
 
 
 def choose_epochs(samples: int) -> int:
