@@ -38,6 +38,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file, folder or link of this name. A disk that does not answer is not taken for a no."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise DataError(f"{path} cannot be looked at: {error.strerror}.") from error
+    return True
+
+
 def _aside(path: Path) -> Path:
     return path.with_name(f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
 
@@ -237,7 +248,7 @@ def waiting(path: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        _let_go(descriptor)
 
 
 @contextmanager
@@ -248,6 +259,11 @@ def locked(folder: Path) -> Iterator[None]:
         sweep(folder)
         yield
     finally:
+        _let_go(descriptor)
+
+
+def _let_go(descriptor: int) -> None:
+    with suppress(OSError):  # nothing was written to it: what was done under the lock is done
         os.close(descriptor)
 
 

@@ -90,7 +90,7 @@ def publish_until_killed(path: str) -> None:
         with ModelFolder(Path(path)).writing() as writer:
             number = max(writer.generations(), default=0) + 1 if writer.exists() else 1
             publish(writer, number, keep=2, alone=number % 5 == 0)
-        print(number, flush=True)
+        print(f"{number}\n", end="", flush=True)  # in one write: half a line would hide the next
 
 
 def publish_and_die_at(path: str, number: int, step: int, alone: bool) -> None:
@@ -451,6 +451,54 @@ def test_a_first_publication_that_fails_leaves_a_folder_for_the_next(
         if failing.left > 0:
             break
     assert number > 8
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_first_publication_that_fails_for_good_leaves_nothing(
+    made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 13):  # the first is of the folder above: without it the new one's name may be lost
+        folder = ModelFolder(tmp_path / str(number))
+        if made:
+            folder.path.mkdir()
+        with pytest.raises(EngramError, match="could not be saved"), folder.writing() as writer:
+            monkeypatch.setattr(os, "fsync", Failing(os.fsync, number, errno.EIO, always))
+            publish(writer, 1)
+        monkeypatch.undo()
+        assert folder.path.exists() == made and entries(tmp_path) == ({str(number): None} if made else {})
+        if made:
+            folder.path.rmdir()
+
+
+def test_a_folder_that_cannot_be_locked_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_lock = Failing(os.open, 1, errno.ENOSPC, lambda path, *arguments, **options: Path(path).name == ".lock")
+    monkeypatch.setattr(os, "open", to_lock)
+    with pytest.raises(EngramError, match="No space left"), ModelFolder(tmp_path / "model").writing():
+        pass
+    assert entries(tmp_path) == {}
+
+
+def test_a_disk_that_does_not_answer_is_not_taken_for_one_without_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path / "model", 2)
+    before = entries(tmp_path)
+    with pytest.raises(EngramError, match="Input/output error"), folder.writing() as writer:
+        monkeypatch.setattr(Path, "lstat", Failing(Path.lstat, 1, errno.EIO, always, forever=True))
+        publish(writer, 3)  # not the first generation of a new model, for which the others would be litter
+    monkeypatch.undo()
+    assert entries(tmp_path) == before
+    assert_tidy(folder)
+
+
+def test_what_was_published_is_published_even_if_the_lock_is_not_closed_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ModelFolder(tmp_path).writing() as writer:
+        publish(writer, 1)
+        monkeypatch.setattr(os, "close", Failing(os.close, 1, errno.EIO, always, forever=True))
+    monkeypatch.undo()
+    assert whole_number(ModelFolder(tmp_path)) == 1
 
 
 def test_an_interruption_from_the_keyboard_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

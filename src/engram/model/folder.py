@@ -29,25 +29,33 @@ class ModelFolder(Reader):
     def writing(self) -> Iterator[Writer]:
         """Hold the folder, made if need be, for one writer, and sweep what killed ones left.
 
-        A folder in which nothing comes to be, because of an error, is left as it was found.
+        A folder in which no model comes to be, because of an error, is left as it was found.
         """
         self.check_place()
-        made = not self.path.exists()
-        storage.make_folder(self.path)
-        with ExitStack() as held:
-            with disk_errors(f"The folder {self.path} cannot be written to"):
-                held.enter_context(storage.locked(self.path))
-                held.callback(self._leave, made)
-                writer = Writer(self.path)
-                writer.sweep()
-            yield writer
-
-    def _leave(self, made: bool) -> None:
-        if not self.begun():
-            with suppress(OSError):
-                (self.path / LOCK).unlink()
-                if made:
+        with disk_errors(f"The folder {self.path} cannot be written to"):
+            made = not self.path.exists()
+            storage.make_folder(self.path)
+        try:
+            with ExitStack() as held:
+                with disk_errors(f"The folder {self.path} cannot be written to"):
+                    held.enter_context(storage.locked(self.path))
+                    held.callback(self._leave)
+                    writer = Writer(self.path)
+                    writer.sweep()
+                yield writer
+        finally:
+            with suppress(OSError, EngramError):
+                if made and not self.begun():
                     self.path.rmdir()
+
+    def _leave(self) -> None:
+        """Without a model there is nothing to keep: what was begun for one goes, in an order that can be cut short."""
+        with suppress(OSError, EngramError):
+            if not self.exists():
+                if storage.is_there(self.path / GENERATIONS):
+                    (self.path / GENERATIONS).rmdir()
+                (self.path / CURRENT).unlink(missing_ok=True)
+                (self.path / LOCK).unlink()
 
     def verify(self) -> list[str]:
         """What is wrong with the folder, a sentence each; none, if all of it is as it was saved.
@@ -68,7 +76,7 @@ class ModelFolder(Reader):
 
     def check_place(self) -> None:
         """Refuse a place that is taken by something that is no model."""
-        if not os.path.lexists(self.path):
+        if not storage.is_there(self.path):
             return
         if not self.path.is_dir():
             raise UsageError(f"{self.path} is not a folder, and a model is one. Choose an empty or new folder.")

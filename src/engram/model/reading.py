@@ -82,7 +82,7 @@ class Reader:
 
     def begun(self) -> bool:
         """Whether anything of a model is here, be it one of which nothing was saved yet."""
-        return any(os.path.lexists(self.path / name) for name in (CURRENT, GENERATIONS))
+        return any(storage.is_there(self.path / name) for name in (CURRENT, GENERATIONS))
 
     def pointer(self) -> Pointer:
         """What `current.json` says."""

@@ -110,12 +110,15 @@ class Writer(Reader):
     def _opened(self) -> Pointer:
         """The pointer as it is. A new model gets one that names nothing: where none is, something was lost."""
         if not self.begun():
-            with suppress(OSError):  # a parent that may not be opened will keep the folder's name all the same
+            with suppress(PermissionError):  # a parent that may not be opened will keep the folder's name all the same
                 storage.sync(self.path.parent)
             self._point(Pointer(current=None, generations={}))
         if (self.path / GENERATIONS).is_symlink():
             raise self._explained(DataError(f"{GENERATIONS} is a link."))
-        return self._steadily(lambda pointer: pointer) if self.exists() else self.pointer()
+        try:
+            return self.pointer()
+        except DataError as error:
+            raise self._explained(error) from error
 
     def _past(self, pointer: Pointer, *, forgotten: bool) -> tuple[Change, ...]:
         try:
