@@ -5,8 +5,11 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line and exit."""
+    import errno
     import io
+    import os
     import sys
+    from contextlib import suppress
 
     from engram.cli.app import app
     from engram.cli.display import complain
@@ -19,3 +22,10 @@ def main() -> None:
     except EngramError as error:
         complain(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        with suppress(OSError):  # what could not be printed would be tried again at the very end, and fail again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        complain(f"The disk refused what was to be written: {error}. What was saved before is whole.")
+        sys.exit(1)
