@@ -45,7 +45,7 @@ class Command:
     def __init__(self, *arguments: str, cwd: Path, leads: bool = False) -> None:
         self.place = tempfile.TemporaryDirectory()
         self.arguments = arguments
-        self.process = warm().Process(target=_be_engram, args=(arguments, cwd, Path(self.place.name), leads))
+        self.process = warm().Process(target=be_engram, args=(arguments, cwd, Path(self.place.name), leads))
         self.process.start()
         self.pid = self.process.pid
 
@@ -71,7 +71,7 @@ def _written(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def _be_engram(arguments: tuple[str, ...], cwd: Path, place: Path, leads: bool) -> None:
+def be_engram(arguments: tuple[str, ...], cwd: Path, place: Path, leads: bool) -> None:
     """What `python -m engram` does once it has started."""
     if leads:
         os.setsid()

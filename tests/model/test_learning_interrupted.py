@@ -1,0 +1,327 @@
+"""`engram learn`, killed before any system call or at any moment, and with any that the disk refuses.
+
+The folder always holds the old model or the new one, whole; after an error that is reported, the old one; and what a
+killed one left is gone after the next look at the folder. The slow tests record what they found in
+`benchmarks/results/interruptions.json`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import be_engram
+from faults import Call, Ended, Forks, alike, calls_in, engram, learned_before, read_until
+from models_made import DAISY, FORMULA, TULIP, draw
+
+from engram import storage
+from engram.model import ModelFolder, load, save, verify
+from engram.model.writing import KEEP
+
+QUICK = ("--image-size", "16", "--epochs", "1", "--features-per-class", "3", "--hold-out", "0", "--quiet")
+SMALL = ("--set", "adapter_steps=1", "--set", "adapter_width=8")
+FAULTS = {"killed": "signal=SIGKILL", "no room": "error=ENOSPC", "broken": "error=EIO"}
+REASONS = {"no room": os.strerror(errno.ENOSPC), "broken": os.strerror(errno.EIO)}
+UNSURE = "will show after a restart"  # said where the disk refuses to take a change back
+UNNAMED = f"generations/{storage.ASIDE}000099-"  # a part of what had been left, on its way out
+RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "interruptions.json"
+RECORDING = "ENGRAM_RECORD" in os.environ
+
+
+@dataclass
+class Lessons:
+    """What there is to learn from, and two places to begin: `first`, where there is no folder, and `again`.
+
+    That is a model taught so often that the next generation takes the place of the oldest, and killed writers have left
+    things there.
+    """
+
+    place: Path
+    forks: Forks
+    recorded: dict[str, list[Call]] = field(default_factory=dict)
+    learned: dict[str, str] = field(default_factory=dict)  # the SHA-256 of what is learned, by where it began
+    resumed: set[tuple[str, ...]] = field(default_factory=set)  # what lay there when learning was begun anew
+
+    def command(self, start: str, folder: ModelFolder) -> tuple[str, ...]:
+        source = self.place / ("1" if start == "first" else "2")
+        return ("learn", str(folder.path), str(source), *QUICK, *SMALL)
+
+    def copy(self, start: str, home: Path) -> ModelFolder:
+        """The model to begin with, alone in the folder `home`: that is written to as well."""
+        home.mkdir()
+        if start == "again":
+            shutil.copytree(self.place / "littered", home / "model")
+        return ModelFolder(home / "model")
+
+    def learn(self, start: str, folder: ModelFolder, *trace: Any, **options: Any) -> tuple[Ended, list[str]]:
+        """How learning ended, and what strace said, if there is something to trace."""
+        return engram(self.forks, self.command(start, folder), self.place, *trace, **options)
+
+    def calls(self, start: str) -> list[Call]:
+        """All system calls that learning makes in the model's folder and the one above it."""
+        if start not in self.recorded:
+            folder = self.copy(start, self.place / f"recorded {start}")
+            ended, lines = self.learn(start, folder, "")
+            assert ended.code == 0, ended.err
+            self.recorded[start] = calls_in(folder.path.parent, lines)
+            self.learned[start] = digest(folder)
+            check_tidy(folder)
+        return self.recorded[start]
+
+
+@pytest.fixture(scope="module")
+def lessons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lessons]:
+    place = tmp_path_factory.mktemp("lessons")
+    draw(place / "1", (TULIP, DAISY), 4)
+    draw(place / "2", (FORMULA, TULIP), 4)
+    old = ModelFolder(place / "old")
+    with Forks(learned_before, ["learn", str(old.path), str(place / "1"), *QUICK, *SMALL], place) as forks:
+        model = load(old)
+        with old.writing() as writer:
+            for _ in range(KEEP):
+                save(writer, model, action="learn")
+        generations = shutil.copytree(old.path, place / "littered") / "generations"
+        (generations / f"{storage.ASIDE}left").mkdir()
+        (generations / f"{storage.ASIDE}left" / ".tmp").write_text("half a file")
+        (generations / "000099").mkdir()
+        (generations.parent / f"{storage.ASIDE}left").write_text("half a file")
+        yield Lessons(place, forks, learned={"old": digest(old)})
+
+
+def digest(folder: ModelFolder) -> str:
+    return folder.current().files["learner.safetensors"].sha256
+
+
+def names(path: Path) -> set[str]:
+    """Everything in a folder and the folders in it."""
+    return {str(each.relative_to(path)) for each in path.rglob("*")}
+
+
+def check_tidy(folder: ModelFolder) -> None:
+    """That all is as it was saved, and nothing else is there."""
+    assert folder.verify() == []
+    assert verify(folder).whole
+    places = [f"generations/{number:06d}" for number in folder.generations()]
+    files = [f"{place}/{file}" for place in places for file in ("manifest.json", "learner.safetensors")]
+    assert names(folder.path) == {".lock", "current.json", "generations", *places, *files}
+
+
+def check_again(
+    lessons: Lessons, folder: ModelFolder, ended: Ended, before: set[str], call: Call, lasting: bool
+) -> str:
+    """That the folder holds the old model or the new one; gives which."""
+    number = folder.current().generation  # as a reader sees it, before anything is swept
+    old = KEEP + 2
+    assert digest(folder) == lessons.learned[{old: "old", old + 1: "again"}[number]]
+    # What led to a generation whose manifest cannot be read for a moment is missing from then on.
+    assert number - len(folder.history()) in ((0,) if call.changes else (0, 1))
+    if ended.code > 0:
+        assert lasting or not {name for name in names(folder.path) - before if not name.startswith(UNNAMED)}
+        assert number == old or UNSURE in ended.err
+    assert ended.code != 0 or number == old + 1
+    check_tidy(folder)
+    assert folder.current().generation == number
+    return "old" if number == old else "new"
+
+
+def check_first(lessons: Lessons, folder: ModelFolder, ended: Ended, call: Call, lasting: bool) -> str:
+    """That there is the new model or none, and that one can be learned then; gives `new` or `old`."""
+    exists = folder.exists()
+    if exists:
+        assert ended.code <= 0 or UNSURE in ended.err
+        assert digest(folder) == lessons.learned["first"]
+    else:
+        assert ended.code != 0
+        left = tuple(sorted(alike(name, folder.path) for name in names(folder.path.parent)))
+        assert ended.code < 0 or lasting or set(left) <= (set() if call.changes else {"model", "model/.lock"})
+        if folder.path.exists():
+            assert folder.verify() != []
+            assert not [name for name in names(folder.path) if storage.ASIDE in name]
+        if left not in lessons.resumed:
+            lessons.resumed.add(left)
+            assert lessons.learn("first", folder)[0].code == 0
+            assert digest(folder) == lessons.learned["first"]
+        else:  # the same again, but without learning, which takes longer
+            with folder.writing() as writer:
+                save(writer, load(ModelFolder(lessons.place / "old")), action="learn")
+    check_tidy(folder)
+    return "new" if exists else "old"
+
+
+def check(lessons: Lessons, start: str, call: Call, fault: str, home: Path, lasting: bool = False) -> str:
+    """Learn with a fault at a call, or from it on; gives the model that is in use then, `old` or `new`."""
+    folder = lessons.copy(start, home)
+    before = names(folder.path)
+    inject = f"{call.kind}:{FAULTS[fault]}:when={call.number}{'+' if lasting else ''}"
+    ended, lines = lessons.learn(start, folder, inject)
+    met = [line for line in lines if line.startswith(call.kind)][call.number - 1]
+    assert alike(met, home) == call.text and ("INJECTED" in met or fault == "killed"), met
+    if fault == "killed":
+        assert ended.code == -signal.SIGKILL
+    else:
+        assert "Traceback" not in ended.err, ended.err
+        assert ended.code in (0, 1)
+    if ended.code == 1:
+        assert ended.out == "" and ended.err.startswith("error: ") and ended.err.count("\n") == 1, ended.err
+        assert REASONS[fault] in ended.err
+    if start == "first":
+        model = check_first(lessons, folder, ended, call, lasting)
+    else:
+        model = check_again(lessons, folder, ended, before, call, lasting)
+    shutil.rmtree(home)
+    return model
+
+
+def check_all(
+    lessons: Lessons, start: str, calls: Sequence[Call], fault: str, place: Path, lasting: bool = False
+) -> list[str]:
+    """The model that is in use after a fault at each of the calls."""
+    models, problems = [], []
+    for number, call in enumerate(calls):
+        try:
+            models.append(check(lessons, start, call, fault, place / str(number), lasting))
+        except AssertionError as problem:
+            problems.append(f"{call}: {problem}")
+    assert not problems, "\n\n".join(problems)
+    return models
+
+
+def test_what_is_traced_has_every_write_sync_and_rename(lessons: Lessons) -> None:
+    for start, name in (("first", "000001"), ("again", f"{KEEP + 3:06d}")):
+        calls = [call for call in lessons.calls(start) if call.changes]
+        kinds = Counter(call.kind for call in calls)
+        assert kinds["fsync"] >= 8 and kinds["rename"] >= 3 and kinds["mkdir"] >= 1, kinds
+        for file in ("learner.safetensors", "manifest.json", "current.json"):
+            for kind in ("write", "fsync"):
+                assert [call for call in calls if call.kind == kind and file in call.text], (kind, file)
+        renamed = [call.text for call in calls if call.kind == "rename"]
+        assert f'rename("/model/generations/.aside-{name}-*", "/model/generations/{name}")' in renamed
+        assert 'rename("/model/.aside-current.json-*", "/model/current.json")' in renamed
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("start", ["first", "again"])
+def test_a_fault_at_any_call_that_changes_something_leaves_the_old_model_or_the_new_one(
+    start: str, fault: str, lessons: Lessons, tmp_path: Path
+) -> None:
+    calls = [call for call in lessons.calls(start) if call.changes]
+    models = check_all(lessons, start, calls, fault, tmp_path)
+    if start == "first" and fault != "killed":
+        assert [call for call, model in zip(calls, models, strict=True) if model == "new"] == []
+    assert models.count("old") >= 20
+    if fault == "killed":
+        assert models == sorted(models, reverse=True)  # old up to a point, new from there on
+    record(f"{fault} at a call that changes something", start, calls, models)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["first", "again"])
+def test_a_call_that_only_looks_and_fails_leaves_the_old_model_or_the_new_one(
+    start: str, lessons: Lessons, tmp_path: Path
+) -> None:
+    calls = [call for call in lessons.calls(start) if not call.changes]
+    models = check_all(lessons, start, calls, "broken", tmp_path)
+    record("broken at a call that looks", start, calls, models)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["no room", "broken"])
+@pytest.mark.parametrize("start", ["first", "again"])
+def test_a_fault_that_lasts_leaves_the_old_model_or_the_new_one(
+    start: str, fault: str, lessons: Lessons, tmp_path: Path
+) -> None:
+    # Not of writes: what is said of them is written too.
+    calls = [call for call in lessons.calls(start) if call.changes and call.kind not in ("write", "openat")]
+    models = check_all(lessons, start, calls, fault, tmp_path, lasting=True)
+    record(f"{fault} from a call on", start, calls, models)
+
+
+def test_an_outcome_that_cannot_be_printed_is_said_in_a_sentence_and_the_model_is_the_new_one(
+    lessons: Lessons, tmp_path: Path
+) -> None:
+    folder = lessons.copy("again", tmp_path / "home")
+    written = [call for call in lessons.calls("again") if call.kind == "write"]
+    ended, _ = lessons.learn("again", folder, f"write:error=ENOSPC:when={written[-1].number + 1}")
+    assert (ended.code, ended.out) == (1, "")
+    problem = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}"
+    assert ended.err == f"error: The disk refused what was to be written: {problem}. What was saved before is whole.\n"
+    assert digest(folder) == lessons.learned["again"]
+    check_tidy(folder)
+
+
+def record(what: str, start: str, calls: Sequence[Call], models: Sequence[str]) -> None:
+    kinds = dict(sorted(Counter(call.kind for call in calls).items()))
+    keep(f"{what}, {start}", {"calls": len(calls), **kinds, "ended with": dict(Counter(models))})
+
+
+def keep(what: str, found: dict[str, Any]) -> None:
+    """Put what was found into the record of this proof, if that is asked for."""
+    if RECORDING and RECORD.parent.is_dir():
+        known = storage.read_json(RECORD) if RECORD.exists() else {}
+        today = datetime.now(UTC).date().isoformat()
+        storage.write_json(RECORD, dict(sorted({**known, what: {"date": today, **found}}.items())))
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_kills_at_any_moment_leave_the_old_model_or_the_new_one_and_readers_see_no_other(
+    kills: int, lessons: Lessons, tmp_path: Path
+) -> None:
+    folder, draws = lessons.copy("again", tmp_path / "home"), random.Random(0)
+    command = (lessons.command("again", folder), lessons.place, tmp_path, False)
+    seconds = min(timed(lessons.forks, *command) for _ in range(3))
+    found: Counter[str] = Counter()
+    with Forks() as other:
+        other.start(read_until, folder.path, tmp_path / "stop", tmp_path / "reads")
+        other.go()
+        while found["kills"] < kills:
+            before, digest_before = folder.current().generation, digest(folder)
+            process = lessons.forks.start(be_engram, *command)
+            lessons.forks.go()
+            if found["kills"] % 2:
+                wait_for_a_save(folder, 2 * seconds)
+            time.sleep(draws.uniform(0, (0.1 if found["kills"] % 2 else 1.2) * seconds))
+            with suppress(ProcessLookupError):  # it was quicker
+                os.kill(process, signal.SIGKILL)
+            code = lessons.forks.end()
+            after = folder.current()
+            found["kills" if code else "not killed in time"] += 1
+            found["littered"] += any(storage.ASIDE in name for name in names(folder.path))
+            assert after.generation - before in ((0, 1) if code else (1,))
+            assert after.generation > before or digest(folder) == digest_before
+            assert (len(after.history), after.history[-1].action) == (after.generation, "learn")
+            found["killed, but learned"] += bool(code) and after.generation > before
+            check_tidy(folder)
+        (tmp_path / "stop").touch()
+        assert other.end() == 0
+    found["reads"] = int((tmp_path / "reads").read_text())
+    assert found["reads"] > kills
+    assert kills < 50 or found["littered"] >= 5, "hardly any kill hit a save"
+    assert lessons.learn("again", folder)[0].code == 0
+    check_tidy(folder)
+    keep(f"{kills} kills at any moment", dict(found))
+
+
+def wait_for_a_save(folder: ModelFolder, seconds: float) -> None:
+    """Until something of a new generation is there: half of the kills are to hit a save, which is soon over."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end and not list(folder.path.glob(f"generations/{storage.ASIDE}*")):
+        time.sleep(0.0005)
+
+
+def timed(forks: Forks, *command: Any) -> float:
+    """How many seconds it takes."""
+    begin = time.perf_counter()
+    assert forks.do(be_engram, *command) == 0
+    return time.perf_counter() - begin
