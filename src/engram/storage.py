@@ -207,6 +207,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
+    except FileNotFoundError as error:
+        raise DataError(f"There is no file {path}.") from error
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from error
 
