@@ -13,7 +13,7 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from engram.errors import DataError, EngramWarning, TrainingError, UsageError
-from engram.features import classifiers
+from engram.features import classifiers, squared_hinge
 from engram.features.classifiers import CLASSIFIERS, Classifier, LinearSVM, NearestMean, Ridge
 
 
@@ -59,8 +59,8 @@ CASES = {
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Either way of solving: with every sample at once, as small problems are, or as large ones of few violators."""
     if request.param == "by few samples":
-        monkeypatch.setattr(classifiers, "LARGE", 0)
-        monkeypatch.setattr(classifiers, "FEW", torch.inf)
+        monkeypatch.setattr(squared_hinge, "LARGE", 0)
+        monkeypatch.setattr(squared_hinge, "FEW", torch.inf)
     return str(request.param)
 
 
@@ -122,8 +122,8 @@ def test_the_svm_minimises_hard_objectives(case: str, C: float, precision: torch
 def test_both_ways_of_solving_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = overlapping([200] * 20, 32, noise=1.0)  # large enough for a start from some of the samples
     with_all = LinearSVM(tolerance=1e-8).fit(features, labels)
-    monkeypatch.setattr(classifiers, "LARGE", 0)
-    monkeypatch.setattr(classifiers, "RESCALING_SAMPLES", 500)
+    monkeypatch.setattr(squared_hinge, "LARGE", 0)
+    monkeypatch.setattr(squared_hinge, "RESCALING_SAMPLES", 500)
     threads = torch.get_num_threads()
     with_few = LinearSVM(tolerance=1e-8).fit(features, labels)
     torch.testing.assert_close(with_few.weight_, with_all.weight_, rtol=0, atol=1e-5)
@@ -170,13 +170,13 @@ def test_a_warm_start_reaches_the_same_solution_in_fewer_steps(monkeypatch: pyte
     old = labels != 12  # class 12 arrives later, between the others
     earlier = LinearSVM().fit(features[old], labels[old])
     solved: list[int] = []  # the number of classes in every Newton step
-    newton = classifiers._newton_direction
+    newton = squared_hinge._newton_direction
 
     def counted(samples: Tensor, gram: Tensor, violated: Tensor, gradient: Tensor, C: float) -> Tensor:
         solved.append(len(gradient))
         return newton(samples, gram, violated, gradient, C)
 
-    monkeypatch.setattr(classifiers, "_newton_direction", counted)
+    monkeypatch.setattr(squared_hinge, "_newton_direction", counted)
     cold = LinearSVM().fit(features, labels)
     cold_solved = sum(solved)
     solved.clear()
@@ -199,7 +199,7 @@ def test_a_start_of_another_width_or_without_a_solution_is_refused() -> None:
 
 @pytest.mark.usefixtures("way")
 def test_an_svm_that_cannot_be_solved_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classifiers, "NEWTON_STEPS", 2)
+    monkeypatch.setattr(squared_hinge, "NEWTON_STEPS", 2)
     features, labels = overlapping([40] * 4, 16)
     with pytest.warns(EngramWarning, match="left 4 classes short of their optimum"):
         LinearSVM().fit(features, labels)
