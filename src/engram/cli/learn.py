@@ -77,15 +77,16 @@ def learn(
     from engram.model import learn as learn_pictures
 
     validate = validate or at_least is not None
+    settings = pairs(set or [])
     wishes = Wishes(
         network=network,
         image_size=image_size,
-        epochs=_epochs(epochs),
+        epochs=_epochs(settings.pop("epochs", epochs)),
         features_per_class=features_per_class,
         images_per_class=images_per_class,
         budget=None if budget is None else parse_bytes(budget),
         weights=from_weights,
-        settings=pairs(set or []),
+        settings=settings,
         hold_out=hold_out,
         at_least=None if not validate else GOOD_ENOUGH if at_least is None else at_least,
         seed=seed,

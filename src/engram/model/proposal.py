@@ -117,10 +117,7 @@ def propose_samples(
         labels=labels,
         new={name: arriving[name] for name in fresh},
         more={name: arriving[name] for name in arriving if name in known},
-        trains=model is None
-        or wishes.epochs is not None
-        or "epochs" in wishes.settings
-        or _worth_training(learner, len(fresh), len(arriving)),
+        trains=model is None or wishes.epochs is not None or _worth_training(learner, len(fresh), len(arriving)),
         shape=shape,
         kept_bytes=kept,
         budget=budget,
