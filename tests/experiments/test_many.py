@@ -28,7 +28,7 @@ from engram.errors import UsageError
 from engram.experiments import Plan
 from engram.experiments.estimate import estimate
 from engram.experiments.jobs import Order, jobs_of
-from engram.experiments.local import FAILED, Outcome, Site, run_side_by_side
+from engram.experiments.local import FAILED, Outcome, Site, _Worker, run_side_by_side
 from engram.experiments.many import Programme, begin, carry_out, default_folder, programme
 from engram.experiments.suites import Variant
 from engram.methods import measure_costs
@@ -333,6 +333,18 @@ def test_two_workers_give_what_one_gives(file: Path, tmp_path: Path) -> None:
     assert result_files(tmp_path / "two") == result_files(tmp_path / "one")
     assert networks(tmp_path / "two") == 2
     assert not multiprocessing.active_children()
+
+
+def test_ctrl_c_does_not_disturb_a_worker_that_still_imports(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker = _Worker(Site(tmp_path, "arrays", file), 1)
+    for _ in range(20):
+        os.kill(worker.process.pid or 0, signal.SIGINT)
+        time.sleep(0.01)
+    assert worker.process.is_alive()
+    worker.end()
+    assert worker.process.exitcode == 0 and capfd.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("warm_workers")

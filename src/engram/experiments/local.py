@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -128,7 +129,14 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
         self.process: BaseProcess = context.Process(target=_work, args=(there, self.site, self.threads), daemon=True)
-        self.process.start()
+        # Ctrl-C reaches all processes, and the first one decides. A worker inherits what is blocked here, so it is not
+        # interrupted while it still imports. (The tracker of multiprocessing unblocks it when it starts: so before.)
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
         self.dead = False
 
@@ -162,7 +170,8 @@ class _Worker:
 
 def _work(pipe: Connection, site: Site, threads: int) -> None:
     """What a worker's process does: wait for a job, do it, tell."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is blocked until here
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
