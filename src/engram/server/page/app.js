@@ -1,0 +1,132 @@
+// The page: whether one is signed in, whether the server answers, and what the model is now.
+
+import { get, listeners, pause, post, remove } from "./api.js";
+import { setUpClassify } from "./classify.js";
+import { setUpMemory, showMemory } from "./memory.js";
+import { catchPasted } from "./pictures.js";
+import { knowClasses, setUpTeach, showJobs } from "./teach.js";
+import { counted, find, megabytes, tell } from "./words.js";
+
+const HEARTBEAT = 15; // seconds between looks at whether someone else has changed the model
+const connection = find("connection");
+let lost = false;
+let session = { authenticated: false, token_required: false };
+let shown = ""; // the model as it was last shown
+
+listeners.lost = () => {
+  if (lost) return;
+  lost = true;
+  tell(connection, "The server does not answer. It is asked again every few seconds; what you have prepared here stays.");
+  connection.hidden = false;
+  reconnect();
+};
+listeners.unauthorised = () => {
+  if (!find("sign-in").hidden) return;
+  session.authenticated = false;
+  showSession();
+};
+
+async function reconnect() {
+  while (lost) {
+    await pause(3);
+    try {
+      await fetch("/readyz", { cache: "no-store" });
+      lost = false;
+    } catch {
+      continue;
+    }
+  }
+  tell(connection, "The server answers again.");
+  setTimeout(() => (connection.hidden = !lost), 4000);
+  await start();
+}
+
+async function start() {
+  try {
+    session = await get("/api/session");
+    showSession();
+    if (allowed()) await Promise.all([showModel(), showJobs()]);
+  } catch (error) {
+    if (error.status) complain(error);
+  }
+}
+
+const allowed = () => session.authenticated || !session.token_required;
+
+function showSession() {
+  find("sign-in").hidden = allowed();
+  find("signed-in").hidden = !allowed();
+  find("contents").hidden = !allowed();
+  find("sign-out").hidden = !(session.token_required && session.authenticated);
+  if (allowed()) return;
+  tell(find("summary"), "Sign in to see it.");
+  shown = "";
+  find("token").focus();
+}
+
+async function showModel() {
+  let model = null;
+  try {
+    model = await get("/api/model");
+  } catch (error) {
+    if (error.status !== 404) throw error;
+  }
+  const text = JSON.stringify(model);
+  if (text === shown) return;
+  shown = text;
+  const classes = model?.classes ?? [];
+  tell(find("summary"), model ? `Generation ${model.generation}: it knows ${counted(classes.length, "class")} and keeps ${megabytes(model.bytes.kept)}.` : "There is no model yet.");
+  find("no-model").hidden = Boolean(model);
+  find("asking").hidden = !model;
+  tell(find("what-is-kept"), kept(model));
+  knowClasses(classes.map((each) => each.name));
+  showMemory(model);
+}
+
+function kept(model) {
+  const images = model?.settings?.images_per_class || model?.bytes?.images;
+  return `Of each picture a short vector of numbers is kept, not the picture${images ? "; but this model was told to keep some of the pictures too" : ""}. Vectors are not anonymous: they tell something of the picture.`;
+}
+
+function complain(error) {
+  tell(connection, error.message);
+  connection.hidden = false;
+}
+
+find("sign-in-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const [input, problem] = [find("token"), find("sign-in-problem")];
+  tell(problem, "");
+  try {
+    await post("/api/session", { token: input.value });
+    input.value = "";
+    await start();
+    find("main").focus();
+  } catch (error) {
+    tell(problem, error.message);
+    input.select();
+  }
+});
+find("sign-out").addEventListener("click", async () => {
+  try {
+    await remove("/api/session");
+  } catch (error) {
+    return complain(error);
+  }
+  location.reload(); // nothing of the model stays in the page
+});
+
+async function heartbeat() {
+  for (;;) {
+    await pause(HEARTBEAT);
+    if (document.hidden || lost || !allowed() || document.querySelector("dialog[open]")) continue;
+    await Promise.all([showModel(), showJobs()]).catch(() => {});
+  }
+}
+
+setUpClassify();
+setUpTeach(() => showModel().catch(() => {}));
+setUpMemory(showModel);
+catchPasted(find("classify-drop"));
+start();
+heartbeat();

@@ -1,0 +1,86 @@
+// Ask the model which classes pictures are of.
+
+import { send } from "./api.js";
+import { dropZone, thumbnail } from "./pictures.js";
+import { bar, counted, find, make, named, percent, tell } from "./words.js";
+
+const AT_ONCE = 16; // pictures of one request, so that the first answers come soon
+const BYTES_AT_ONCE = 16 * 2 ** 20;
+
+const status = find("classify-status");
+const answers = find("answers");
+let queue = Promise.resolve();
+
+export function setUpClassify() {
+  dropZone(find("classify-drop"), (files) => (queue = queue.then(() => classify(files))), "to classify", { once: true });
+  find("clear-answers").addEventListener("click", () => {
+    answers.replaceChildren();
+    find("clear-answers").hidden = true;
+    tell(status, "");
+    find("classify-drop").querySelector("button").focus();
+  });
+}
+
+async function classify(files) {
+  const frames = files.map((file) => frame(file));
+  answers.prepend(...frames.map((each) => each.item));
+  find("clear-answers").hidden = false;
+  let done = 0;
+  for (const range of portions(files)) {
+    tell(status, `Looking at ${counted(files.length - done, "picture")} …`);
+    await portion(files.slice(...range), frames.slice(...range));
+    done = range[1];
+  }
+  tell(status, `${counted(files.length, "picture")} looked at.`);
+}
+
+async function portion(files, frames) {
+  const form = new FormData();
+  for (const file of files) form.append("files", file, file.name);
+  const reject = find("rejecting").checked ? `&reject=${least()}` : "";
+  try {
+    const waiting = (seconds) => tell(status, `The server is busy. Asking again in ${seconds} s.`);
+    const { predictions } = await send(`/api/classify?top=5${reject}`, form, { waiting });
+    frames.forEach((each, index) => fill(each.body, predictions[index]));
+  } catch (problem) {
+    for (const each of frames) fill(each.body, { problem: problem.message });
+  }
+}
+
+const least = () => Math.min(Math.max(Number(find("reject").value) || 50, 1), 100) / 100;
+
+// Runs of files that go into one request, as [from, to).
+function portions(files) {
+  const found = [];
+  let [from, bytes] = [0, 0];
+  files.forEach((file, index) => {
+    if (index > from && (index - from === AT_ONCE || bytes + file.size > BYTES_AT_ONCE)) {
+      found.push([from, index]);
+      [from, bytes] = [index, 0];
+    }
+    bytes += file.size;
+  });
+  return [...found, [from, files.length]];
+}
+
+function frame(file) {
+  const body = make("div", { className: "answer" }, make("p", { className: "muted", textContent: "…" }));
+  const name = make("p", { className: "file muted small" }, named(file.name));
+  const item = make("li", {}, make("div", { className: "thumbnail" }, thumbnail(file)), make("div", {}, name, body));
+  return { item, body };
+}
+
+function fill(body, prediction) {
+  if (!prediction || prediction.problem) {
+    const text = prediction?.problem ?? "There was no answer for this picture.";
+    body.replaceChildren(make("p", { className: "problem", textContent: text }));
+    return;
+  }
+  const rows = prediction.top.map((each) =>
+    make("li", {}, named(each.class, "span"), make("span", { className: "number", textContent: percent(each.probability) }), bar(each.probability)),
+  );
+  const list = make("ol", { className: "bars", "aria-label": "The likeliest classes" }, ...rows);
+  const none = prediction.rejected ? make("p", { className: "none" }, "None of these") : null;
+  list.classList.toggle("rejected", Boolean(prediction.rejected));
+  body.replaceChildren(...[none, list].filter(Boolean));
+}

@@ -1,0 +1,172 @@
+// What the model knows and keeps, and changes to it: forget, rename, merge, go back.
+
+import { post } from "./api.js";
+import { question } from "./question.js";
+import { bar, counted, find, make, megabytes, moment, named, percent, tell } from "./words.js";
+
+const MANY = 12; // classes, from which on they can be filtered
+
+let changed = () => {};
+let model = null;
+
+export function setUpMemory(whenChanged) {
+  changed = whenChanged;
+  find("filter").addEventListener("input", filter);
+}
+
+export function showMemory(found) {
+  model = found;
+  find("kept").hidden = !model;
+  find("nothing-kept").hidden = Boolean(model);
+  find("history").hidden = !model;
+  if (!model) return;
+  find("facts").replaceChildren(...facts().flatMap(([name, ...what]) => [make("dt", { textContent: name }), make("dd", {}, ...what)]));
+  const most = Math.max(1, ...model.classes.map((each) => each.bytes));
+  find("classes").replaceChildren(...model.classes.map((each) => classRow(each, most)));
+  find("filter-row").hidden = model.classes.length < MANY;
+  filter();
+  find("generations").replaceChildren(...(model.history ?? []).toReversed().map(generationRow));
+}
+
+function facts() {
+  const { bytes, classes, calibration } = model;
+  const seen = classes.reduce((sum, each) => sum + each.seen, 0);
+  const rows = [
+    ["Known", `${counted(classes.length, "class")}, of ${counted(seen, "picture")} seen`],
+    ["Kept", `${megabytes(bytes.kept)}: vectors ${megabytes(bytes.features)}, pictures ${bytes.images ? megabytes(bytes.images) : "none"}`],
+  ];
+  const seenBytes = model.seen_bytes ?? model.last_seen_bytes;
+  if (typeof seenBytes === "number" && seenBytes > 0) {
+    rows.push(["Against what was sent", `${megabytes(bytes.kept)} kept, ${megabytes(seenBytes)} that the pictures of ${model.seen_bytes ? "all lessons" : "the last lesson"} take`]);
+  }
+  if (classes.length) rows.push(["A class costs", `${megabytes(bytes.kept / classes.length)} on average, and ${megabytes((bytes.classifier ?? 0) / classes.length)} in the classifier`]);
+  rows.push(["Budget", ...budget(bytes.kept)]);
+  rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "it learns vectors" : `sees pictures at ${model.image_size} pixels a side`}`]);
+  rows.push(["Folder", `${megabytes(bytes.folder)}, all generations`]);
+  rows.push(["Probabilities", calibrated(calibration)]);
+  return rows;
+}
+
+function budget(kept) {
+  if (model.budget === null || model.budget === undefined) return ["none was set"];
+  return [`${percent(kept / model.budget)} of ${megabytes(model.budget)}`, bar(kept / model.budget)];
+}
+
+function calibrated(calibration) {
+  if (typeof calibration?.error_after !== "number") return "not measured since the last change";
+  return `off by ${calibration.error_after.toFixed(3)} on average (${calibration.error_before.toFixed(3)} before they were calibrated), on ${counted(calibration.images, "picture")} held out`;
+}
+
+function holds(each) {
+  const kinds = [counted(each.features, "vector")];
+  if (each.images) kinds.push(counted(each.images, "picture"));
+  return `${kinds.join(" and ")}, ${megabytes(each.bytes)}`;
+}
+
+function classRow(each, most) {
+  const button = (text, open) => {
+    const made = make("button", { type: "button", className: "quiet", textContent: text, "aria-label": `${text} ${each.name}` });
+    made.addEventListener("click", () => open(each));
+    return made;
+  };
+  const buttons = [button("Rename", rename), model.classes.length > 1 ? button("Merge", merge) : null, button("Forget", forget)];
+  const row = make("li", {},
+    make("p", { className: "class-name" }, named(each.name)),
+    make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "picture")} seen` }), bar(each.bytes / most)),
+    make("p", { className: "row" }, ...buttons),
+  );
+  row.dataset.name = each.name.toLowerCase();
+  return row;
+}
+
+function filter() {
+  const wanted = find("filter-row").hidden ? "" : find("filter").value.trim().toLowerCase();
+  for (const row of find("classes").children) row.hidden = !row.dataset.name.includes(wanted);
+}
+
+async function change(path, value, place, done) {
+  await post(path, value);
+  await changed();
+  tell(find(place), done);
+}
+
+function field(text, control) {
+  control.id = "question-field";
+  return [make("label", { htmlFor: control.id }, ...text), control];
+}
+
+function rename(each) {
+  const input = make("input", { type: "text", value: each.name, dir: "auto", autocomplete: "off", maxLength: 200 });
+  question({
+    heading: "Rename a class",
+    body: [...field(["Another name for ", named(each.name)], input), "Earlier generations, and the history, know it by the old one."],
+    go: "Rename",
+    check: () => (!input.value.trim() ? "A class needs a name." : input.value.trim() === each.name ? "That is its name already." : ""),
+    act: () => change("/api/rename", { from: each.name, to: input.value.trim() }, "memory-status", `Renamed: it is “${input.value.trim()}” now.`),
+  });
+}
+
+function merge(each) {
+  const others = model.classes.filter((other) => other.name !== each.name);
+  const select = make("select", {}, ...others.map((other) => make("option", { value: other.name, textContent: other.name })));
+  question({
+    heading: "Merge two classes",
+    body: [...field([named(each.name), " becomes part of"], select), "That class answers for both from then on. What is kept of both is kept of it, as far as there is room."],
+    go: "Merge",
+    act: () => change("/api/merge", { class: each.name, into: select.value }, "memory-status", `Merged: “${select.value}” answers for both now.`),
+  });
+}
+
+function forget(each) {
+  const input = make("input", { type: "text", dir: "auto", autocomplete: "off", autocapitalize: "none", spellcheck: false });
+  const there = model.history?.filter((event) => event.kept).length ?? 0;
+  question({
+    heading: "Forget a class",
+    body: [
+      make("p", {}, "This removes what is kept of ", named(each.name, "strong"), `: ${holds(each)}, its part of the classifier, and its name; the details of the history, of all classes; and every generation there is now${there ? ` (${there})` : ""}, so there is no way back.`),
+      "The network’s weights stay as they are: what they learned from these pictures is not unlearned. Copies and exports of the model elsewhere are not touched.",
+      ...field(["To forget it, type ", named(each.name, "strong")], input),
+    ],
+    go: "Forget it for good",
+    danger: true,
+    check: () => (input.value.trim().normalize() === each.name.trim().normalize() ? "" : "That is not the name of the class. Nothing was changed."),
+    act: () => change("/api/forget", { classes: [each.name] }, "memory-status", "Forgotten."),
+  });
+}
+
+const learned = (event) =>
+  [["new", "new"], ["more", "known"]]
+    .filter(([kind]) => event.learned?.[kind])
+    .map(([kind, word]) => `${counted(event.learned[kind], `${word} class`)} (${counted(event.learned[`${kind}_samples`], "picture")})`)
+    .join(", ");
+
+function what({ action, details = {}, ...event }) {
+  if (action === "learn") return ["Learned ", learned(event) || "a lesson"];
+  if (action === "rename" && details.from) return ["Renamed ", named(details.from), " to ", named(details.to)];
+  if (action === "merge" && details.class) return ["Merged ", named(details.class), " into ", named(details.into)];
+  if (action === "forget" && details.classes) return [`Forgot ${counted(details.classes, "class")}`];
+  return [{ rename: "Renamed a class", merge: "Merged two classes", forget: "Forgot classes" }[action] ?? action];
+}
+
+function generationRow(event) {
+  const state = event.in_use ? "in use" : event.kept ? "kept" : "gone";
+  const row = make("li", {}, make("div", {},
+    make("p", { className: event.in_use ? "in-use" : "" }, `Generation ${event.generation}: `, ...what(event)),
+    make("p", { className: "muted small", textContent: `${moment(event.created)}, ${state}` }),
+  ));
+  if (event.kept && !event.in_use) {
+    const back = make("button", { type: "button", className: "quiet", textContent: "Use this one", "aria-label": `Use generation ${event.generation}` });
+    back.addEventListener("click", () => rollback(event));
+    row.append(make("p", { className: "row" }, back));
+  }
+  return row;
+}
+
+function rollback(event) {
+  question({
+    heading: `Use generation ${event.generation}?`,
+    body: [`The model answers as it did on ${moment(event.created)}. Generation ${model.generation} is kept: it can be put in use again.`],
+    go: `Use generation ${event.generation}`,
+    act: () => change("/api/rollback", { to: event.generation }, "history-status", `Generation ${event.generation} is in use.`),
+  });
+}

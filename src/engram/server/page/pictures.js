@@ -1,0 +1,125 @@
+// Ways for pictures to arrive: dropped, pasted, chosen, or from the camera.
+
+import { find, make } from "./words.js";
+
+const IMAGE = /\.(png|jpe?g|gif|webp|bmp|tiff?|ppm|pgm|pbm|jfif|avif|heic)$/i;
+
+export const isPicture = (file) => file.type.startsWith("image/") || IMAGE.test(file.name);
+
+// Fills `place` with a drop zone. `accept(files)` gets what arrives; `about` names it to a screen reader.
+export function dropZone(place, accept, about, { once = false } = {}) {
+  const chooser = make("input", { type: "file", multiple: true, accept: "image/*", hidden: true, "aria-label": `Pictures ${about}` });
+  const capture = make("input", { type: "file", accept: "image/*", hidden: true, "aria-label": `A photo ${about}` });
+  capture.setAttribute("capture", "environment");
+  const choose = make("button", { type: "button", className: "choose", textContent: "Choose pictures", "aria-label": `Choose pictures ${about}` });
+  const camera = make("button", { type: "button", className: "camera", textContent: "Camera", "aria-label": `Camera: a picture ${about}` });
+  choose.addEventListener("click", () => chooser.click());
+  camera.addEventListener("click", () => takePictures((file) => accept([file]), capture, once));
+  for (const input of [chooser, capture]) {
+    input.addEventListener("change", () => {
+      const files = [...input.files];
+      input.value = "";
+      if (files.length) accept(files);
+    });
+  }
+  place.append(make("p", { className: "hint" }, "Drop or paste pictures here, or"), make("p", { className: "row" }, choose, camera), chooser, capture);
+  catchDropped(place, accept);
+  place.paste = accept;
+}
+
+function catchDropped(place, accept) {
+  let inside = 0; // enter and leave come for every child
+  place.addEventListener("dragenter", () => place.classList.toggle("over", (inside += 1) > 0));
+  place.addEventListener("dragleave", () => place.classList.toggle("over", (inside -= 1) > 0));
+  place.addEventListener("dragover", (event) => event.preventDefault());
+  place.addEventListener("drop", async (event) => {
+    event.preventDefault();
+    inside = 0;
+    place.classList.remove("over");
+    const files = await dropped(event.dataTransfer);
+    if (files.length) accept(files);
+  });
+}
+
+// The files of what was dropped, those within folders too.
+async function dropped(transfer) {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  if (!entries.some((entry) => entry.isDirectory)) return [...transfer.files];
+  return (await Promise.all(entries.map(within))).flat().filter(isPicture);
+}
+
+async function within(entry) {
+  if (entry.isFile) return [await new Promise((resolve, reject) => entry.file(resolve, reject))];
+  const reader = entry.createReader();
+  const found = [];
+  for (;;) {
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // a hundred at a time
+    if (!some.length) return found;
+    for (const each of some) found.push(...(await within(each)));
+  }
+}
+
+// What is pasted goes to the drop zone in whose part the focus is, else to `otherwise`.
+export function catchPasted(otherwise) {
+  document.addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])].filter(isPicture);
+    if (!files.length || document.querySelector("dialog[open]")) return;
+    event.preventDefault();
+    const near = document.activeElement?.closest("fieldset")?.querySelector(".drop");
+    (near ?? otherwise).paste?.(files);
+  });
+  // A picture dropped beside a drop zone would replace the page.
+  for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
+}
+
+async function takePictures(accept, capture, once) {
+  if (!navigator.mediaDevices?.getUserMedia) return capture.click();
+  let stream;
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+  } catch {
+    return capture.click(); // refused, or there is none: the system may have another way
+  }
+  const dialog = find("camera");
+  const viewfinder = find("viewfinder");
+  const status = find("camera-status");
+  let taken = 0;
+  viewfinder.srcObject = stream;
+  status.textContent = "";
+  find("camera-take").onclick = async () => {
+    const file = await still(viewfinder, (taken += 1));
+    if (!file) return;
+    accept(file);
+    if (once) dialog.close();
+    else status.textContent = taken === 1 ? "One picture taken." : `${taken} pictures taken.`;
+  };
+  find("camera-close").onclick = () => dialog.close();
+  dialog.addEventListener("close", () => {
+    for (const track of stream.getTracks()) track.stop();
+    viewfinder.srcObject = null;
+  }, { once: true });
+  dialog.showModal();
+}
+
+async function still(viewfinder, number) {
+  if (!viewfinder.videoWidth) return null;
+  const canvas = make("canvas", { width: viewfinder.videoWidth, height: viewfinder.videoHeight });
+  canvas.getContext("2d").drawImage(viewfinder, 0, 0);
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
+  return blob && new File([blob], `camera ${number}.jpg`, { type: "image/jpeg" });
+}
+
+// A small picture of a file. One that the browser cannot show leaves an empty frame.
+export function thumbnail(file, text = "") {
+  const image = make("img", { alt: text, decoding: "async" });
+  const address = URL.createObjectURL(file);
+  const done = () => URL.revokeObjectURL(address);
+  image.addEventListener("load", done, { once: true });
+  image.addEventListener("error", () => {
+    done();
+    image.removeAttribute("src");
+    image.classList.add("unseen");
+  }, { once: true });
+  image.src = address;
+  return image;
+}
