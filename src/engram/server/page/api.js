@@ -1,7 +1,9 @@
 // Requests to the server. What goes wrong is an error whose message is a sentence for the person.
 
+import { minutes } from "./words.js";
+
 const PATIENCE = 8; // how often a busy server is asked again
-const LONGEST_WAIT = 60; // seconds
+const LONGEST_WAIT = 30; // seconds; a longer wait is for the person to decide on
 
 export class Problem extends Error {
   constructor(message, status) {
@@ -24,12 +26,13 @@ export const send = (path, form, { headers = {}, ...options } = {}) =>
 async function ask(path, request = {}, { waiting = () => {} } = {}) {
   for (let attempt = 1; ; attempt += 1) {
     const answer = await reach(path, request);
-    if (answer.status === 429 && attempt < PATIENCE) {
-      await wait(seconds(answer.headers.get("Retry-After")), waiting);
+    const busy = answer.status === 429 ? seconds(answer.headers.get("Retry-After")) : 0;
+    if (busy && busy <= LONGEST_WAIT && attempt < PATIENCE) {
+      await wait(busy, waiting);
       continue;
     }
     if (answer.status === 401 && path !== "/api/session") listeners.unauthorised();
-    if (!answer.ok) throw new Problem(await sentence(answer), answer.status);
+    if (!answer.ok) throw new Problem(`${await sentence(answer)}${busy ? ` There may be room in ${minutes(busy)}.` : ""}`, answer.status);
     return content(answer);
   }
 }
@@ -68,7 +71,7 @@ async function sentence(answer) {
 
 function seconds(header) {
   const found = Number(header ?? NaN);
-  return Math.min(Number.isFinite(found) && found > 0 ? found : 2, LONGEST_WAIT);
+  return Number.isFinite(found) && found > 0 ? found : 2;
 }
 
 async function wait(total, waiting) {

@@ -45,7 +45,9 @@ async function start() {
   try {
     session = await get("/api/session");
     showSession();
-    if (allowed()) await Promise.all([showModel(), showJobs()]);
+    if (!allowed()) return;
+    await showJobs();
+    await showModel();
   } catch (error) {
     if (error.status) complain(error);
   }

@@ -77,7 +77,7 @@ function fill(body, prediction) {
     return;
   }
   const rows = prediction.top.map((each) =>
-    make("li", {}, named(each.class, "span"), make("span", { className: "number", textContent: percent(each.probability) }), bar(each.probability)),
+    make("li", {}, make("span", {}, named(each.class)), make("span", { className: "number", textContent: percent(each.probability) }), bar(each.probability)),
   );
   const list = make("ol", { className: "bars", "aria-label": "The likeliest classes" }, ...rows);
   const none = prediction.rejected ? make("p", { className: "none" }, "None of these") : null;

@@ -2,6 +2,7 @@
 
 import { post } from "./api.js";
 import { question } from "./question.js";
+import { latest } from "./teach.js";
 import { bar, counted, find, make, megabytes, moment, named, percent, tell } from "./words.js";
 
 const MANY = 12; // classes, from which on they can be filtered
@@ -18,7 +19,7 @@ export function showMemory(found) {
   model = found;
   find("kept").hidden = !model;
   find("nothing-kept").hidden = Boolean(model);
-  find("history").hidden = !model;
+  for (const id of ["history", "to-history"]) find(id).hidden = !model;
   if (!model) return;
   find("facts").replaceChildren(...facts().flatMap(([name, ...what]) => [make("dt", { textContent: name }), make("dd", {}, ...what)]));
   const most = Math.max(1, ...model.classes.map((each) => each.bytes));
@@ -35,10 +36,7 @@ function facts() {
     ["Known", `${counted(classes.length, "class")}, of ${counted(seen, "picture")} seen`],
     ["Kept", `${megabytes(bytes.kept)}: vectors ${megabytes(bytes.features)}, pictures ${bytes.images ? megabytes(bytes.images) : "none"}`],
   ];
-  const seenBytes = model.seen_bytes ?? model.last_seen_bytes;
-  if (typeof seenBytes === "number" && seenBytes > 0) {
-    rows.push(["Against what was sent", `${megabytes(bytes.kept)} kept, ${megabytes(seenBytes)} that the pictures of ${model.seen_bytes ? "all lessons" : "the last lesson"} take`]);
-  }
+  if (latest?.seen_bytes) rows.push(["Seen", `the pictures of the last lesson took ${megabytes(latest.seen_bytes)}; they are not kept`]);
   if (classes.length) rows.push(["A class costs", `${megabytes(bytes.kept / classes.length)} on average, and ${megabytes((bytes.classifier ?? 0) / classes.length)} in the classifier`]);
   rows.push(["Budget", ...budget(bytes.kept)]);
   rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "it learns vectors" : `sees pictures at ${model.image_size} pixels a side`}`]);
@@ -84,10 +82,12 @@ function filter() {
   for (const row of find("classes").children) row.hidden = !row.dataset.name.includes(wanted);
 }
 
+// The row that was changed is another now: the focus goes to what says so.
 async function change(path, value, place, done) {
   await post(path, value);
   await changed();
   tell(find(place), done);
+  return find(place);
 }
 
 function field(text, control) {
@@ -119,7 +119,7 @@ function merge(each) {
 
 function forget(each) {
   const input = make("input", { type: "text", dir: "auto", autocomplete: "off", autocapitalize: "none", spellcheck: false });
-  const there = model.history?.filter((event) => event.kept).length ?? 0;
+  const there = (model.history ?? []).filter((event) => event.kept).map((event) => event.generation).join(", ");
   question({
     heading: "Forget a class",
     body: [

@@ -117,8 +117,7 @@ export function thumbnail(file, text = "") {
   image.addEventListener("load", done, { once: true });
   image.addEventListener("error", () => {
     done();
-    image.removeAttribute("src");
-    image.classList.add("unseen");
+    image.replaceWith(make("span", { className: "unseen", role: "img", "aria-label": text || "A file that cannot be shown" }));
   }, { once: true });
   image.src = address;
   return image;

@@ -4,8 +4,8 @@ import { find, make } from "./words.js";
 
 const dialog = find("question");
 
-// Opens the dialog; `act()` is called when it is agreed to, and what it throws is said in the dialog, which stays open.
-// `check()` returns a sentence where something is amiss.
+// Opens the dialog; `act()` is called when it is agreed to, and what it throws is said in the dialog, which stays open;
+// what it returns has the focus then. `check()` returns a sentence where something is amiss.
 export function question({ heading, body, go, danger = false, check = () => "", act }) {
   const [form, button, problem] = [find("question-form"), find("question-go"), find("question-problem")];
   find("question-heading").textContent = heading;
@@ -20,8 +20,9 @@ export function question({ heading, body, go, danger = false, check = () => "", 
     if (problem.textContent || button.disabled) return;
     button.disabled = true;
     try {
-      await act();
+      const next = await act();
       dialog.close();
+      next?.focus();
     } catch (error) {
       problem.textContent = error.message;
     } finally {

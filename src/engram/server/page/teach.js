@@ -5,6 +5,7 @@ import { dropZone, isPicture, thumbnail } from "./pictures.js";
 import { counted, find, make, megabytes, minutes, moment, named, tell } from "./words.js";
 
 const SHOWN = 11; // thumbnails of a class, before they are only counted
+const NAMED = 10; // files that were left out
 const LISTED = 5; // jobs that are over
 const OVER = ["done", "failed", "cancelled"];
 const STATES = { queued: "Waiting", learning: "Learning", done: "Learned", failed: "Not learned", cancelled: "Cancelled" };
@@ -17,6 +18,7 @@ const groups = find("groups");
 const [problem, status, start] = [find("lesson-problem"), find("lesson-status"), find("start")];
 const lesson = new Map(); // fieldset → files
 const shown = new Map(); // id of a job → its article
+export let latest = null; // what came of the lesson that was learned last
 let key = ""; // of the lesson as it is: sent twice, it is learned once
 let changed = () => {}; // the model is another
 
@@ -207,7 +209,9 @@ function show(article, job) {
   tell(part(".phase"), over ? outcome(job) : job.state === "queued" ? "It is learned after what is learned now." : phase ? `${PHASES[phase] ?? phase} …` : "Beginning …");
   tell(part(".left"), over || !phase ? "" : [of ? `${done.toLocaleString("en")} of ${of.toLocaleString("en")}` : "", left === null || left === undefined ? "" : `about ${minutes(left)} left`].filter(Boolean).join(", "));
   part(".phase").classList.toggle("problem", job.state === "failed");
-  if (over && job.result?.judged?.length && !part("table")) article.append(...judged(job.result.judged));
+  if (!over || part(".outcome")) return;
+  if (job.state === "done") latest = job.result;
+  article.append(make("div", { className: "outcome" }, ...judged(job.result?.judged ?? []), ...leftOut(job.result?.left_out ?? [])));
 }
 
 function lay(article, job) {
@@ -245,13 +249,21 @@ function outcome(job) {
   return sentences.join(" ") || "Done.";
 }
 
+function leftOut(files) {
+  if (!files.length) return [];
+  const items = files.slice(0, NAMED).map((each) => make("li", {}, named(each.name), `: ${each.reason}`));
+  if (files.length > NAMED) items.push(make("li", { textContent: `and ${counted(files.length - NAMED, "more file")}` }));
+  return [make("p", { textContent: `${counted(files.length, "file")} left out:` }), make("ul", { className: "small" }, ...items)];
+}
+
 function judged(judgements) {
+  if (!judgements.length) return [];
   const share = (value) => (typeof value === "number" ? value.toFixed(3) : "–");
-  const heads = ["Class", "Before", "After", "Held out", "Kind"].map((text, index) => make("th", { scope: "col", textContent: text, className: index ? "" : "name" }));
+  const heads = ["Class", "Before", "After", "Held out"].map((text, index) => make("th", { scope: "col", textContent: text, className: index ? "" : "name" }));
   const rows = judgements.map((each) =>
     make("tr", {},
-      make("th", { scope: "row", className: "name", dir: "auto", textContent: each.name }),
-      ...[share(each.before), share(each.after), each.images ? each.images.toLocaleString("en") : "–", each.kind].map((text) => make("td", { textContent: text })),
+      make("th", { scope: "row", className: "name" }, named(each.name), make("span", { className: "kind", textContent: each.kind })),
+      ...[share(each.before), share(each.after), each.images ? each.images.toLocaleString("en") : "–"].map((text) => make("td", { textContent: text })),
     ),
   );
   const table = make("table", {},
