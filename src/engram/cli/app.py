@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 import engram
-from engram.cli import edit, evaluate, export, forget, inspect, learn, listing, predict, report, run, suite, verify
+from engram.cli import (
+    edit,
+    evaluate,
+    export,
+    forget,
+    inspect,
+    learn,
+    listing,
+    predict,
+    report,
+    run,
+    serve,
+    suite,
+    verify,
+)
 
 app = typer.Typer(
     help="Teach an image classifier new classes, again and again, without keeping the images of the old ones.",
@@ -49,3 +63,4 @@ app.command("forget")(forget.forget)
 app.command("rename")(edit.rename)
 app.command("merge")(edit.merge)
 app.command("rollback")(edit.rollback)
+app.command("serve")(serve.serve)

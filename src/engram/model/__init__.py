@@ -7,12 +7,24 @@ from engram.model.evaluation import Evaluation, evaluate
 from engram.model.exporting import Exported, export
 from engram.model.folder import ModelFolder
 from engram.model.inspection import Generation, Inventory, KnownClass, Sizes, inspect
-from engram.model.learning import Judgement, Learned, NotGoodEnough, learn, teach
+from engram.model.learning import Judgement, Learned, NotGoodEnough, learn, learn_pictures, teach
 from engram.model.manifest import Change, File, Manifest
-from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save, settings_of, with_facts
+from engram.model.model import (
+    Adaptation,
+    Calibration,
+    Facts,
+    Model,
+    load,
+    remake,
+    restored,
+    save,
+    settings_of,
+    with_facts,
+)
 from engram.model.prediction import Answer, Prediction, answer, pictures_among, predict
 from engram.model.proposal import Proposal, Wishes, expected_seconds, propose, propose_samples
-from engram.model.verification import Verified, verify
+from engram.model.recipe import choose_side
+from engram.model.verification import Verified, contradictions, verify
 from engram.model.writing import KEEP, Writer
 
 __all__ = [
@@ -43,12 +55,15 @@ __all__ = [
     "Wishes",
     "Writer",
     "answer",
+    "choose_side",
+    "contradictions",
     "evaluate",
     "expected_seconds",
     "export",
     "forget",
     "inspect",
     "learn",
+    "learn_pictures",
     "load",
     "merge",
     "pictures_among",
@@ -58,6 +73,7 @@ __all__ = [
     "remake",
     "removal",
     "rename",
+    "restored",
     "rollback",
     "save",
     "settings_of",

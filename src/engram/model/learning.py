@@ -23,7 +23,8 @@ from engram.methods import Features, Learner
 from engram.model.calibration import calibrate
 from engram.model.folder import ModelFolder
 from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save
-from engram.model.proposal import Proposal, Wishes, propose
+from engram.model.proposal import Proposal, Wishes, check_names, propose, propose_samples
+from engram.model.writing import Writer
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
 
@@ -82,20 +83,56 @@ def learn(folder: ModelFolder, source: Path, wishes: Wishes | None = None, progr
         model = load(writer, device=wishes.device) if writer.exists() else None
         proposal = propose(model, found, wishes)
         pictures = read(found, proposal.image_size, progress)
-        proposal = _as_read(proposal, pictures)
-        taught, judged, accuracy = teach(model, proposal, _labelled(pictures, proposal), wishes, progress)
-        left_out = (*found.left_out, *pictures.unreadable)
         seen_bytes = sum(path.stat().st_size for path in pictures.paths if path.exists())
-        seconds = time.monotonic() - begin
-        record = {
-            "new": dict(proposal.new),
-            "more": dict(proposal.more),
-            "seconds": round(seconds, 1),
-            "kept_bytes": taught.learner.memory.nbytes,
-            "accuracy": accuracy,
-            "omega": None if taught.facts.adaptation is None else taught.facts.adaptation.omega,
-        }
-        manifest = save(writer, taught, action="learn", record=record)
+        learned = _publish(writer, model, _as_read(proposal, pictures), pictures, wishes, progress, begin, seen_bytes)
+    return replace(learned, left_out=(*found.left_out, *pictures.unreadable))
+
+
+def learn_pictures(
+    folder: ModelFolder,
+    pictures: Pictures,
+    wishes: Wishes | None = None,
+    progress: Progress = SILENT,
+    *,
+    seen_bytes: int = 0,
+) -> Learned:
+    """The same for pictures that were read already, from files of so many bytes."""
+    wishes = wishes or Wishes()
+    begin = time.monotonic()
+    with folder.writing() as writer:
+        model = load(writer, device=wishes.device) if writer.exists() else None
+        check_names(model.names if model is not None else (), pictures.class_names)
+        if model is not None and model.learner.shape_ != pictures.samples.shape:
+            raise UsageError(f"This model sees samples of the shape {model.learner.shape_}, and keeps to it.")
+        counts = Counter(pictures.class_names[label] for label in pictures.samples.labels.tolist())
+        arriving = {name: counts[name] for name in pictures.class_names}
+        proposal = propose_samples(model, arriving, pictures.samples.shape, wishes)
+        learned = _publish(writer, model, proposal, pictures, wishes, progress, begin, seen_bytes)
+    return replace(learned, left_out=pictures.unreadable)
+
+
+def _publish(
+    writer: Writer,
+    model: Model | None,
+    proposal: Proposal,
+    pictures: Pictures,
+    wishes: Wishes,
+    progress: Progress,
+    begin: float,
+    seen_bytes: int,
+) -> Learned:
+    """Carry a proposal out, and save what comes of it."""
+    taught, judged, accuracy = teach(model, proposal, _labelled(pictures, proposal), wishes, progress)
+    seconds = time.monotonic() - begin
+    record = {
+        "new": dict(proposal.new),
+        "more": dict(proposal.more),
+        "seconds": round(seconds, 1),
+        "kept_bytes": taught.learner.memory.nbytes,
+        "accuracy": accuracy,
+        "omega": None if taught.facts.adaptation is None else taught.facts.adaptation.omega,
+    }
+    manifest = save(writer, taught, action="learn", record=record)
     return Learned(
         generation=manifest.generation,
         new=proposal.new,
@@ -108,7 +145,6 @@ def learn(folder: ModelFolder, source: Path, wishes: Wishes | None = None, progr
         judged=judged,
         calibration=taught.facts.calibration,
         adaptation=taught.facts.adaptation,
-        left_out=left_out,
     )
 
 

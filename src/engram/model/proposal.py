@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Proposal:
 
 def propose(model: Model | None, found: Found, wishes: Wishes) -> Proposal:
     """What to do with these pictures. Nothing is decoded yet."""
-    _check_twins(model.names if model is not None else (), found)
+    check_names(model.names if model is not None else (), found.class_names, f" in {shown(found.source)}")
     size = _image_size(model, found, wishes)
     counts = Counter(found.class_names[label] for label in found.labels)
     return propose_samples(model, {name: counts[name] for name in found.class_names}, (size, size, 3), wishes)
@@ -156,17 +156,17 @@ def _zeros(learner: Learner) -> torch.Tensor:
     return torch.zeros(learner.training.batch_size, dtype=torch.int64)
 
 
-def _check_twins(known: tuple[str, ...], found: Found) -> None:
+def check_names(known: Sequence[str], arriving: Sequence[str], where: str = "") -> None:
     """A class that differs from a known one in capitals or accents alone is a mistake, and one for years."""
     spelled = {same_for_people(name): name for name in known}
-    for name in found.class_names:
+    for name in arriving:
         twin = spelled.get(same_for_people(name))
         if twin is not None and twin != name:
             raise DataError(
-                f"The class {name!a} in {shown(found.source)} differs from {twin!a}, which the model knows, in "
+                f"The class {name!a}{where} differs from {twin!a}, which the model knows, in "
                 "capitals, spaces or the encoding of accents alone. Give both one name, or two that differ more."
             )
-    for name in found.class_names:
+    for name in arriving:
         if not name.strip() or any(unicodedata.category(letter) == "Cc" for letter in name):
             raise DataError(f"The class {name!a} has no name that can be shown. Rename it.")
 

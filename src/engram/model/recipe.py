@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,15 @@ def choose_size(found: Found, weights: Path | None) -> int:
             sides.append(min(extent(path)))
         except UnreadableImage:
             continue
+    return choose_side(sides, len(found.paths), weights)
+
+
+def choose_side(sides: Sequence[int], pictures: int, weights: Path | None = None) -> int:
+    """The same of so many pictures, of which some have these smaller sides."""
     if weights is not None:
         largest = TRAINED_AT[extractor_for_weights(weights)]
     else:
-        largest = next((side for most, side in FROM_NOTHING.items() if len(found.paths) <= most), MANY)
+        largest = next((side for most, side in FROM_NOTHING.items() if pictures <= most), MANY)
     # Where none of those looked at can be read, the reading of all of them will say why.
     return max(SMALLEST_SIDE, min(statistics.median_low(sides or [largest]), largest))
 

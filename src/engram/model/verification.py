@@ -52,9 +52,8 @@ def verify(folder: ModelFolder) -> Verified:
             continue
         found: list[str] = []
         try:
-            model = restored(manifest, tensors, "cpu")
-            for check in CHECKS:
-                found += check(model)
+            for contradiction in contradictions(restored(manifest, tensors, "cpu")):
+                found.append(contradiction)  # at once: a later check may not even end
         except EngramError as error:
             found.append(str(error))
         except Exception as error:  # whatever a state that is none leads to
@@ -66,6 +65,12 @@ def verify(folder: ModelFolder) -> Verified:
         bytes=folder_bytes(folder.path),
         problems=tuple(problems),
     )
+
+
+def contradictions(model: Model) -> Iterator[str]:
+    """Where a model does not agree with itself, a sentence each."""
+    for check in CHECKS:
+        yield from check(model)
 
 
 def _in_use(folder: ModelFolder) -> int | None:

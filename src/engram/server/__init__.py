@@ -1,0 +1,8 @@
+"""The HTTP front door: a model that people ask and teach over the network, and its page."""
+
+from __future__ import annotations
+
+from engram.server.app import make_app
+from engram.server.config import Config
+
+__all__ = ["Config", "make_app"]

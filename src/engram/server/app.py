@@ -1,0 +1,207 @@
+"""`make_app`: all parts of the server put together, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+
+import engram
+from engram.data.images import UnreadableImage
+from engram.model import ModelFolder, inspect
+from engram.server.batching import Batches
+from engram.server.config import Config
+from engram.server.decoding import Decoders
+from engram.server.edits import add_edits
+from engram.server.forms import CLASSES, FILES, described, files_of, form_of, name_of, upload_of
+from engram.server.jobs import Jobs
+from engram.server.limits import Limits
+from engram.server.metrics import Measured, Metrics
+from engram.server.problems import NoModel, Problem, handle_problems
+from engram.server.security import Guard, Security
+from engram.server.sessions import add_sessions
+from engram.server.snapshot import Snapshot, Snapshots
+
+PAGE = Path(__file__).parent / "page"
+PRELOADED = ["engram.server.decoding", "engram.server.teaching"]  # by the process that all others are begun from
+PROBLEM = {"description": "What is wrong, in a sentence.", "content": {"application/problem+json": {}}}
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: PROBLEM for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 429, 500, 503)
+}
+
+
+def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
+    """The server of a model's folder, which may be yet to be made."""
+    config = config or Config()
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    parts = Parts(folder, config)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        parts.batches.start()
+        try:
+            yield
+        finally:
+            await parts.batches.stop()
+            await run_in_threadpool(parts.close)
+
+    app = FastAPI(
+        title="engram", version=engram.__version__, docs_url=None, redoc_url=None, lifespan=lifespan, responses=PROBLEMS
+    )
+    app.state.parts = parts
+    handle_problems(app, folder.path)
+    add_health(app, parts)
+    add_answers(app, parts)
+    add_lessons(app, parts)
+    add_edits(app, folder)
+    add_sessions(app, parts.guard)
+    add_page(app)
+    app.add_middleware(Limits, config=config)  # the one added last stands first
+    app.add_middleware(Security, guard=parts.guard)
+    app.add_middleware(Measured, metrics=parts.metrics)
+    return app
+
+
+class Parts:
+    """What the answers are made with."""
+
+    def __init__(self, folder: ModelFolder, config: Config) -> None:
+        self.folder, self.config = folder, config
+        self.metrics = Metrics()
+        self.guard = Guard(config)
+        self.snapshots = Snapshots(folder, config.device)
+        self.decoders = Decoders(config)
+        self.batches = Batches(config, self.metrics.batches.observe)
+        self.jobs = Jobs(folder, config, self.decoders)
+        self.metrics.watch(self.jobs, self.decoders)
+
+    def snapshot(self) -> Snapshot:
+        """The model as it is now."""
+        try:
+            snapshot = self.snapshots.current()
+        except NoModel:
+            self.metrics.generation = None
+            raise
+        self.metrics.generation = snapshot.generation
+        return snapshot
+
+    def close(self) -> None:
+        """End all processes."""
+        self.jobs.close()
+        self.decoders.close()
+
+
+def add_health(app: FastAPI, parts: Parts) -> None:
+    """Whether the server lives, whether it can answer, and its numbers."""
+
+    @app.get("/livez")
+    async def live() -> dict[str, str]:
+        """Whether the server runs."""
+        return {"status": "alive"}
+
+    @app.get("/readyz")
+    def ready() -> dict[str, int]:
+        """Whether there is a model that is whole."""
+        return {"generation": parts.snapshot().generation}
+
+    @app.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Numbers for Prometheus."""
+        return Response(parts.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def add_answers(app: FastAPI, parts: Parts) -> None:
+    """What the model knows, and what it says of pictures."""
+
+    @app.get("/api/model")
+    def model() -> dict[str, Any]:
+        """What the model knows and keeps."""
+        if not parts.folder.exists():
+            raise NoModel(404)
+        return inspect(parts.folder).to_json()
+
+    @app.post("/api/classify", openapi_extra=described(files=FILES))
+    async def classify(
+        request: Request,
+        top: Annotated[int, Query(ge=1, le=10_000)] = 5,
+        reject: Annotated[float, Query(ge=0, le=1)] = 0.0,
+    ) -> dict[str, Any]:
+        """What the model says of pictures: the likeliest classes of each; rejected, if it is probably none of them."""
+        snapshot = await run_in_threadpool(parts.snapshot)
+        form = await form_of(request, parts.config)
+        try:
+            files = files_of(form, parts.config)
+            few = asyncio.Semaphore(2 * parts.config.decoders)  # of one request in memory at a time
+            said = [_said(parts, snapshot, file, top, reject, few) for file in files]
+            predictions = await asyncio.gather(*said)
+        finally:
+            await form.close()
+        return {"generation": snapshot.generation, "predictions": predictions}
+
+
+async def _said(
+    parts: Parts, snapshot: Snapshot, file: UploadFile, top: int, reject: float, few: asyncio.Semaphore
+) -> dict[str, Any]:
+    name = name_of(file)
+    try:
+        async with few:
+            image = await run_in_threadpool(parts.decoders.decode, await file.read(), snapshot.size)
+    except UnreadableImage as error:
+        parts.metrics.pictures.labels("unreadable").inc()
+        return {"name": name, "problem": str(error)}
+    answers = await parts.batches.ask(snapshot, image)
+    parts.metrics.pictures.labels("answered").inc()
+    best = [{"class": each.name, "probability": each.probability} for each in answers[:top]]
+    return {"name": name, "top": best, "rejected": answers[0].probability < reject}
+
+
+def add_lessons(app: FastAPI, parts: Parts) -> None:
+    """Lessons: begun, watched, stopped."""
+
+    @app.post("/api/teach", status_code=202, openapi_extra=described(files=FILES, classes=CLASSES))
+    async def teach(
+        request: Request, idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None
+    ) -> dict[str, Any]:
+        """Teach the model pictures, each with the class in the same place. It is done in the background."""
+        form = await form_of(request, parts.config)
+        try:
+            upload = await upload_of(form, parts.config)
+        finally:
+            await form.close()
+        return parts.jobs.add(upload, idempotency_key).to_json()
+
+    @app.get("/api/jobs")
+    def jobs() -> dict[str, Any]:
+        """All lessons that are remembered, oldest first."""
+        return {"jobs": [job.to_json() for job in parts.jobs.all()]}
+
+    @app.get("/api/jobs/{id}")
+    def job(id: str) -> dict[str, Any]:
+        """One lesson."""
+        return parts.jobs.get(id).to_json()
+
+    @app.delete("/api/jobs/{id}")
+    def cancel(id: str) -> dict[str, Any]:
+        """Stop a lesson. The model stays as it is."""
+        return parts.jobs.cancel(id).to_json()
+
+
+def add_page(app: FastAPI) -> None:
+    """The page for people."""
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> FileResponse:
+        if not (PAGE / "index.html").is_file():
+            raise Problem(404, "There is no page here. See /openapi.json for what there is.")
+        return FileResponse(PAGE / "index.html")
+
+    app.mount("/static", StaticFiles(directory=PAGE, check_dir=False), name="static")

@@ -1,0 +1,74 @@
+"""How a server is set up, and the limits that it keeps."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from engram.data.images import LIMIT
+from engram.errors import UsageError
+
+SHORTEST_TOKEN = 16  # characters: below, it can be guessed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Where a server listens, who may use it, and how much of it."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    hosts: tuple[str, ...] = ()  # other names that it may be called by
+    token: str | None = None  # None: whoever reaches it may use it
+    device: str = "auto"
+    epochs: int | None = None  # of a lesson; None: by what arrives
+
+    body_bytes: int = 256 << 20  # of one request
+    json_bytes: int = 64 << 10  # of a request that brings no pictures
+    files: int = 2_000  # of one request
+    file_bytes: int = 64 << 20
+    pixels: int = LIMIT  # of one picture
+    body_seconds: float = 120.0  # for a body to arrive
+    requests: int = 32  # under way at once
+
+    decoders: int = 2  # processes that decode
+    decode_seconds: int = 10  # of a processor, for one picture
+    decode_bytes: int = 2 << 30  # of memory, for one picture
+
+    batch: int = 64  # pictures in one forward pass
+    batch_seconds: float = 0.003  # to wait for others to come along
+
+    queue: int = 4  # lessons that wait
+    finished: int = 100  # lessons that are remembered
+    lesson_bytes: int = 1 << 30  # of all pictures that wait
+    nice: int = 10  # how far a lesson stands back behind answers
+
+    failures: int = 10  # wrong tokens from one address, before it has to wait
+    failure_seconds: float = 60.0
+    session_seconds: float = 12 * 3600.0
+
+    def __post_init__(self) -> None:
+        if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
+            raise UsageError(f"A token has at least {SHORTEST_TOKEN} characters, all of them ASCII.")
+        if self.token is None and not is_loopback(self.host):
+            raise UsageError(
+                f"Without a token only this machine may reach the server, and '{self.host}' may be reached by others. "
+                "Set one with --token-file or ENGRAM_TOKEN, or use --host 127.0.0.1."
+            )
+        for name in ("body_bytes", "json_bytes", "files", "file_bytes", "pixels", "requests", "decoders", "batch"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', ' ').capitalize()} must be at least 1.")
+
+    @property
+    def known_hosts(self) -> frozenset[str]:
+        """The names that a request may call the server by."""
+        return frozenset(name.lower() for name in ("localhost", "127.0.0.1", "::1", self.host, *self.hosts))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

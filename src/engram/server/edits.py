@@ -1,0 +1,75 @@
+"""Changes of what a model knows: classes forgotten, renamed, joined; an earlier generation in use again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
+
+from engram.model import ModelFolder, forget, merge, rename, rollback
+from engram.server.problems import NoModel
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _Order(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Forget(_Order):
+    """Classes to forget, with every earlier generation."""
+
+    classes: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
+
+
+class Rename(_Order):
+    """A class, and its new name."""
+
+    old: Annotated[Name, Field(alias="from")]
+    new: Annotated[Name, Field(alias="to")]
+
+
+class Merge(_Order):
+    """A class, and the one that answers for both from then on."""
+
+    name: Annotated[Name, Field(alias="class")]
+    into: Name
+
+
+class Rollback(_Order):
+    """The generation to use again; none: the one that the present one was made from."""
+
+    to: Annotated[int, Field(ge=1, le=2**53)] | None = None
+
+
+def add_edits(app: FastAPI, folder: ModelFolder) -> None:
+    """Let each of them be asked for."""
+
+    def require() -> None:
+        if not folder.exists():
+            raise NoModel(404)
+
+    @app.post("/api/forget")
+    def forget_classes(order: Forget) -> dict[str, Any]:
+        """Remove classes, with every earlier generation. There is no way back."""
+        require()
+        return forget(folder, order.classes).to_json()
+
+    @app.post("/api/rename")
+    def rename_class(order: Rename) -> dict[str, Any]:
+        """Give a class another name."""
+        require()
+        return rename(folder, order.old, order.new).to_json()
+
+    @app.post("/api/merge")
+    def merge_classes(order: Merge) -> dict[str, Any]:
+        """Join a class into another."""
+        require()
+        return merge(folder, order.name, order.into).to_json()
+
+    @app.post("/api/rollback")
+    def roll_back(order: Rollback) -> dict[str, Any]:
+        """Use an earlier generation again."""
+        require()
+        return rollback(folder, order.to).to_json()

@@ -1,0 +1,77 @@
+"""The model in use: what one request sees from its beginning to its end, and the next one when it has changed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from engram.errors import DataError, EngramError
+from engram.model import Model, ModelFolder, contradictions, restored
+from engram.server.problems import NoModel
+
+log = logging.getLogger("engram.server")
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A generation of the model, verified."""
+
+    generation: int
+    model: Model
+    size: int  # the side of the squares that pictures become
+
+
+class Snapshots:
+    """Gives the snapshot of a folder, read anew when another generation is in use there."""
+
+    def __init__(self, folder: ModelFolder, device: str = "auto") -> None:
+        self.folder, self.device = folder, device
+        self._lock = threading.Lock()
+        self._seen: tuple[int, str | None] | None = None  # the generation that was looked at last, and its checksum
+        self._snapshot: Snapshot | None = None
+
+    def current(self) -> Snapshot:
+        """The model as it is now. One that turns out to be damaged is not put in the place of one that is whole."""
+        with self._lock:
+            seen = self._look()
+            if seen is None:
+                self._snapshot = self._seen = None
+                raise NoModel
+            if seen != self._seen:
+                self._exchange(seen)
+            if self._snapshot is None:
+                raise NoModel(503, "The model is damaged. On the server, 'engram verify' says how, and what helps.")
+            return self._snapshot
+
+    def _look(self) -> tuple[int, str | None] | None:
+        """Which generation is in use, as far as can be told without reading it."""
+        if not self.folder.exists():
+            return None
+        try:
+            pointer = self.folder.pointer()
+        except DataError:
+            return (-1, None)
+        return None if pointer.current is None else (pointer.current, pointer.generations.get(pointer.current))
+
+    def _exchange(self, seen: tuple[int, str | None]) -> None:
+        try:
+            self._snapshot = self._read()
+            seen = (self._snapshot.generation, seen[1]) if self._snapshot.generation == seen[0] else (-1, "changed")
+        except NoModel:
+            raise
+        except EngramError as error:
+            log.error("The model was not exchanged: %s", error)
+        except Exception as error:  # whatever a state that is none leads to
+            log.error("The model was not exchanged.", exc_info=error)
+        self._seen = seen
+
+    def _read(self) -> Snapshot:
+        manifest, tensors = self.folder.load()
+        model = restored(manifest, tensors, self.device)
+        problems = list(contradictions(model))
+        if problems:
+            raise DataError(" ".join(problems))
+        if model.image_size is None:
+            raise NoModel(503, "This model has learned vectors, not pictures. It can be asked from Python alone.")
+        return Snapshot(manifest.generation, model, model.image_size)

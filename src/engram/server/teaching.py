@@ -1,0 +1,146 @@
+"""One lesson, in a process of its own: it can be stopped at any moment, and answers do not wait for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engram.data import Samples
+from engram.data.pictures import Pictures
+from engram.errors import EngramError
+from engram.model import Learned, ModelFolder, Wishes, learn_pictures
+from engram.progress import Phase
+from engram.server.problems import sentence_of
+
+OFTEN = 0.2  # seconds between two reports
+FAILED = "The lesson failed for a reason that should not be. The model is as it was. The server's log says more."
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a process is to teach; the pixels follow by its pipe."""
+
+    folder: str
+    side: int
+    class_names: tuple[str, ...]
+    labels: tuple[int, ...]
+    seen_bytes: int
+    epochs: int | None
+    device: str
+    nice: int
+
+
+def work(pipe: Connection, lesson: Lesson) -> None:
+    """Teach, and report by the pipe in JSON: {"progress"}, then {"done"} or {"failed"}."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it belongs to the server, which ends this process
+    os.nice(lesson.nice)
+    pixels = pipe.recv_bytes()
+    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    try:
+        outcome: dict[str, Any] = {"done": without_paths(_teach(lesson, pixels, pipe))}
+    except EngramError as error:
+        outcome = {"failed": sentence_of(error, Path(lesson.folder))}
+    except MemoryError:
+        outcome = {"failed": "There is not enough memory for this lesson. Teach fewer pictures at a time."}
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        outcome = {"failed": FAILED}
+    with suppress(OSError):
+        pipe.send_bytes(json.dumps(outcome).encode())
+
+
+def without_paths(learned: Learned) -> dict[str, Any]:
+    """What was learned, as plain values; files are known by the names they were sent with."""
+    plain = learned.to_json()
+    plain["left_out"] = [{"name": str(left.path), "reason": left.reason} for left in learned.left_out]
+    return plain
+
+
+def _teach(lesson: Lesson, pixels: bytes, pipe: Connection) -> Learned:
+    inputs = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).reshape(-1, lesson.side, lesson.side, 3)
+    samples = Samples.of(inputs, torch.tensor(lesson.labels, dtype=torch.int64))
+    pictures = Pictures(samples, lesson.class_names, (), ())
+    wishes = Wishes(epochs=lesson.epochs, device=lesson.device, image_size=lesson.side)
+    folder = ModelFolder(Path(lesson.folder))
+    return learn_pictures(folder, pictures, wishes, Reporter(pipe), seen_bytes=lesson.seen_bytes)
+
+
+def _end_with(pipe: Connection) -> None:
+    """End when the server does: nobody would hear of what is learned."""
+    with suppress(EOFError, OSError):
+        pipe.recv_bytes()
+    os._exit(1)
+
+
+class Reporter:
+    """Sends how far the work is by a pipe, now and then."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+
+    @contextmanager
+    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+        """Report while the phase lasts."""
+        phase = _Reported(self.pipe, name, steps)
+        phase.report()
+        yield phase
+
+
+class _Reported:
+    def __init__(self, pipe: Connection, name: str, steps: int | None) -> None:
+        self.pipe, self.progress = pipe, Standing(name, 0, steps)
+        self.last = 0.0
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.progress.advance(steps)
+        if time.monotonic() - self.last > OFTEN:
+            self.report()
+
+    def tell(self, **values: float) -> None:
+        pass
+
+    def report(self) -> None:
+        self.last = time.monotonic()
+        with suppress(OSError):
+            self.pipe.send_bytes(json.dumps({"progress": self.progress.to_json()}).encode())
+
+
+@dataclass
+class Standing:
+    """How far a phase is, and how long the rest of it will take at this rate."""
+
+    phase: str
+    done: int
+    of: int | None
+
+    def __post_init__(self) -> None:
+        self.begin = time.monotonic()
+
+    def advance(self, steps: int) -> None:
+        """So many more are done."""
+        self.done += steps
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        left = None
+        if self.of and self.done:
+            left = round((time.monotonic() - self.begin) / self.done * max(0, self.of - self.done), 1)
+        return {**asdict(self), "seconds_left": left}
+
+
+def pixels_of(images: Sequence[torch.Tensor]) -> bytes:
+    """Images of one size as bytes."""
+    return torch.stack(list(images)).numpy().tobytes()

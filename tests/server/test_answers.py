@@ -1,0 +1,212 @@
+"""What the server answers: of pictures, of the model, after lessons and changes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from models_made import DAISY, FORMULA, NAMES, TULIP
+from server_made import Serve, files, lesson, over, picture
+from starlette.testclient import TestClient
+
+from engram.data.images import decode
+from engram.model import ModelFolder, answer, inspect, load, rename
+
+
+def test_pictures_are_classified_as_the_model_does(client: TestClient, model: ModelFolder) -> None:
+    contents = [picture(name) for name in NAMES]
+    said = client.post("/api/classify?top=2&reject=0", files=files(*contents))
+    assert said.status_code == 200
+    assert said.json()["generation"] == model.current().generation
+    loaded = load(model, device="cpu")
+    for number, (content, prediction) in enumerate(zip(contents, said.json()["predictions"], strict=True)):
+        (expected,) = answer(loaded, decode(content, size=16)[None], top=2)
+        assert prediction["name"] == f"{number}.png"
+        assert [each["class"] for each in prediction["top"]] == [each.name for each in expected]
+        probabilities = [each["probability"] for each in prediction["top"]]
+        assert probabilities == pytest.approx([each.probability for each in expected], abs=1e-4)
+        assert prediction["rejected"] is False
+
+
+def test_what_is_less_sure_than_asked_for_is_rejected(client: TestClient) -> None:
+    (prediction,) = client.post("/api/classify?reject=1", files=files(picture("grey"))).json()["predictions"]
+    assert prediction["rejected"] is True
+
+
+def test_what_cannot_be_read_is_said_and_the_others_are_answered(client: TestClient) -> None:
+    said = client.post("/api/classify", files=files(b"no picture", picture(TULIP))).json()["predictions"]
+    assert said[0] == {"name": "0.png", "problem": said[0]["problem"]}
+    assert "text and no picture" in said[0]["problem"]
+    assert said[1]["top"]
+
+
+def test_a_model_that_is_not_there_is_told_so(serve: Serve, tmp_path: Path) -> None:
+    client = serve(ModelFolder(tmp_path / "none"))
+    assert client.get("/livez").status_code == 200
+    assert client.get("/readyz").status_code == 503
+    assert client.get("/api/model").status_code == 404
+    said = client.post("/api/classify", files=files(picture(TULIP)))
+    assert said.status_code == 503
+    assert said.headers["content-type"] == "application/problem+json"
+    assert said.json()["detail"] == "There is no model yet. Teach it some pictures."
+    for path, body in (("forget", {"classes": ["a"]}), ("rollback", {})):
+        assert client.post(f"/api/{path}", json=body).status_code == 404
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_model_is_told_as_inspect_does(client: TestClient, model: ModelFolder) -> None:
+    told = client.get("/api/model").json()
+    assert told["generation"] == 2
+    assert [each["name"] for each in told["classes"]] == [each.name for each in inspect(model).classes]
+    assert client.get("/readyz").json() == {"generation": 2}
+
+
+def test_a_class_that_is_taught_is_known(client: TestClient) -> None:
+    begun = client.post("/api/teach", **lesson("grey"))
+    assert begun.status_code == 202
+    assert begun.json()["state"] in ("queued", "learning")
+    assert begun.json()["classes"] == {"grey": 8}
+    assert set(begun.json()["progress"]) == {"phase", "done", "of", "seconds_left"}
+    job = over(client, begun.json()["id"])
+    assert (job["state"], job["problem"]) == ("done", None)
+    assert job["result"]["new"] == {"grey": 8}
+    assert {each["name"] for each in job["result"]["judged"]} == {*NAMES, "grey"}
+    said = client.post("/api/classify", files=files(picture("grey", 99))).json()
+    assert said["generation"] == job["result"]["generation"] == 3
+    assert said["predictions"][0]["top"][0]["class"] == "grey"
+    assert [each["id"] for each in client.get("/api/jobs").json()["jobs"]] == [job["id"]]
+
+
+def test_the_first_lesson_makes_the_model(serve: Serve, tmp_path: Path) -> None:
+    client = serve(ModelFolder(tmp_path / "new"))
+    both = {name: [picture(name, seed) for seed in range(6)] for name in (TULIP, DAISY)}
+    contents = [content for each in both.values() for content in each]
+    classes = [name for name in both for _ in range(6)]
+    begun = client.post("/api/teach", files=files(*contents, b"none"), data={"classes": [*classes, TULIP]})
+    job = over(client, begun.json()["id"])
+    assert job["state"] == "done", job
+    assert job["result"]["new"] == {TULIP: 6, DAISY: 6}
+    (left,) = job["result"]["left_out"]
+    assert left["name"] == "12.png"
+    assert client.get("/api/model").json()["image_size"] == 16
+
+
+def test_a_class_of_which_nothing_can_be_read_fails_the_lesson(client: TestClient) -> None:
+    begun = client.post("/api/teach", files=files(b"one", b"two"), data={"classes": ["a", "a"]})
+    job = over(client, begun.json()["id"])
+    assert job["state"] == "failed"
+    assert "None of the pictures of the class 'a' can be read" in job["problem"]
+    assert client.get("/readyz").json() == {"generation": 2}
+
+
+def test_classes_are_renamed_joined_forgotten_and_changes_undone(client: TestClient) -> None:
+    renamed = client.post("/api/rename", json={"from": TULIP, "to": "tulip"}).json()
+    assert (renamed["generation"], renamed["classes"][0]) == (3, "tulip")
+    back = client.post("/api/rollback", json={"to": None}).json()
+    assert (back["generation"], back["classes"][0]) == (2, TULIP)
+    assert client.post("/api/rollback", json={"to": 3}).json()["generation"] == 3
+    merged = client.post("/api/merge", json={"class": FORMULA, "into": "tulip"}).json()
+    assert merged["classes"] == ["tulip", DAISY]
+    forgotten = client.post("/api/forget", json={"classes": [DAISY]}).json()
+    assert forgotten["classes"] == ["tulip"]
+    said = client.post("/api/classify", files=files(picture(TULIP))).json()
+    assert said["generation"] == forgotten["generation"]
+    assert [each["class"] for each in said["predictions"][0]["top"]] == ["tulip"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("forget", {"classes": ["tulp"]}, 422, "There is no class 'tulp'"),
+        ("forget", {"classes": list(NAMES)}, 422, "No class would be left"),
+        ("forget", {"classes": []}, 422, "classes"),
+        ("forget", [], 422, "openapi"),
+        ("rename", {"from": TULIP, "to": DAISY}, 422, "There is a class"),
+        ("rename", {"from": TULIP}, 422, "to: Field required"),
+        ("merge", {"class": TULIP, "into": "x", "y": 1}, 422, "y"),
+        ("rollback", {"to": 77}, 422, "There is no generation 77"),
+    ],
+)
+def test_what_cannot_be_done_is_a_problem_without_a_path(
+    client: TestClient, path: str, body: object, status: int, words: str
+) -> None:
+    said = client.post(f"/api/{path}", json=body)
+    assert said.status_code == status
+    assert said.headers["content-type"] == "application/problem+json"
+    assert words in said.json()["detail"]
+    assert "secret-place" not in said.text
+
+
+def test_a_model_that_is_being_written_is_not_changed(client: TestClient, model: ModelFolder) -> None:
+    with model.writing():
+        said = client.post("/api/rename", json={"from": TULIP, "to": "tulip"})
+    assert said.status_code == 409
+    assert "retry-after" in said.headers
+    assert "secret-place" not in said.text
+
+
+def test_an_error_that_nobody_foresaw_tells_nothing(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("engram.server.app.inspect", broken)
+    said = client.get("/api/model")
+    assert said.status_code == 500
+    assert said.headers["content-type"] == "application/problem+json"
+    assert "secret" not in said.text and "Trace" not in said.text
+
+
+def test_a_damaged_generation_does_not_take_the_place_of_a_whole_one(client: TestClient, model: ModelFolder) -> None:
+    assert client.get("/readyz").json() == {"generation": 2}
+    rename(model, TULIP, "tulip")
+    tensors = next((model.path / "generations").glob("*3/*.safetensors"))
+    tensors.chmod(0o644)
+    tensors.write_bytes(tensors.read_bytes()[:-8] + b"damaged!")
+    assert client.get("/readyz").json() == {"generation": 2}
+
+
+def test_an_answer_is_of_one_generation_while_they_change(client: TestClient, model: ModelFolder) -> None:
+    """Each generation has one name for the class: an answer with another one would be of two."""
+    stop = threading.Event()
+
+    def change() -> None:
+        old, number = TULIP, 0
+        while not stop.is_set():
+            number += 1
+            old, new = f"tulip {number}", old
+            rename(model, new, old)
+
+    names: dict[int, set[str]] = {}
+    writer = threading.Thread(target=change)
+    writer.start()
+    try:
+        for _ in range(12):
+            said = client.post("/api/classify", files=files(*(picture(TULIP, seed) for seed in range(6)))).json()
+            seen = {next(e["class"] for e in p["top"] if "tulip" in e["class"]) for p in said["predictions"]}
+            assert len(seen) == 1
+            names.setdefault(said["generation"], set()).update(seen)
+    finally:
+        stop.set()
+        writer.join()
+    assert all(len(each) == 1 for each in names.values())
+    assert len(names) > 1
+
+
+def test_the_page_and_the_description_are_there(client: TestClient) -> None:
+    assert client.get("/").headers["content-type"].startswith("text/html")
+    assert client.get("/openapi.json").json()["info"]["title"] == "engram"
+    assert client.get("/docs").status_code == 404
+    assert client.get("/static/../app.py").status_code == 404
+    assert client.get("/static/%2e%2e/app.py").status_code == 404
+
+
+def test_numbers_are_told(client: TestClient) -> None:
+    client.post("/api/classify", files=files(picture(TULIP), b"none"))
+    client.get("/made/up")
+    text = client.get("/metrics").text
+    assert 'engram_pictures_total{outcome="answered"} 1.0' in text
+    assert 'engram_pictures_total{outcome="unreadable"} 1.0' in text
+    assert 'engram_requests_total{method="POST",path="/api/classify",status="200"} 1.0' in text
+    assert "engram_generation 2.0" in text
+    assert "made" not in text

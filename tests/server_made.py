@@ -1,0 +1,47 @@
+"""What tests send to a server, and how they wait for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from models_made import COLOURS, SIDE
+from pictures_made import encoded
+from starlette.testclient import TestClient
+
+Serve = Callable[..., TestClient]
+
+
+def picture(name: str, seed: int = 0) -> bytes:
+    """A noisy PNG of the colour of a class; see `models_made`."""
+    noise = np.random.default_rng(seed).integers(-40, 41, (SIDE, SIDE, 3))
+    return encoded(np.clip(np.array(COLOURS.get(name, (128, 128, 128))) + noise, 0, 255).astype(np.uint8), "PNG")
+
+
+def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("files", (f"{number}.png", content)) for number, content in enumerate(contents)]
+
+
+def lesson(name: str, count: int = 8) -> dict[str, Any]:
+    """What `post` needs to teach a class."""
+    return {"files": files(*(picture(name, seed) for seed in range(count))), "data": {"classes": [name] * count}}
+
+
+def over(client: TestClient, id: str, seconds: float = 60) -> dict[str, Any]:
+    """A job once it is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        job: dict[str, Any] = client.get(f"/api/jobs/{id}").json()
+        if job["state"] in ("done", "failed", "cancelled"):
+            return job
+        time.sleep(0.05)
+    raise AssertionError(f"The job is not over: {job}")
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
