@@ -12,6 +12,7 @@ const connection = find("connection");
 let lost = false;
 let session = { authenticated: false, token_required: false };
 let shown = ""; // the model as it was last shown
+const NONE = JSON.stringify(null);
 
 listeners.lost = () => {
   if (lost) return;
@@ -36,9 +37,11 @@ async function reconnect() {
       continue;
     }
   }
-  tell(connection, "The server answers again.");
-  setTimeout(() => (connection.hidden = !lost), 4000);
   await start();
+  if (lost) return;
+  tell(connection, "The server answers again.");
+  connection.hidden = false;
+  setTimeout(() => (connection.hidden = !lost), 4000);
 }
 
 async function start() {
@@ -73,6 +76,7 @@ async function showModel() {
   } catch (error) {
     if (error.status !== 404) throw error;
   }
+  if (!lost) connection.hidden = true;
   const text = JSON.stringify(model);
   if (text === shown) return;
   shown = text;
@@ -122,7 +126,12 @@ async function heartbeat() {
   for (;;) {
     await pause(HEARTBEAT);
     if (document.hidden || lost || !allowed() || document.querySelector("dialog[open]")) continue;
-    await Promise.all([showModel(), showJobs()]).catch(() => {});
+    try {
+      await showJobs();
+      if (shown !== NONE) await showModel(); // a first lesson is followed anyway
+    } catch {
+      // what is wrong is said already, or will be when something is asked for
+    }
   }
 }
 
