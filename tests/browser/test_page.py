@@ -1,0 +1,269 @@
+"""The page of `engram serve` in a real browser, with a real server. Skipped, saying so, where there is none."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models_made import DAISY, FORMULA, TULIP, draw, taught
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
+pytest.importorskip("fastapi", reason="fastapi is not installed: pip install '.[serve]'")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+
+VIEWS = [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
+TOKEN = "a token of enough characters"
+LONG = "W" * 60
+MARKUP = "<img src=x onerror=alert(1)>"
+LESSON = 120_000  # milliseconds that one may take
+
+
+@contextmanager
+def serving(model: Path, **environment: str) -> Iterator[str]:
+    """The address of a server of a model."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "engram", "serve", str(model), "--port", str(port), "--epochs", "10"]
+    with subprocess.Popen(command, env={**os.environ, **environment}) as server:
+        try:
+            _wait(server, f"http://127.0.0.1:{port}/livez")
+            yield f"http://127.0.0.1:{port}/"
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def _wait(server: subprocess.Popen[bytes], address: str) -> None:
+    for _ in range(600):
+        assert server.poll() is None, "The server has ended."
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+            return
+        except urllib.error.URLError:
+            time.sleep(0.1)
+    raise AssertionError("The server does not answer.")
+
+
+@dataclass
+class View:
+    """A page as it is seen, and what it did while it was open."""
+
+    page: Any
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        camera = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *camera])
+        yield chromium
+        chromium.close()
+
+
+def opened(browser: Any, address: str, width: int = 1280, scheme: str = "light") -> View:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    view = View(context.new_page())
+    view.page.on("console", lambda message: view.complaints.append(message.text))
+    view.page.on("pageerror", lambda error: view.complaints.append(str(error)))
+    view.page.on("request", lambda request: view.requests.append(request.url))
+    view.page.goto(address)
+    return view
+
+
+def says(page: Any, place: str, text: str, timeout: int = 10_000) -> None:
+    playwright.expect(page.locator(place)).to_contain_text(text, timeout=timeout)
+
+
+def files(folder: Path) -> list[str]:
+    return [str(path) for path in sorted(folder.iterdir())]
+
+
+def test_a_model_is_taught_asked_renamed_rolled_back_and_made_to_forget(browser: Any, tmp_path: Path) -> None:
+    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
+    with serving(tmp_path / "model") as address:
+        page = opened(browser, address).page
+        says(page, "#classify", "There is no model yet.")
+
+        page.get_by_role("button", name="Add a class").click()
+        for number, name in enumerate((TULIP, DAISY)):
+            group = page.locator("fieldset").nth(number)
+            group.get_by_label("Class", exact=True).fill(name)
+            group.locator("input[type=file][multiple]").set_input_files(files(pictures / name)[:20])
+        says(page, "#lesson-size", "40 pictures")
+        page.get_by_role("button", name="Teach", exact=True).click()
+        says(page, ".job h3", "Learned", LESSON)
+        rows = page.locator(".job tbody th bdi")
+        assert sorted(rows.all_text_contents()) == sorted([TULIP, DAISY])
+        says(page, "#summary", "Generation 1: it knows 2 classes")
+
+        asked = [files(pictures / name)[-1] for name in (TULIP, DAISY)]
+        broken = tmp_path / "broken.png"
+        broken.write_bytes(b"no picture")
+        page.locator("#classify-drop input[multiple]").set_input_files([*asked, str(broken)])
+        playwright.expect(page.locator("#answers .bars, #answers .problem")).to_have_count(3)
+        assert page.locator("#answers .bars li:first-child bdi").all_text_contents() == [TULIP, DAISY]
+        assert page.locator("#answers .problem").count() == 1
+
+        page.get_by_role("button", name=f"Rename {TULIP}").click()
+        page.get_by_role("dialog").get_by_role("textbox").fill("rose")
+        page.keyboard.press("Enter")
+        says(page, "#memory-status", "Renamed")
+        assert sorted(page.locator(".class-name").all_text_contents()) == sorted(["rose", DAISY])
+
+        page.get_by_role("button", name="Use generation 1").click()
+        page.get_by_role("dialog").get_by_role("button", name="Use generation 1").click()
+        says(page, "#history-status", "Generation 1 is in use.")
+        assert sorted(page.locator(".class-name").all_text_contents()) == sorted([TULIP, DAISY])
+
+        page.get_by_role("button", name=f"Forget {TULIP}").click()
+        says(page, "dialog[open]", "not unlearned")
+        page.get_by_role("dialog").get_by_role("textbox").fill("another")
+        page.keyboard.press("Enter")
+        says(page, "#question-problem", "Nothing was changed.")
+        page.get_by_role("dialog").get_by_role("textbox").fill(TULIP)
+        page.keyboard.press("Enter")
+        says(page, "#memory-status", "Forgotten.")
+        assert page.locator(".class-name").all_text_contents() == [DAISY]
+        assert page.get_by_role("button", name="Use generation").count() == 0
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A server of a model of three classes, two of them with strange names, and the pictures."""
+    from engram.model import rename
+
+    place = tmp_path_factory.mktemp("known")
+    folder = taught(place)
+    rename(folder, FORMULA, LONG)
+    rename(folder, DAISY, MARKUP)
+    with serving(folder.path) as address:
+        yield address, place
+
+
+@pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}", scope="module")
+def view(request: pytest.FixtureRequest, browser: Any, known: tuple[str, Path]) -> Iterator[View]:
+    address, place = known
+    seen = opened(browser, address, *request.param)
+    says(seen.page, "#summary", "it knows 3 classes")
+    seen.page.locator("#classify-drop input[multiple]").set_input_files(files(place / "1" / TULIP)[:2])
+    playwright.expect(seen.page.locator("#answers .bars")).to_have_count(2)
+    seen.page.get_by_role("button", name="Add a class").click()
+    seen.page.locator("fieldset input[multiple]").first.set_input_files(files(place / "1" / TULIP))
+    yield seen
+    seen.page.context.close()
+
+
+def test_nothing_is_complained_of_and_nothing_fetched_from_elsewhere(view: View, known: tuple[str, Path]) -> None:
+    assert view.complaints == []
+    assert [url for url in view.requests if not url.startswith((known[0], "blob:"))] == []
+
+
+def test_the_page_never_scrolls_sideways(view: View) -> None:
+    wide, room = view.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= room
+
+
+# Texts that are wider than the box they are in, and pairs of texts that lie on one another.
+OVERLAPPING = """() => {
+  const boxes = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (!node.textContent.trim() || node.parentElement.closest('[hidden], .skip, .hidden, option, dialog, noscript')) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) if (box.width > 1) boxes.push([node.textContent.trim().slice(0, 30), box]);
+  }
+  const found = [];
+  boxes.forEach(([text, box], index) => {
+    if (box.left < -1 || box.right > document.documentElement.clientWidth + 1) found.push(`${text} is cut off`);
+    for (const [other, next] of boxes.slice(index + 1)) {
+      const across = Math.min(box.right, next.right) - Math.max(box.left, next.left);
+      const down = Math.min(box.bottom, next.bottom) - Math.max(box.top, next.top);
+      if (across > 1 && down > 3) found.push(`${text} lies on ${other}`);
+    }
+  });
+  return found;
+}"""
+
+
+def test_no_text_lies_on_another_or_is_cut_off(view: View) -> None:
+    assert view.page.evaluate(OVERLAPPING) == []
+
+
+def test_a_name_is_shown_as_it_is_and_never_as_markup(view: View) -> None:
+    assert MARKUP in view.page.locator(".class-name").all_text_contents()
+    assert view.page.locator("img[onerror]").count() == 0
+
+
+def test_every_button_and_field_has_a_name(view: View) -> None:
+    nameless = """[...document.querySelectorAll('button, input, select')].filter(each =>
+      !(each.getAttribute('aria-label') || each.textContent.trim() || each.labels?.length)
+      && !each.closest('dialog')).map(each => each.outerHTML)"""
+    assert view.page.evaluate(nameless) == []
+
+
+def test_a_picture_of_the_camera_is_classified(browser: Any, known: tuple[str, Path]) -> None:
+    page = opened(browser, known[0]).page
+    page.get_by_role("button", name="Camera: a picture to classify").click()
+    page.wait_for_function("document.getElementById('viewfinder').videoWidth > 0")
+    page.get_by_role("button", name="Take the picture").click()
+    playwright.expect(page.locator("#answers .bars")).to_have_count(1)
+    assert page.evaluate("document.getElementById('viewfinder').srcObject") is None
+
+
+def test_a_token_opens_the_page_and_no_script_can_read_it(browser: Any, known: tuple[str, Path]) -> None:
+    with serving(known[1] / "model", ENGRAM_TOKEN=TOKEN) as address:
+        page = opened(browser, address).page
+        page.get_by_label("Token").fill("a wrong token of enough characters")
+        page.keyboard.press("Enter")
+        says(page, "#sign-in-problem", "The token is wrong.")
+        page.get_by_label("Token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        says(page, "#summary", "it knows 3 classes")
+        assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
+        page.get_by_role("button", name="Sign out").click()
+        playwright.expect(page.get_by_label("Token")).to_be_visible()
+        assert page.locator(".class-name").count() == 0
+
+
+def test_a_server_that_is_gone_is_told_and_found_again(browser: Any, known: tuple[str, Path]) -> None:
+    page = opened(browser, known[0]).page
+    says(page, "#summary", "it knows 3 classes")
+    page.context.set_offline(True)
+    page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
+    says(page, "#connection", "The server does not answer.")
+    says(page, "#answers", "The server does not answer.")
+    page.context.set_offline(False)
+    says(page, "#connection", "The server answers again.")
+
+
+def test_a_busy_server_is_asked_again_when_it_says_so(browser: Any, known: tuple[str, Path]) -> None:
+    page = opened(browser, known[0]).page
+    says(page, "#summary", "it knows 3 classes")
+    refusals = iter([True])
+
+    def refuse_once(route: Any) -> None:
+        if next(refusals, False):
+            route.fulfill(status=429, headers={"Retry-After": "2"}, json={"detail": "Busy."})
+        else:
+            route.continue_()
+
+    page.route("**/api/classify*", refuse_once)
+    page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
+    says(page, "#classify-status", "The server is busy. Asking again in 2 s.")
+    playwright.expect(page.locator("#answers .bars")).to_have_count(1)
