@@ -1,0 +1,179 @@
+"""How much a request may bring: counted on a real connection, where headers can lie."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from models_made import TULIP
+from pictures_made import chunk, png
+from server_made import Serve, files, lesson, over, picture
+from starlette.testclient import TestClient
+
+from engram.model import ModelFolder
+from engram.server import Config, make_app
+
+MULTIPART = "multipart/form-data; boundary=b"
+PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+
+
+@contextmanager
+def listening(folder: ModelFolder, **settings: Any) -> Iterator[int]:
+    """A real server at a port."""
+    app = make_app(folder, Config(**{"decoders": 1, "device": "cpu", **settings}))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def exchange(port: int, head: str, *body: bytes) -> bytes:
+    """What a server says to these bytes; it may stop listening before all are sent."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        request = f"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: {MULTIPART}\r\n{head}\r\n\r\n"
+        said = b""
+        try:
+            connection.sendall(request.encode())
+            for part in body:
+                connection.sendall(part)
+        except OSError:
+            pass
+        try:
+            while b"}" not in said and (received := connection.recv(65536)):
+                said += received
+        except OSError:
+            pass
+        return said
+
+
+def test_a_length_that_is_too_large_is_refused_at_once(model: ModelFolder) -> None:
+    with listening(model, body_bytes=10_000) as port:
+        said = exchange(port, "Content-Length: 99999999")
+        assert b" 413 " in said and b"10,000 bytes" in said
+
+
+def test_an_endless_body_in_chunks_is_cut_off(model: ModelFolder) -> None:
+    with listening(model, body_bytes=100_000) as port:
+        more = b"%x\r\n%s\r\n" % (10_000, bytes(10_000))
+        said = exchange(port, "Transfer-Encoding: chunked", b"%x\r\n%s\r\n" % (len(PART), PART), *[more] * 1_000)
+        assert b" 413 " in said
+
+
+def test_a_length_that_promises_more_than_comes_does_not_hold_the_server(model: ModelFolder) -> None:
+    with listening(model, body_seconds=0.5) as port:
+        begin = time.monotonic()
+        said = exchange(port, "Content-Length: 5000", PART)
+        assert b" 408 " in said
+        assert time.monotonic() - begin < 10
+
+
+def test_a_length_that_promises_less_than_comes_is_a_form_cut_short(model: ModelFolder) -> None:
+    with listening(model) as port:
+        said = exchange(port, "Content-Length: 20\r\nConnection: close", PART, bytes(1000))
+        assert b" 400 " in said or b" 422 " in said
+
+
+def test_too_many_files_are_refused(serve: Serve) -> None:
+    client = serve(files=3)
+    assert client.post("/api/classify", files=files(*[picture(TULIP)] * 3)).status_code == 200
+    for count in (4, 5, 50):
+        said = client.post("/api/classify", files=files(*[b"x"] * count))
+        assert said.status_code == 413
+        assert "3 files at most" in said.json()["detail"]
+
+
+def test_a_file_that_is_too_large_is_refused(serve: Serve) -> None:
+    assert serve(file_bytes=1000).post("/api/classify", files=files(bytes(1001))).status_code == 413
+
+
+def test_a_body_without_pictures_is_small(serve: Serve) -> None:
+    said = serve(json_bytes=1000).post("/api/forget", json={"classes": ["x" * 100] * 20})
+    assert said.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("form", "status"),
+    [
+        ({"content": b"{}", "headers": {"Content-Type": "application/json"}}, 415),
+        ({"content": b"nonsense", "headers": {"Content-Type": MULTIPART}}, 400),
+        ({"content": b"", "headers": {"Content-Type": "multipart/form-data"}}, 400),
+        ({"files": [("other", ("a.png", b"x"))]}, 422),
+        ({"data": {"files": "text"}, "files": [("other", ("a.png", b"x"))]}, 422),
+    ],
+)
+def test_a_form_that_is_none_is_a_problem(client: TestClient, form: dict[str, Any], status: int) -> None:
+    for path in ("/api/classify", "/api/teach"):
+        said = client.post(path, **form)
+        assert said.status_code == status, said.text
+        assert said.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("classes", [["a"], ["a", "b", "c"], ["a", ""], ["a", "x" * 300], ["a", "A"], ["a", "b\x07"]])
+def test_every_file_needs_a_class_with_a_name(client: TestClient, classes: list[str]) -> None:
+    said = client.post("/api/teach", files=files(b"x", b"y"), data={"classes": classes})
+    assert said.status_code == 422
+    assert client.get("/api/jobs").json() == {"jobs": []}
+
+
+def test_a_picture_of_too_many_pixels_is_not_decoded(serve: Serve) -> None:
+    bomb = png(60_000, 60_000, 8, 2, b"")
+    begin = time.monotonic()
+    (said,) = serve().post("/api/classify", files=files(bomb)).json()["predictions"]
+    assert "60,000 x 60,000 pixels" in said["problem"]
+    assert time.monotonic() - begin < 20
+
+
+def test_a_decoder_that_takes_too_much_is_replaced(serve: Serve) -> None:
+    client = serve(decode_bytes=1 << 20)
+    rows = b"".join(b"\0" + bytes(3 * 4000) for _ in range(4000))
+    large = png(4000, 4000, 8, 2, rows)
+    for _ in range(2):
+        (said,) = client.post("/api/classify", files=files(large)).json()["predictions"]
+        assert "memory" in said["problem"]
+    (said,) = client.post("/api/classify", files=files(picture(TULIP))).json()["predictions"]
+    assert said["top"]
+
+
+def test_a_decoder_that_dies_is_replaced(client: TestClient) -> None:
+    client.post("/api/classify", files=files(picture(TULIP)))
+    decoders = client.app.state.parts.decoders  # type: ignore[attr-defined]
+    decoders._all[0].process.kill()
+    decoders._all[0].process.join()
+    outcomes = [client.post("/api/classify", files=files(picture(TULIP))).json()["predictions"][0] for _ in range(2)]
+    assert outcomes[-1]["top"]
+    assert decoders.restarts == 1
+
+
+def test_more_requests_than_there_is_room_for_are_asked_to_come_back(serve: Serve) -> None:
+    client = serve(requests=1)
+    assert client.get("/api/jobs").status_code == 200
+    client.app.middleware_stack  # noqa: B018
+    layer = client.app.middleware_stack
+    while type(layer).__name__ != "Limits":
+        layer = layer.app
+    layer.under_way = 1
+    said = client.get("/api/jobs")
+    assert (said.status_code, said.headers["retry-after"]) == (503, "1")
+    assert client.get("/livez").status_code == 200
+    layer.under_way = 0
+
+
+def test_a_lesson_with_a_bomb_leaves_it_out(client: TestClient) -> None:
+    sent = lesson("grey", 6)
+    sent["files"].append(("files", ("bomb.png", png(60_000, 60_000, 8, 2, b"", chunk(b"tEXt", b"a\0b")))))
+    sent["data"]["classes"].append("grey")
+    job = over(client, client.post("/api/teach", **sent).json()["id"])
+    assert job["state"] == "done"
+    assert [left["name"] for left in job["result"]["left_out"]] == ["bomb.png"]

@@ -1,0 +1,148 @@
+"""Who may use the server, and from where."""
+
+from __future__ import annotations
+
+import pytest
+from models_made import TULIP
+from server_made import Serve, files, picture
+from starlette.testclient import TestClient
+
+from engram.errors import UsageError
+from engram.server import Config
+
+TOKEN = "a token that nobody guesses"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+HERE = {"Origin": "http://localhost"}
+RENAME = {"from": TULIP, "to": "tulip"}
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "evil@localhost", "localhost:x", "", "127.0.0.1.nip.io", "[::1"]
+)
+@pytest.mark.parametrize("path", ["/", "/livez", "/api/model", "/made/up"])
+def test_another_host_is_refused(client: TestClient, host: str, path: str) -> None:
+    said = client.get(path, headers={"Host": host})
+    assert said.status_code == 421
+    assert said.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "pi.local:80"])
+def test_its_own_names_are_known(serve: Serve, host: str) -> None:
+    assert serve(hosts=("pi.local",)).get("/livez", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost:9", "ftp://localhost", "localhost"]
+)
+def test_a_foreign_origin_is_refused(client: TestClient, method: str, origin: str) -> None:
+    said = client.request(method, "/api/model", headers={"Origin": origin})
+    assert said.status_code == 403
+    assert not [name for name in said.headers if name.startswith("access-control")]
+
+
+def test_another_site_cannot_change_anything_though_its_browser_sends_no_origin(client: TestClient) -> None:
+    said = client.post("/api/rename", json=RENAME, headers={"Sec-Fetch-Site": "cross-site"})
+    assert said.status_code == 403
+    assert client.post("/api/rename", json=RENAME, headers=HERE).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/api/model", "/made/up", "/static/none"])
+def test_every_answer_has_the_headers(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    assert headers["content-security-policy"].startswith("default-src 'self'")
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["x-frame-options"] == "DENY"
+
+
+PROTECTED = [
+    ("GET", "/api/model"),
+    ("GET", "/api/jobs"),
+    ("GET", "/api/jobs/x"),
+    ("DELETE", "/api/jobs/x"),
+    ("POST", "/api/classify"),
+    ("POST", "/api/teach"),
+    ("POST", "/api/forget"),
+    ("POST", "/api/rename"),
+    ("POST", "/api/merge"),
+    ("POST", "/api/rollback"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "//api/model"),
+    ("GET", "/static"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), PROTECTED)
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Cookie": "engram_session=made-up"}])
+def test_without_the_token_nothing_is_told(serve: Serve, method: str, path: str, header: dict[str, str]) -> None:
+    client = serve(token=TOKEN)
+    assert client.request(method, path, headers=header).status_code == 401
+
+
+def test_with_the_token_everything_is(serve: Serve) -> None:
+    client = serve(token=TOKEN)
+    assert client.get("/livez").status_code == 200
+    assert client.get("/readyz").status_code == 200
+    assert client.get("/api/model", headers=BEARER).status_code == 200
+    assert client.get("/metrics", headers=BEARER).status_code == 200
+    assert client.post("/api/classify", files=files(picture(TULIP)), headers=BEARER).status_code == 200
+    assert client.post("/api/rename", json=RENAME, headers=BEARER).status_code == 200
+
+
+def test_a_browser_signs_in_and_out(serve: Serve) -> None:
+    client = serve(token=TOKEN)
+    assert client.get("/api/session").json() == {"authenticated": False, "token_required": True}
+    assert client.post("/api/session", json={"token": "wrong"}).status_code == 401
+    begun = client.post("/api/session", json={"token": TOKEN}, headers=HERE)
+    assert begun.status_code == 204
+    cookie = begun.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and TOKEN not in cookie
+    session = cookie.partition(";")[0]
+    assert client.get("/api/session").json() == {"authenticated": True, "token_required": True}
+    assert client.get("/api/model").status_code == 200
+    assert client.delete("/api/session", headers=HERE).status_code == 204
+    assert client.get("/api/model", headers={"Cookie": session}).status_code == 401
+
+
+def test_a_session_changes_nothing_without_saying_where_it_comes_from(serve: Serve) -> None:
+    client = serve(token=TOKEN)
+    client.post("/api/session", json={"token": TOKEN}, headers=HERE)
+    assert client.post("/api/rename", json=RENAME).status_code == 403
+    assert client.delete("/api/session").status_code == 403
+    for site in ("cross-site", "same-site", "none"):
+        assert client.post("/api/rename", json=RENAME, headers={"Sec-Fetch-Site": site}).status_code == 403
+    assert client.post("/api/rename", json=RENAME, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+def test_without_a_token_there_is_nothing_to_sign_in_for(client: TestClient) -> None:
+    assert client.get("/api/session").json() == {"authenticated": True, "token_required": False}
+
+
+def test_guessing_is_slowed_down(serve: Serve) -> None:
+    client = serve(token=TOKEN, failures=3)
+    wrong = [client.post("/api/session", json={"token": "wrong"}).status_code for _ in range(4)]
+    assert wrong == [401, 401, 401, 429]
+    said = client.get("/api/model", headers=BEARER)
+    assert said.status_code == 429
+    assert 1 <= int(said.headers["retry-after"]) <= 60
+
+
+def test_a_session_ends_by_itself(serve: Serve) -> None:
+    client = serve(token=TOKEN, session_seconds=0.0)
+    cookie = client.post("/api/session", json={"token": TOKEN}, headers=HERE).headers["set-cookie"]
+    assert client.get("/api/model", headers={"Cookie": cookie.partition(";")[0]}).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_without_a_token_nobody_else_may_reach_it(host: str) -> None:
+    with pytest.raises(UsageError, match="--token-file"):
+        Config(host=host)
+    assert Config(host=host, token=TOKEN)
+
+
+def test_a_token_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 16"):
+        Config(token="secret")
