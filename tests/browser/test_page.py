@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from models_made import DAISY, FORMULA, TULIP, draw, taught
 
+from engram.model import ModelFolder, rename
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
 pytest.importorskip("fastapi", reason="fastapi is not installed: pip install '.[serve]'")
 CHROMIUM = shutil.which("chromium")
@@ -30,12 +32,12 @@ LESSON = 120_000  # milliseconds that one may take
 
 
 @contextmanager
-def serving(model: Path, **environment: str) -> Iterator[str]:
+def serving(model: Path, epochs: int = 10, **environment: str) -> Iterator[str]:
     """The address of a server of a model."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "engram", "serve", str(model), "--port", str(port), "--epochs", "10"]
+    command = [sys.executable, "-m", "engram", "serve", str(model), "--port", str(port), "--epochs", str(epochs)]
     with subprocess.Popen(command, env={**os.environ, **environment}) as server:
         try:
             _wait(server, f"http://127.0.0.1:{port}/livez")
@@ -92,19 +94,23 @@ def files(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir())]
 
 
+def teach(page: Any, pictures: Path) -> None:
+    page.get_by_role("button", name="Add a class").click()
+    for number, name in enumerate((TULIP, DAISY)):
+        group = page.locator("fieldset").nth(number)
+        group.get_by_label("Class", exact=True).fill(name)
+        group.locator("input[type=file][multiple]").set_input_files(files(pictures / name)[:20])
+    says(page, "#lesson-size", "40 pictures")
+    page.get_by_role("button", name="Teach", exact=True).click()
+
+
 def test_a_model_is_taught_asked_renamed_rolled_back_and_made_to_forget(browser: Any, tmp_path: Path) -> None:
     pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
         says(page, "#classify", "There is no model yet.")
 
-        page.get_by_role("button", name="Add a class").click()
-        for number, name in enumerate((TULIP, DAISY)):
-            group = page.locator("fieldset").nth(number)
-            group.get_by_label("Class", exact=True).fill(name)
-            group.locator("input[type=file][multiple]").set_input_files(files(pictures / name)[:20])
-        says(page, "#lesson-size", "40 pictures")
-        page.get_by_role("button", name="Teach", exact=True).click()
+        teach(page, pictures)
         says(page, ".job h3", "Learned", LESSON)
         rows = page.locator(".job tbody th bdi")
         assert sorted(rows.all_text_contents()) == sorted([TULIP, DAISY])
@@ -141,11 +147,22 @@ def test_a_model_is_taught_asked_renamed_rolled_back_and_made_to_forget(browser:
         assert page.get_by_role("button", name="Use generation").count() == 0
 
 
+def test_a_lesson_is_cancelled_and_nothing_was_changed(browser: Any, tmp_path: Path) -> None:
+    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
+    with serving(tmp_path / "model", epochs=100_000) as address:
+        page = opened(browser, address).page
+        teach(page, pictures)
+        says(page, ".job .phase", "Training", LESSON)
+        page.get_by_role("button", name="Cancel this lesson").click()
+        says(page, ".job", "Nothing was changed.")
+        says(page, ".job h3", "Cancelled")
+        says(page, "#classify", "There is no model yet.")
+    assert not ModelFolder(tmp_path / "model").exists()
+
+
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A server of a model of three classes, two of them with strange names, and the pictures."""
-    from engram.model import rename
-
     place = tmp_path_factory.mktemp("known")
     folder = taught(place)
     rename(folder, FORMULA, LONG)
@@ -183,10 +200,11 @@ OVERLAPPING = """() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode;
-    if (!node.textContent.trim() || node.parentElement.closest('[hidden], .skip, .hidden, option, dialog, noscript')) continue;
+    const text = node.textContent.trim();
+    if (!text || node.parentElement.closest('[hidden], .skip, .hidden, option, dialog, noscript')) continue;
     const range = document.createRange();
     range.selectNodeContents(node);
-    for (const box of range.getClientRects()) if (box.width > 1) boxes.push([node.textContent.trim().slice(0, 30), box]);
+    for (const box of range.getClientRects()) if (box.width > 1) boxes.push([text.slice(0, 30), box]);
   }
   const found = [];
   boxes.forEach(([text, box], index) => {
@@ -205,6 +223,30 @@ def test_no_text_lies_on_another_or_is_cut_off(view: View) -> None:
     assert view.page.evaluate(OVERLAPPING) == []
 
 
+# Texts with too little contrast against what is behind them, those of the dialogs too.
+FAINT = """() => {
+  const parse = colour => colour.match(/[\\d.]+/g).map(Number);
+  const linear = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const behind = element => {
+    const colour = parse(getComputedStyle(element).backgroundColor);
+    return colour.length === 3 || colour[3] > 0 ? colour : behind(element.parentElement);
+  };
+  const faint = [];
+  for (const element of document.querySelectorAll('body *:not(script, noscript)')) {
+    if (![...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim())) continue;
+    const [ink, paper] = [light(parse(getComputedStyle(element).color)), light(behind(element))];
+    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    if (contrast < 4.5) faint.push(`${element.tagName} ${element.textContent.slice(0, 40)} ${contrast.toFixed(2)}`);
+  }
+  return faint;
+}"""
+
+
+def test_every_text_can_be_read(view: View) -> None:
+    assert view.page.evaluate(FAINT) == []
+
+
 def test_a_name_is_shown_as_it_is_and_never_as_markup(view: View) -> None:
     assert MARKUP in view.page.locator(".class-name").all_text_contents()
     assert view.page.locator("img[onerror]").count() == 0
@@ -220,7 +262,6 @@ def test_every_button_and_field_has_a_name(view: View) -> None:
 def test_a_picture_of_the_camera_is_classified(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
     page.get_by_role("button", name="Camera: a picture to classify").click()
-    page.wait_for_function("document.getElementById('viewfinder').videoWidth > 0")
     page.get_by_role("button", name="Take the picture").click()
     playwright.expect(page.locator("#answers .bars")).to_have_count(1)
     assert page.evaluate("document.getElementById('viewfinder').srcObject") is None

@@ -2,6 +2,7 @@
 
 import { minutes } from "./words.js";
 
+const BUSY = [429, 503]; // with how long to wait: otherwise it is not for a moment
 const PATIENCE = 8; // how often a busy server is asked again
 const LONGEST_WAIT = 30; // seconds; a longer wait is for the person to decide on
 
@@ -26,7 +27,7 @@ export const send = (path, form, { headers = {}, ...options } = {}) =>
 async function ask(path, request = {}, { waiting = () => {} } = {}) {
   for (let attempt = 1; ; attempt += 1) {
     const answer = await reach(path, request);
-    const busy = answer.status === 429 ? seconds(answer.headers.get("Retry-After")) : 0;
+    const busy = BUSY.includes(answer.status) ? seconds(answer.headers.get("Retry-After")) : 0;
     if (busy && busy <= LONGEST_WAIT && attempt < PATIENCE) {
       await wait(busy, waiting);
       continue;
@@ -71,7 +72,7 @@ async function sentence(answer) {
 
 function seconds(header) {
   const found = Number(header ?? NaN);
-  return Number.isFinite(found) && found > 0 ? found : 2;
+  return Number.isFinite(found) && found > 0 ? found : 0;
 }
 
 async function wait(total, waiting) {

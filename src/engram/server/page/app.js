@@ -82,8 +82,10 @@ async function showModel() {
   shown = text;
   const classes = model?.classes ?? [];
   tell(find("summary"), model ? `Generation ${model.generation}: it knows ${counted(classes.length, "class")} and keeps ${megabytes(model.bytes.kept)}.` : "There is no model yet.");
-  find("no-model").hidden = Boolean(model);
-  find("asking").hidden = !model;
+  const sees = Boolean(model) && model.image_size !== null;
+  find("no-model").hidden = sees;
+  find("asking").hidden = !sees;
+  if (model && !sees) tell(find("no-model"), "This model has learned vectors, not pictures. It is asked, and taught, from Python.");
   tell(find("what-is-kept"), kept(model));
   knowClasses(classes.map((each) => each.name));
   showMemory(model);

@@ -84,9 +84,12 @@ async function takePictures(accept, capture, once) {
   const viewfinder = find("viewfinder");
   const status = find("camera-status");
   let taken = 0;
+  const take = find("camera-take");
+  take.disabled = true; // until there is something to see
+  viewfinder.onloadeddata = () => (take.disabled = false);
   viewfinder.srcObject = stream;
   status.textContent = "";
-  find("camera-take").onclick = async () => {
+  take.onclick = async () => {
     const file = await still(viewfinder, (taken += 1));
     if (!file) return;
     accept(file);

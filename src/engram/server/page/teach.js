@@ -71,11 +71,23 @@ function addFiles(group, files) {
 
 function showFiles(group) {
   const files = lesson.get(group);
-  const items = files.slice(0, SHOWN).map((file) => make("li", {}, thumbnail(file, file.name)));
+  const items = files.slice(0, SHOWN).map((file) => make("li", {}, picture(group, file)));
   if (files.length > SHOWN) items.push(make("li", { className: "muted", textContent: `and ${counted(files.length - SHOWN, "more picture")}` }));
   group.querySelector(".strip").replaceChildren(...items);
   group.querySelector("button.quiet").hidden = !files.length;
   lessonChanged();
+}
+
+// A thumbnail that is left out when it is pressed.
+function picture(group, file) {
+  const button = make("button", { type: "button", className: "picture", title: `Leave ${file.name} out`, "aria-label": `Leave ${file.name} out` }, thumbnail(file));
+  button.addEventListener("click", () => {
+    const place = [...group.querySelectorAll(".picture")].indexOf(button);
+    lesson.set(group, lesson.get(group).filter((each) => each !== file));
+    showFiles(group);
+    (group.querySelectorAll(".picture")[place] ?? group.querySelector(".choose")).focus();
+  });
+  return button;
 }
 
 // One sub-folder per class; a picture that is in none has the folder's own name.
