@@ -151,10 +151,11 @@ def add_answers(app: FastAPI, parts: Parts) -> None:
 async def _said(
     parts: Parts, snapshot: Snapshot, file: UploadFile, top: int, reject: float, few: asyncio.Semaphore
 ) -> dict[str, Any]:
-    name = name_of(file)
+    name, loop = name_of(file), asyncio.get_running_loop()
     try:
         async with few:
-            image = await run_in_threadpool(parts.decoders.decode, await file.read(), snapshot.size)
+            content = await file.read()
+            image = await loop.run_in_executor(parts.decoders.threads, parts.decoders.decode, content, snapshot.size)
     except UnreadableImage as error:
         parts.metrics.pictures.labels("unreadable").inc()
         return {"name": name, "problem": str(error)}

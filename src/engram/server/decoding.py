@@ -11,7 +11,7 @@ import queue
 import resource
 import signal
 import struct
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +36,7 @@ class Decoders:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.restarts = 0
+        self.threads = ThreadPoolExecutor(config.decoders, "decoding")  # in which answers wait, not to block others
         self._idle: queue.LifoQueue[_Decoder] = queue.LifoQueue()
         self._all = [_Decoder(config) for _ in range(config.decoders)]
         for decoder in self._all:
@@ -58,6 +59,7 @@ class Decoders:
 
     def close(self) -> None:
         """End all of them."""
+        self.threads.shutdown(cancel_futures=True)
         for decoder in self._all:
             decoder.end()
 
@@ -83,7 +85,6 @@ class _Decoder:
         self.config = config
         self.process: multiprocessing.process.BaseProcess | None = None
         self.pipe: Connection | None = None
-        self.lock = threading.Lock()
 
     def ask(self, order: bytes) -> bytes:
         if self.pipe is None:

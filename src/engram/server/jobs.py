@@ -192,9 +192,7 @@ class Jobs:
             if job.upload is not None:
                 job.upload.close()
             job.upload = job.process = None
-            job.result, job.problem = result, problem
-            if state != "done":
-                job.progress = None
+            job.result, job.problem, job.progress = result, problem, None
             job.state = state
 
     def _carry_out(self, job: Job) -> dict[str, Any]:
