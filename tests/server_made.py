@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import uvicorn
 from models_made import COLOURS, SIDE
 from pictures_made import encoded
 from starlette.testclient import TestClient
+
+from engram.model import ModelFolder
+from engram.server import Config, make_app
 
 Serve = Callable[..., TestClient]
 
@@ -45,3 +51,19 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+@contextmanager
+def listening(folder: ModelFolder, **settings: Any) -> Iterator[int]:
+    """A real server at a port."""
+    app = make_app(folder, Config(**{"decoders": 1, "device": "cpu", **settings}))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()

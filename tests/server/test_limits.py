@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import uvicorn
 from models_made import TULIP
 from pictures_made import chunk, png
-from server_made import Serve, files, lesson, over, picture
+from server_made import Serve, files, lesson, listening, over, picture
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder
-from engram.server import Config, make_app
 
 MULTIPART = "multipart/form-data; boundary=b"
 PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
-
-
-@contextmanager
-def listening(folder: ModelFolder, **settings: Any) -> Iterator[int]:
-    """A real server at a port."""
-    app = make_app(folder, Config(**{"decoders": 1, "device": "cpu", **settings}))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def exchange(port: int, head: str, *body: bytes) -> bytes:

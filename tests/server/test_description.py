@@ -1,0 +1,71 @@
+"""The OpenAPI document says what the server does: requests made from it, right and wrong, get answers it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import HealthCheck
+from models_made import copied
+from schemathesis import Case
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+from server_made import listening
+
+from engram.model import ModelFolder
+
+EXAMPLES = 8
+# What the document cannot say: which classes and generations there are, and that a form knows nothing but text.
+BEYOND_WORDS = {
+    **{f"/api/{path}": [positive_data_acceptance] for path in ("forget", "rename", "merge", "rollback")},
+    **{f"/api/{path}": [positive_data_acceptance, negative_data_rejection] for path in ("teach", "classify")},
+}
+OPERATIONS = [
+    *(("get", path) for path in ("/livez", "/readyz", "/metrics", "/api/model", "/api/jobs", "/api/jobs/{id}")),
+    *(("post", f"/api/{path}") for path in ("classify", "teach", "forget", "rename", "merge", "rollback")),
+    *((method, "/api/session") for method in ("get", "post", "delete")),
+    ("delete", "/api/jobs/{id}"),
+]
+
+
+@pytest.fixture(scope="module")
+def described(small_model: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
+    folder = copied(small_model, tmp_path_factory.mktemp("described") / "secret-place")
+    with listening(folder, epochs=1, body_seconds=5) as port:
+        yield schemathesis.openapi.from_url(f"http://127.0.0.1:{port}/openapi.json")
+
+
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_answers_are_as_described(
+    described: schemathesis.BaseSchema, method: str, path: str, mode: schemathesis.GenerationMode
+) -> None:
+    try:
+        strategy = described[path][method].as_strategy(generation_mode=mode)
+
+        @hypothesis.settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+        )
+        @hypothesis.given(strategy)
+        def check(case: Case) -> None:
+            said = case.call_and_validate(timeout=30, excluded_checks=BEYOND_WORDS.get(path, []))
+            assert said.status_code < 500
+            assert "secret-place" not in said.text
+            if said.status_code >= 400:
+                assert said.headers["content-type"] == ["application/problem+json"]
+                assert said.json()["detail"].endswith((".", "?"))
+
+        check()
+    except (hypothesis.errors.Unsatisfiable, hypothesis.errors.InvalidArgument):
+        pytest.skip("There is nothing that could be wrong.")
+
+
+def test_every_address_is_described(described: schemathesis.BaseSchema) -> None:
+    """And no other: the page is not part of it."""
+    found = {(each.ok().method, each.ok().path) for each in described.get_all_operations()}
+    assert found == set(OPERATIONS)
