@@ -267,6 +267,53 @@ def test_a_picture_of_the_camera_is_classified(browser: Any, known: tuple[str, P
     assert page.evaluate("document.getElementById('viewfinder').srcObject") is None
 
 
+# Lets a picture arrive at an element as if it were dropped on it, or pasted where the focus is.
+ARRIVE = """async ([kind, place]) => {
+  const canvas = Object.assign(document.createElement('canvas'), {width: 20, height: 20});
+  canvas.getContext('2d').fillRect(0, 0, 20, 20);
+  const blob = await new Promise(resolve => canvas.toBlob(resolve));
+  const data = new DataTransfer();
+  data.items.add(new File([blob], 'black.png', {type: 'image/png'}));
+  const event = kind === 'drop' ? new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true})
+    : new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true});
+  (place ? document.querySelector(place) : document.body).dispatchEvent(event);
+  return event.defaultPrevented;
+}"""
+
+
+def test_pictures_arrive_by_dropping_and_pasting(browser: Any, known: tuple[str, Path]) -> None:
+    page = opened(browser, known[0]).page
+    says(page, "#summary", "it knows 3 classes")
+    for count, kind in enumerate(("drop", "paste"), start=1):
+        assert page.evaluate(ARRIVE, [kind, "#classify-drop"])
+        playwright.expect(page.locator("#answers .bars")).to_have_count(count)
+    for count, kind in enumerate(("drop", "paste"), start=1):
+        page.locator("fieldset input[type=text]").focus()
+        assert page.evaluate(ARRIVE, [kind, "fieldset .drop"])
+        playwright.expect(page.locator("fieldset .picture")).to_have_count(count)
+    assert page.evaluate(ARRIVE, ["drop", ""]), "Beside a drop zone it would replace the page."
+    page.locator("fieldset .picture").first.click()
+    playwright.expect(page.locator("fieldset .picture")).to_have_count(1)
+
+
+def test_a_folder_is_a_lesson_of_the_classes_in_it(browser: Any, known: tuple[str, Path]) -> None:
+    page = opened(browser, known[0]).page
+    says(page, "#summary", "it knows 3 classes")
+    page.locator("#folder").set_input_files(str(known[1] / "1"))
+    names = page.locator("fieldset input[type=text]").evaluate_all("each => each.map(field => field.value)")
+    assert sorted(names) == sorted([TULIP, DAISY])
+    says(page, "#lesson-size", "48 pictures")
+
+
+def test_what_is_below_the_least_probability_is_none_of_these(browser: Any, known: tuple[str, Path]) -> None:
+    page = opened(browser, known[0]).page
+    says(page, "#summary", "it knows 3 classes")
+    page.locator("#rejecting").check()
+    page.locator("#reject").fill("100")
+    page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
+    says(page, "#answers", "None of these")
+
+
 def test_a_token_opens_the_page_and_no_script_can_read_it(browser: Any, known: tuple[str, Path]) -> None:
     with serving(known[1] / "model", ENGRAM_TOKEN=TOKEN) as address:
         page = opened(browser, address).page

@@ -36,7 +36,7 @@ function facts() {
     ["Known", `${counted(classes.length, "class")}, of ${counted(seen, "picture")} seen`],
     ["Kept", `${megabytes(bytes.kept)}: vectors ${megabytes(bytes.features)}, pictures ${bytes.images ? megabytes(bytes.images) : "none"}`],
   ];
-  if (latest?.seen_bytes) rows.push(["Seen", `the pictures of the last lesson took ${megabytes(latest.seen_bytes)}; they are not kept`]);
+  if (latest?.seen_bytes) rows.push(["Seen", `the pictures of the last lesson took ${megabytes(latest.seen_bytes)}${bytes.images ? "" : "; none of them is kept"}`]);
   if (classes.length) rows.push(["A class costs", `${megabytes(bytes.kept / classes.length)} on average, and ${megabytes((bytes.classifier ?? 0) / classes.length)} in the classifier`]);
   rows.push(["Budget", ...budget(bytes.kept)]);
   rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "it learns vectors" : `sees pictures at ${model.image_size} pixels a side`}`]);

@@ -200,7 +200,10 @@ async function watch(article, id) {
       job = await get(`/api/jobs/${encodeURIComponent(id)}`);
     } catch (error) {
       if (error.status === 404) return tell(article.querySelector(".phase"), "The server does not know this lesson any more.");
-      if (error.status === 401) return shown.delete(id);
+      if (error.status === 401) {
+        shown.delete(id); // shown anew once one is signed in
+        return article.remove();
+      }
       continue; // the page says that the connection is lost
     }
     show(article, job);
