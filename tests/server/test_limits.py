@@ -156,3 +156,35 @@ def test_a_lesson_with_a_bomb_leaves_it_out(client: TestClient) -> None:
     job = over(client, client.post("/api/teach", **sent).json()["id"])
     assert job["state"] == "done"
     assert [left["name"] for left in job["result"]["left_out"]] == ["bomb.png"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"from": "\\ud800", "to": "x"}',
+        b'{"from": "x", "to": "\\ud800\\u0000"}',
+        b'{"from": ' + b"[" * 30_000,
+        b'{"from": ' + b"9" * 30_000 + b"}",
+        b'{"from": "a", "from": NaN}',
+        b"\xff\xfe",
+        b"",
+        b"null",
+    ],
+)
+def test_json_that_is_nonsense_is_a_problem(client: TestClient, body: bytes) -> None:
+    for path in ("rename", "rollback", "session"):
+        said = client.post(f"/api/{path}", content=body, headers={"Content-Type": "application/json"})
+        assert said.status_code in (400, 422)
+        assert said.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("query", ["top=0", "top=-1", "top=x", "reject=nan", "reject=inf", "reject=2", "top=1e9"])
+def test_a_question_out_of_range_is_a_problem(client: TestClient, query: str) -> None:
+    assert client.post(f"/api/classify?{query}", files=files(picture(TULIP))).status_code == 422
+
+
+def test_names_of_files_are_told_as_text_that_can_be_shown(client: TestClient) -> None:
+    sent = [("files", (name, b"x")) for name in ("../../etc/passwd", "a\x1b[31m.png", "ä" * 500, "<b>.png")]
+    names = [each["name"] for each in client.post("/api/classify", files=sent).json()["predictions"]]
+    assert all(name.isprintable() and len(name) <= 200 for name in names)
+    assert names[3] == "<b>.png"

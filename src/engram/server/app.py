@@ -133,13 +133,14 @@ def add_answers(app: FastAPI, parts: Parts) -> None:
     async def classify(
         request: Request,
         top: Annotated[int, Query(ge=1, le=10_000)] = 5,
-        reject: Annotated[float, Query(ge=0, le=1)] = 0.0,
+        reject: Annotated[float, Query(ge=0, le=1, allow_inf_nan=False)] = 0.0,
     ) -> dict[str, Any]:
         """What the model says of pictures: the likeliest classes of each; rejected, if it is probably none of them."""
-        snapshot = await run_in_threadpool(parts.snapshot)
+        await run_in_threadpool(parts.snapshot)  # without a model there is no need to send pictures
         form = await form_of(request, parts.config)
         try:
             files = files_of(form, parts.config)
+            snapshot = await run_in_threadpool(parts.snapshot)
             few = asyncio.Semaphore(2 * parts.config.decoders)  # of one request in memory at a time
             said = [_said(parts, snapshot, file, top, reject, few) for file in files]
             predictions = await asyncio.gather(*said)
@@ -178,7 +179,8 @@ def add_lessons(app: FastAPI, parts: Parts) -> None:
             upload = await upload_of(form, parts.config)
         finally:
             await form.close()
-        return parts.jobs.add(upload, idempotency_key).to_json()
+        job = await run_in_threadpool(parts.jobs.add, upload, idempotency_key)
+        return job.to_json()
 
     @app.get("/api/jobs")
     def jobs() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
@@ -81,7 +82,7 @@ async def upload_of(form: FormData, config: Config) -> Upload:
     upload = Upload()
     try:
         for file, kind in zip(files, classes, strict=True):
-            upload.add(name_of(file), kind, await file.read())
+            await run_in_threadpool(upload.add, name_of(file), kind, await file.read())
     except BaseException:
         upload.close()
         raise
