@@ -24,9 +24,10 @@ export const send = (path, form, { headers = {}, ...options } = {}) =>
   ask(path, { method: "POST", body: form, headers }, options);
 
 // `waiting(seconds)` is called while the server is busy: it is asked again after as long as it said.
-async function ask(path, request = {}, { waiting = () => {} } = {}) {
+// `sent(share)` is called while the body is on its way.
+async function ask(path, request = {}, { waiting = () => {}, sent = null } = {}) {
   for (let attempt = 1; ; attempt += 1) {
-    const answer = await reach(path, request);
+    const answer = await reach(path, request, sent);
     const busy = BUSY.includes(answer.status) ? seconds(answer.headers.get("Retry-After")) : 0;
     if (busy && busy <= LONGEST_WAIT && attempt < PATIENCE) {
       await wait(busy, waiting);
@@ -38,15 +39,32 @@ async function ask(path, request = {}, { waiting = () => {} } = {}) {
   }
 }
 
-async function reach(path, request) {
+async function reach(path, request, sent) {
   try {
-    const answer = await fetch(path, { credentials: "same-origin", cache: "no-store", ...request });
+    const whole = { credentials: "same-origin", cache: "no-store", ...request };
+    const answer = await (sent ? upload(path, request, sent) : fetch(path, whole));
     listeners.answered();
     return answer;
   } catch {
     listeners.lost();
     throw new Problem("The server does not answer.", 0);
   }
+}
+
+// As fetch does, but telling how much has been sent, which fetch cannot.
+function upload(path, { method, body, headers }, sent) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open(method, path);
+    for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
+    request.upload.onprogress = (event) => event.lengthComputable && sent(event.loaded / event.total);
+    request.onerror = reject;
+    request.onload = () => {
+      const wait = request.getResponseHeader("Retry-After");
+      resolve(new Response(request.response || null, { status: request.status, headers: wait ? { "Retry-After": wait } : {} }));
+    };
+    request.send(body);
+  });
 }
 
 async function content(answer) {

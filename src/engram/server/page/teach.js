@@ -16,6 +16,7 @@ const PHASES = {
 
 const groups = find("groups");
 const [problem, status, start] = [find("lesson-problem"), find("lesson-status"), find("start")];
+const sending = find("sending");
 const lesson = new Map(); // fieldset → files
 const shown = new Map(); // id of a job → its article
 export let latest = null; // what came of the lesson that was learned last
@@ -152,7 +153,8 @@ async function submit(event) {
   tell(status, "Sending the pictures …");
   try {
     const waiting = (seconds) => tell(status, `The server is busy. Sending again in ${seconds} s.`);
-    const job = await send("/api/teach", form, { headers: { "Idempotency-Key": key }, waiting });
+    const sent = (share) => Object.assign(sending, { hidden: share === 1, value: share });
+    const job = await send("/api/teach", form, { headers: { "Idempotency-Key": key }, waiting, sent });
     emptyLesson();
     tell(status, "");
     follow(job).querySelector("h3").focus();
@@ -161,6 +163,7 @@ async function submit(event) {
     tell(problem, error.status === 0 ? `${error.message} The lesson is still here: teach it again when the server is back. It is learned once.` : error.message);
   } finally {
     start.disabled = false;
+    sending.hidden = true;
   }
 }
 
