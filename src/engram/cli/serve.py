@@ -20,7 +20,7 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen at. Any but this machine's own needs a token.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: one that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8000,
     token_file: Annotated[
         Path | None, typer.Option(metavar="F", help=f"A file with the token that is asked for. Or set {TOKEN}.")
     ] = None,

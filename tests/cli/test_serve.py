@@ -1,0 +1,62 @@
+"""`engram serve` as people start it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from engram.model import ModelFolder
+
+
+def engram(*arguments: object, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "engram", *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+
+
+def test_a_model_is_served_until_ctrl_c(small_model: ModelFolder) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = engram("serve", small_model.path, "--port", port)
+    try:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as said:
+                    assert said.read() == b'{"generation":2}'
+                break
+            except OSError:
+                assert time.monotonic() < end and process.poll() is None
+                time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+        assert f"http://127.0.0.1:{port}/" in told
+        assert "Traceback" not in told
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (("--host", "0.0.0.0"), {"ENGRAM_TOKEN": ""}, "--token-file"),
+        (("--token-file", "nowhere"), {}, "cannot be read"),
+        ((), {"ENGRAM_TOKEN": "short"}, "at least 16"),
+    ],
+)
+def test_what_is_not_safe_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], words: str
+) -> None:
+    process = engram("serve", tmp_path / "model", *arguments, **environment)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert words in told and "Traceback" not in told
