@@ -138,7 +138,6 @@ def test_a_decoder_that_dies_is_replaced(client: TestClient) -> None:
 def test_more_requests_than_there_is_room_for_are_asked_to_come_back(serve: Serve) -> None:
     client = serve(requests=1)
     assert client.get("/api/jobs").status_code == 200
-    client.app.middleware_stack  # noqa: B018
     layer = client.app.middleware_stack
     while type(layer).__name__ != "Limits":
         layer = layer.app
