@@ -1,0 +1,38 @@
+"""Pictures that arrive together go through the network together, each through that of its own request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+from models_made import TULIP
+from server_made import picture
+
+from engram.data.images import decode
+from engram.model import ModelFolder, load, rename
+from engram.server import Config
+from engram.server.batching import Answers, Batches
+from engram.server.snapshot import Snapshot
+
+
+def test_each_picture_is_answered_by_its_own_snapshot_in_few_passes(model: ModelFolder) -> None:
+    old = Snapshot(2, load(model, device="cpu"), 16)
+    rename(model, TULIP, "tulip")
+    new = Snapshot(3, load(model, device="cpu"), 16)
+    image = decode(picture(TULIP), size=16)
+    passes: list[int] = []
+
+    async def ask() -> list[Answers]:
+        batches = Batches(Config(batch_seconds=0.05), passes.append)
+        batches.start()
+        try:
+            return list(await asyncio.gather(*(batches.ask(each, image) for each in (old, new) * 4)))
+        finally:
+            await batches.stop()
+
+    answers = asyncio.run(ask())
+    assert passes == [4, 4]
+    expected = [set(old.model.names), set(new.model.names)] * 4
+    assert [{each.name for each in answer} for answer in answers] == expected
+    alone = old.model.probabilities(image[None]).max()
+    assert torch.isclose(alone, torch.tensor(answers[0][0].probability), atol=1e-4)
