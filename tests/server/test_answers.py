@@ -63,6 +63,7 @@ def test_the_model_is_told_as_inspect_does(client: TestClient, model: ModelFolde
 
 
 def test_a_class_that_is_taught_is_known(client: TestClient) -> None:
+    assert client.get("/readyz").json() == {"generation": 2}
     begun = client.post("/api/teach", **lesson("grey"))
     assert begun.status_code == 202
     assert begun.json()["state"] in ("queued", "learning")
