@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,13 +22,11 @@ from engram.data import Samples
 from engram.errors import DataError, UsageError
 from engram.methods import METHODS, make, setting_names
 from engram.model import Model, ModelFolder, Wishes, load, propose_samples, remake, save, settings_of, teach, with_facts
+from engram.model.labels import kind_of, kind_of_names, names_of, values_of
 from engram.model.recipe import array_epochs, array_settings
 
 Array = NDArray[Any]
-Kind = Literal["text", "int", "float", "bool"]
 
-KINDS: dict[str, Kind] = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "text", "O": "text", "T": "text"}
-SPOKEN: dict[Kind, str] = {"text": "texts", "int": "whole numbers", "float": "floats", "bool": "True and False"}
 BLOCK = 256  # inputs that are answered for at once
 OWN = ("network", "epochs", "features_per_class", "images_per_class", "seed", "device")  # settings with a parameter
 
@@ -178,7 +176,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """
         model = load(ModelFolder(Path(path)), device=device)
         classifier = cls(**_parameters(model), device=device)
-        classifier._become(with_facts(model, labels=_kind_of_names(model)))
+        classifier._become(with_facts(model, labels=kind_of_names(model)))
         if len(model.learner.shape_) == 1:
             classifier.n_features_in_ = model.learner.shape_[0]
         if model.facts.feature_names:
@@ -208,7 +206,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         else:
             self._expect_vectors(X, anew=anew)
             inputs, labels = validate_data(self, X, y, reset=anew, dtype=np.float32, order="C")
-        _kind(labels, None)
+        with _errors():
+            kind_of(labels, None)
         check_classification_targets(labels)
         return inputs, labels
 
@@ -251,7 +250,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if classes is None:
             return labels[:0]
         announced: Array = np.unique(column_or_1d(classes))
-        _kind(announced, _kind(labels, None))
+        with _errors():
+            kind_of(announced, kind_of(labels, None))
         known: Array | None = getattr(self, "classes_", None)
         if known is not None and not np.array_equal(known, announced):
             raise InvalidInput(
@@ -267,10 +267,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _taught(self, model: Model | None, inputs: Array, labels: Array, announced: Array) -> Model:
         """The model that follows. This one stays as it is."""
-        kind = _kind(labels, None if model is None else model.facts.labels)
-        said = set(_names(announced, _kind(announced, kind))) | set(() if model is None else model.facts.announced)
+        with _errors():
+            kind = kind_of(labels, None if model is None else model.facts.labels)
+            said = set(names_of(announced, kind_of(announced, kind)))
+        said |= set(() if model is None else model.facts.announced)
         values, codes = np.unique(labels, return_inverse=True)
-        names = _names(values, kind)
+        names = names_of(values, kind)
         with _errors():
             if model is not None and model.learner.device != self.device:
                 model = dataclasses.replace(model, learner=remake(model.learner, device=self.device))
@@ -323,7 +325,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return int(self.random_state) if isinstance(self.random_state, int | np.integer) else int(draws.randint(2**31))
 
     def _become(self, model: Model) -> None:
-        values = _values((*model.names, *model.facts.announced), model.facts.labels)
+        values = values_of((*model.names, *model.facts.announced), model.facts.labels)
         order = np.argsort(values, kind="stable")
         self.model_ = model
         self.classes_ = values[order]
@@ -401,48 +403,6 @@ def _share(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < 1:
         raise InvalidParameter(f"{name} must be at least 0 and less than 1; found {value!r}.")
     return float(value)
-
-
-# Labels. The classes of a model have names, which are texts; `Facts.labels` says what these stand for.
-
-
-def _kind(labels: Array, before: Kind | None) -> Kind:
-    """What labels are, which must be what those before were, if there were any."""
-    kind = KINDS.get(labels.dtype.kind)
-    if kind is None or (labels.dtype.kind == "O" and not all(isinstance(label, str) for label in labels)):
-        raise InvalidInput(
-            f"Unknown label type: {labels.dtype}. Labels must be texts, numbers or bools, all of one kind."
-        )
-    if labels.dtype.kind == "u" and len(labels) and labels.max() > np.iinfo(np.int64).max:
-        raise InvalidInput(f"Labels must be less than 2^63; found {labels.max()}.")
-    if before is not None and kind != before:
-        raise InvalidInput(f"Some labels are {SPOKEN[before]}, others {SPOKEN[kind]}. Convert them before.")
-    return kind
-
-
-def _names(values: Array, kind: Kind) -> list[str]:
-    """Labels as the names of classes."""
-    # Minus zero is the same label as zero.
-    return [repr(value + 0.0) if kind == "float" else str(value) for value in values.tolist()]
-
-
-def _values(names: Sequence[str], kind: Kind) -> Array:
-    """The labels that names stand for."""
-    if kind == "bool":
-        return np.array([name == "True" for name in names])
-    if kind == "text":
-        texts = np.array(names)
-        return texts if texts.tolist() == list(names) else np.array(names, dtype=object)  # numpy cuts zeros at the end
-    return np.array([int(name) if kind == "int" else float(name) for name in names])
-
-
-def _kind_of_names(model: Model) -> Kind:
-    """What all names of a saved model stand for: texts, once it was taught or renamed otherwise than from here."""
-    kind, names = model.facts.labels, [*model.names, *model.facts.announced]
-    try:
-        return kind if _names(_values(names, kind), kind) == names else "text"
-    except (ValueError, OverflowError):
-        return "text"
 
 
 def _parameters(model: Model) -> dict[str, Any]:
