@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import uvicorn
 from models_made import COLOURS, SIDE
 from pictures_made import encoded
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder
-from engram.server import Config, make_app
+from engram.server import Config, make_server
 
 Serve = Callable[..., TestClient]
 
@@ -56,8 +55,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 @contextmanager
 def listening(folder: ModelFolder, **settings: Any) -> Iterator[int]:
     """A real server at a port."""
-    app = make_app(folder, Config(**{"decoders": 1, "device": "cpu", **settings}))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    server = make_server(folder, Config(**{"port": 0, "decoders": 1, "device": "cpu", **settings}))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

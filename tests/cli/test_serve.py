@@ -31,7 +31,7 @@ def test_a_model_is_served_until_ctrl_c(small_model: ModelFolder) -> None:
         while True:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as said:
-                    assert said.read() == b'{"generation":2}'
+                    assert said.read() == b'{"generation":2,"damaged":null}'
                 break
             except OSError:
                 assert time.monotonic() < end and process.poll() is None

@@ -59,11 +59,11 @@ def test_the_model_is_told_as_inspect_does(client: TestClient, model: ModelFolde
     told = client.get("/api/model").json()
     assert told["generation"] == 2
     assert [each["name"] for each in told["classes"]] == [each.name for each in inspect(model).classes]
-    assert client.get("/readyz").json() == {"generation": 2}
+    assert client.get("/readyz").json()["generation"] == 2
 
 
 def test_a_class_that_is_taught_is_known(client: TestClient) -> None:
-    assert client.get("/readyz").json() == {"generation": 2}
+    assert client.get("/readyz").json()["generation"] == 2
     begun = client.post("/api/teach", **lesson("grey"))
     assert begun.status_code == 202
     assert begun.json()["state"] in ("queued", "learning")
@@ -98,7 +98,7 @@ def test_a_class_of_which_nothing_can_be_read_fails_the_lesson(client: TestClien
     job = over(client, begun.json()["id"])
     assert job["state"] == "failed"
     assert "None of the pictures of the class 'a' can be read" in job["problem"]
-    assert client.get("/readyz").json() == {"generation": 2}
+    assert client.get("/readyz").json()["generation"] == 2
 
 
 def test_classes_are_renamed_joined_forgotten_and_changes_undone(client: TestClient) -> None:
@@ -159,12 +159,16 @@ def test_an_error_that_nobody_foresaw_tells_nothing(client: TestClient, monkeypa
 
 
 def test_a_damaged_generation_does_not_take_the_place_of_a_whole_one(client: TestClient, model: ModelFolder) -> None:
-    assert client.get("/readyz").json() == {"generation": 2}
+    assert client.get("/readyz").json()["generation"] == 2
     rename(model, TULIP, "tulip")
     tensors = next((model.path / "generations").glob("*3/*.safetensors"))
     tensors.chmod(0o644)
     tensors.write_bytes(tensors.read_bytes()[:-8] + b"damaged!")
-    assert client.get("/readyz").json() == {"generation": 2}
+    assert client.get("/readyz").json() == {"generation": 2, "damaged": 3}
+    assert "engram_damaged 1.0" in client.get("/metrics").text
+    client.post("/api/rollback", json={"to": 2})
+    assert client.get("/readyz").json() == {"generation": 2, "damaged": None}
+    assert "engram_damaged 0.0" in client.get("/metrics").text
 
 
 def test_an_answer_is_of_one_generation_while_they_change(client: TestClient, model: ModelFolder) -> None:

@@ -26,7 +26,7 @@ def test_each_picture_is_answered_by_its_own_snapshot_in_few_passes(model: Model
         batches = Batches(Config(batch_seconds=0.05), passes.append)
         batches.start()
         try:
-            return list(await asyncio.gather(*(batches.ask(each, image) for each in (old, new) * 4)))
+            return list(await asyncio.gather(*(batches.ask(each, image, 3) for each in (old, new) * 4)))
         finally:
             await batches.stop()
 

@@ -37,7 +37,7 @@ def test_a_lesson_that_is_killed_fails_and_says_what_is_needed(serve: Serve, mod
     told = over(client, job.id)
     assert told["state"] == "failed"
     assert "send them again" in told["problem"]
-    assert client.get("/readyz").json() == {"generation": 2}
+    assert client.get("/readyz").json()["generation"] == 2
     assert client.post("/api/rename", json={"from": TULIP, "to": "tulip"}).status_code == 200
     assert verify(model).whole
 
@@ -53,6 +53,25 @@ def test_a_lesson_is_stopped(serve: Serve, model: ModelFolder) -> None:
     assert again.status_code == 409
     assert verify(model).whole
     assert model.current().generation == 2
+
+
+def test_a_first_lesson_that_is_stopped_leaves_nothing(serve: Serve, tmp_path: Path) -> None:
+    client = serve(ModelFolder(tmp_path / "new"), **LONG)
+    job = learning(client)
+    assert (tmp_path / "new").exists()
+    client.delete(f"/api/jobs/{job.id}")
+    assert over(client, job.id)["state"] == "cancelled"
+    assert not (tmp_path / "new").exists()
+
+
+def test_lessons_that_name_a_class_that_is_forgotten_are_forgotten_with_it(client: TestClient) -> None:
+    other = client.post("/api/teach", files=files(b"none"), data={"classes": ["other"]}).json()["id"]
+    job = client.post("/api/teach", **lesson("grey"), headers={"Idempotency-Key": "one"}).json()["id"]
+    over(client, job)
+    assert client.post("/api/forget", json={"classes": ["grey"]}).status_code == 200
+    assert [each["id"] for each in client.get("/api/jobs").json()["jobs"]] == [other]
+    assert "grey" not in client.get("/api/jobs").text + client.get("/api/model").text
+    assert client.get(f"/api/jobs/{job}").status_code == 404
 
 
 def test_a_queue_that_is_full_asks_to_come_back(serve: Serve) -> None:

@@ -143,7 +143,7 @@ def test_more_requests_than_there_is_room_for_are_asked_to_come_back(serve: Serv
         layer = layer.app
     layer.under_way = 1
     said = client.get("/api/jobs")
-    assert (said.status_code, said.headers["retry-after"]) == (503, "1")
+    assert (said.status_code, said.headers["retry-after"]) == (429, "1")
     assert client.get("/livez").status_code == 200
     layer.under_way = 0
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import httpx2
 import pytest
 from models_made import TULIP
-from server_made import Serve, files, picture
+from server_made import Serve, files, listening, picture
 from starlette.testclient import TestClient
 
 from engram.errors import UsageError
+from engram.model import ModelFolder
 from engram.server import Config
 
 TOKEN = "a token that nobody guesses"
@@ -146,3 +148,18 @@ def test_without_a_token_nobody_else_may_reach_it(host: str) -> None:
 def test_a_token_that_can_be_guessed_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 16"):
         Config(token="secret")
+
+
+@pytest.mark.parametrize(("trusted", "secure"), [("127.0.0.1", True), ("10.1.2.3", False)])
+def test_only_a_trusted_proxy_says_that_it_was_asked_by_https(model: ModelFolder, trusted: str, secure: bool) -> None:
+    with listening(model, proxy=trusted, token=TOKEN) as port:
+        headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7"}
+        said = httpx2.post(f"http://127.0.0.1:{port}/api/session", json={"token": TOKEN}, headers=headers)
+        assert ("Secure" in said.headers["set-cookie"]) is secure
+        for _ in range(20):
+            httpx2.get(f"http://127.0.0.1:{port}/api/model", headers={**headers, "Authorization": "Bearer wrong"})
+        # Behind a proxy, one who guesses does not lock the others out.
+        others = httpx2.get(
+            f"http://127.0.0.1:{port}/api/model", headers={**headers, **BEARER, "X-Forwarded-For": "192.0.2.8"}
+        )
+        assert others.status_code == (200 if secure else 429)

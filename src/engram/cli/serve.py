@@ -27,6 +27,10 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Another name that the server may be called by.")
     ] = None,
+    trusted_proxy: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="A proxy whose word on who asks, and whether by https, is taken."),
+    ] = None,
     max_upload: Annotated[str, typer.Option(metavar="BYTES", help="What one request may bring.")] = "256MB",
     max_files: Annotated[int, typer.Option(min=1, help="Pictures in one request.")] = 2_000,
     max_pixels: Annotated[int, typer.Option(min=1, help="Of one picture.")] = 64_000_000,
@@ -38,9 +42,7 @@ def serve(
 ) -> None:
     """Serve a model: a page and an HTTP interface to ask it, teach it and change it. Ctrl-C ends it."""
     try:
-        import uvicorn
-
-        from engram.server import Config, make_app
+        from engram.server import Config, make_server
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is missing. Install what serving needs: pip install 'engram[serve]'") from error
     from engram.methods import parse_bytes
@@ -51,6 +53,7 @@ def serve(
         port=port,
         hosts=tuple(allow_host or ()),
         token=_token(token_file),
+        proxy=trusted_proxy,
         device=device,
         epochs=epochs,
         body_bytes=parse_bytes(max_upload),
@@ -61,16 +64,7 @@ def serve(
     folder = ModelFolder(model)
     folder.check_place()
     typer.echo(f"serving {shown(model)} at http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
-    uvicorn.run(
-        make_app(folder, config),
-        host=host,
-        port=port,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=10,
-    )
+    make_server(folder, config).run()
 
 
 def _token(file: Path | None) -> str | None:

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from engram.server.app import make_app
 from engram.server.config import Config
+from engram.server.running import make_server
 
-__all__ = ["Config", "make_app"]
+__all__ = ["Config", "make_app", "make_server"]

@@ -18,6 +18,7 @@ from starlette.datastructures import UploadFile
 import engram
 from engram.data.images import UnreadableImage
 from engram.model import ModelFolder, inspect
+from engram.server import shapes
 from engram.server.batching import Batches
 from engram.server.config import Config
 from engram.server.decoding import Decoders
@@ -35,7 +36,7 @@ PAGE = Path(__file__).parent / "page"
 PRELOADED = ["engram.server.decoding", "engram.server.teaching"]  # by the process that all others are begun from
 PROBLEM = {"description": "What is wrong, in a sentence.", "content": {"application/problem+json": {}}}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: PROBLEM for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 429, 500, 503)
+    status: PROBLEM for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 429, 500, 503, 507)
 }
 
 
@@ -62,7 +63,7 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
     add_health(app, parts)
     add_answers(app, parts)
     add_lessons(app, parts)
-    add_edits(app, folder)
+    add_edits(app, folder, parts.jobs)
     add_sessions(app, parts.guard)
     add_page(app)
     app.add_middleware(Limits, config=config)  # the one added last stands first
@@ -82,17 +83,11 @@ class Parts:
         self.decoders = Decoders(config)
         self.batches = Batches(config, self.metrics.batches.observe)
         self.jobs = Jobs(folder, config, self.decoders)
-        self.metrics.watch(self.jobs, self.decoders)
+        self.metrics.watch(self.jobs, self.decoders, self.snapshots)
 
     def snapshot(self) -> Snapshot:
         """The model as it is now."""
-        try:
-            snapshot = self.snapshots.current()
-        except NoModel:
-            self.metrics.generation = None
-            raise
-        self.metrics.generation = snapshot.generation
-        return snapshot
+        return self.snapshots.current()
 
     def close(self) -> None:
         """End all processes."""
@@ -104,14 +99,14 @@ def add_health(app: FastAPI, parts: Parts) -> None:
     """Whether the server lives, whether it can answer, and its numbers."""
 
     @app.get("/livez")
-    async def live() -> dict[str, str]:
+    async def live() -> shapes.Alive:
         """Whether the server runs."""
-        return {"status": "alive"}
+        return shapes.Alive()
 
     @app.get("/readyz")
-    def ready() -> dict[str, int]:
+    def ready() -> shapes.Ready:
         """Whether there is a model that is whole."""
-        return {"generation": parts.snapshot().generation}
+        return shapes.Ready(generation=parts.snapshot().generation, damaged=parts.snapshots.damaged)
 
     @app.get("/metrics", response_class=Response)
     def metrics() -> Response:
@@ -123,18 +118,18 @@ def add_answers(app: FastAPI, parts: Parts) -> None:
     """What the model knows, and what it says of pictures."""
 
     @app.get("/api/model")
-    def model() -> dict[str, Any]:
+    def model() -> shapes.Inventory:
         """What the model knows and keeps."""
         if not parts.folder.exists():
             raise NoModel(404)
-        return inspect(parts.folder).to_json()
+        return shapes.Inventory(**inspect(parts.folder).to_json())
 
     @app.post("/api/classify", openapi_extra=described(files=FILES))
     async def classify(
         request: Request,
-        top: Annotated[int, Query(ge=1, le=10_000)] = 5,
+        top: Annotated[int, Query(ge=1, le=100)] = 5,
         reject: Annotated[float, Query(ge=0, le=1, allow_inf_nan=False)] = 0.0,
-    ) -> dict[str, Any]:
+    ) -> shapes.Predictions:
         """What the model says of pictures: the likeliest classes of each; rejected, if it is probably none of them."""
         await run_in_threadpool(parts.snapshot)  # without a model there is no need to send pictures
         form = await form_of(request, parts.config)
@@ -146,12 +141,12 @@ def add_answers(app: FastAPI, parts: Parts) -> None:
             predictions = await asyncio.gather(*said)
         finally:
             await form.close()
-        return {"generation": snapshot.generation, "predictions": predictions}
+        return shapes.Predictions(generation=snapshot.generation, predictions=predictions)
 
 
 async def _said(
     parts: Parts, snapshot: Snapshot, file: UploadFile, top: int, reject: float, few: asyncio.Semaphore
-) -> dict[str, Any]:
+) -> shapes.Predicted | shapes.Unreadable:
     name, loop = name_of(file), asyncio.get_running_loop()
     try:
         async with few:
@@ -159,11 +154,10 @@ async def _said(
             image = await loop.run_in_executor(parts.decoders.threads, parts.decoders.decode, content, snapshot.size)
     except UnreadableImage as error:
         parts.metrics.pictures.labels("unreadable").inc()
-        return {"name": name, "problem": str(error)}
-    answers = await parts.batches.ask(snapshot, image)
+        return shapes.Unreadable(name=name, problem=str(error))
+    answers = await parts.batches.ask(snapshot, image, top)
     parts.metrics.pictures.labels("answered").inc()
-    best = [{"class": each.name, "probability": each.probability} for each in answers[:top]]
-    return {"name": name, "top": best, "rejected": answers[0].probability < reject}
+    return shapes.Predicted.of(name, answers, top, reject)
 
 
 def add_lessons(app: FastAPI, parts: Parts) -> None:
@@ -172,7 +166,7 @@ def add_lessons(app: FastAPI, parts: Parts) -> None:
     @app.post("/api/teach", status_code=202, openapi_extra=described(files=FILES, classes=CLASSES))
     async def teach(
         request: Request, idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None
-    ) -> dict[str, Any]:
+    ) -> shapes.Lesson:
         """Teach the model pictures, each with the class in the same place. It is done in the background."""
         form = await form_of(request, parts.config)
         try:
@@ -180,22 +174,22 @@ def add_lessons(app: FastAPI, parts: Parts) -> None:
         finally:
             await form.close()
         job = await run_in_threadpool(parts.jobs.add, upload, idempotency_key)
-        return job.to_json()
+        return job.told()
 
     @app.get("/api/jobs")
-    def jobs() -> dict[str, Any]:
+    def jobs() -> shapes.Lessons:
         """All lessons that are remembered, oldest first."""
-        return {"jobs": [job.to_json() for job in parts.jobs.all()]}
+        return shapes.Lessons(jobs=[job.told() for job in parts.jobs.all()])
 
     @app.get("/api/jobs/{id}")
-    def job(id: str) -> dict[str, Any]:
+    def job(id: str) -> shapes.Lesson:
         """One lesson."""
-        return parts.jobs.get(id).to_json()
+        return parts.jobs.get(id).told()
 
     @app.delete("/api/jobs/{id}")
-    def cancel(id: str) -> dict[str, Any]:
+    def cancel(id: str) -> shapes.Lesson:
         """Stop a lesson. The model stays as it is."""
-        return parts.jobs.cancel(id).to_json()
+        return parts.jobs.cancel(id).told()
 
 
 def add_page(app: FastAPI) -> None:

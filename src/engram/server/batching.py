@@ -22,6 +22,7 @@ Answers = tuple[Answer, ...]
 class _Asked:
     snapshot: Snapshot
     image: Tensor
+    top: int
     answered: asyncio.Future[Answers]
 
 
@@ -46,10 +47,10 @@ class Batches:
                 await self._task
         self._thread.shutdown()
 
-    async def ask(self, snapshot: Snapshot, image: Tensor) -> Answers:
-        """All classes with their probabilities, likeliest first."""
+    async def ask(self, snapshot: Snapshot, image: Tensor, top: int) -> Answers:
+        """At least the `top` likeliest classes with their probabilities, likeliest first."""
         answered: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
-        await self._waiting.put(_Asked(snapshot, image, answered))
+        await self._waiting.put(_Asked(snapshot, image, top, answered))
         return await answered
 
     async def _run(self) -> None:
@@ -64,11 +65,10 @@ class Batches:
     async def _forward(self, snapshot: Snapshot, batch: list[_Asked]) -> None:
         self.tell(len(batch))
         images = torch.stack([asked.image for asked in batch])
+        top = max(asked.top for asked in batch)
         loop = asyncio.get_running_loop()
         try:
-            answers = await loop.run_in_executor(
-                self._thread, answer, snapshot.model, images, len(snapshot.model.names)
-            )
+            answers = await loop.run_in_executor(self._thread, answer, snapshot.model, images, top)
         except Exception as error:
             for asked in batch:
                 if not asked.answered.done():

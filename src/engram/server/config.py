@@ -19,6 +19,7 @@ class Config:
     port: int = 8000
     hosts: tuple[str, ...] = ()  # other names that it may be called by
     token: str | None = None  # None: whoever reaches it may use it
+    proxy: str | None = None  # the address of one whose word is taken on who asks, and whether by https
     device: str = "auto"
     epochs: int | None = None  # of a lesson; None: by what arrives
 
@@ -28,7 +29,11 @@ class Config:
     file_bytes: int = 64 << 20
     pixels: int = LIMIT  # of one picture
     body_seconds: float = 120.0  # for a body to arrive
+    bodies_bytes: int = 1 << 30  # of all requests under way
+    head_seconds: float = 15.0  # for a request's first lines to arrive
+    answer_seconds: float = 60.0  # for an answer to be taken
     requests: int = 32  # under way at once
+    connections: int = 512  # open at once
 
     decoders: int = 2  # processes that decode
     decode_seconds: int = 10  # of a processor, for one picture

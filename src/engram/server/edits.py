@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
-from engram.model import ModelFolder, forget, merge, rename, rollback
+from engram.model import Edited, ModelFolder, forget, merge, rename, rollback
+from engram.server import shapes
+from engram.server.jobs import Jobs
 from engram.server.problems import NoModel
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -43,7 +45,7 @@ class Rollback(_Order):
     to: Annotated[int, Field(ge=1, le=2**53)] | None = None
 
 
-def add_edits(app: FastAPI, folder: ModelFolder) -> None:
+def add_edits(app: FastAPI, folder: ModelFolder, jobs: Jobs) -> None:
     """Let each of them be asked for."""
 
     def require() -> None:
@@ -51,25 +53,31 @@ def add_edits(app: FastAPI, folder: ModelFolder) -> None:
             raise NoModel(404)
 
     @app.post("/api/forget")
-    def forget_classes(order: Forget) -> dict[str, Any]:
+    def forget_classes(order: Forget) -> shapes.Edited:
         """Remove classes, with every earlier generation. There is no way back."""
         require()
-        return forget(folder, order.classes).to_json()
+        edited = forget(folder, order.classes)
+        jobs.forget(order.classes)
+        return _told(edited)
 
     @app.post("/api/rename")
-    def rename_class(order: Rename) -> dict[str, Any]:
+    def rename_class(order: Rename) -> shapes.Edited:
         """Give a class another name."""
         require()
-        return rename(folder, order.old, order.new).to_json()
+        return _told(rename(folder, order.old, order.new))
 
     @app.post("/api/merge")
-    def merge_classes(order: Merge) -> dict[str, Any]:
+    def merge_classes(order: Merge) -> shapes.Edited:
         """Join a class into another."""
         require()
-        return merge(folder, order.name, order.into).to_json()
+        return _told(merge(folder, order.name, order.into))
 
     @app.post("/api/rollback")
-    def roll_back(order: Rollback) -> dict[str, Any]:
+    def roll_back(order: Rollback) -> shapes.Edited:
         """Use an earlier generation again."""
         require()
-        return rollback(folder, order.to).to_json()
+        return _told(rollback(folder, order.to))
+
+
+def _told(edited: Edited) -> shapes.Edited:
+    return shapes.Edited(**edited.to_json())

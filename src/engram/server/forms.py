@@ -35,7 +35,7 @@ async def form_of(request: Request, config: Config) -> FormData:
         raise Problem(415, "Send the pictures as multipart/form-data, in fields named 'files'.")
     try:
         return await request.form(max_files=config.files + 1, max_fields=config.files + 1, max_part_size=4096)
-    except Problem:
+    except (Problem, OSError):  # a full disk is not the form's fault
         raise
     except Exception as error:
         if "Too many" in str(getattr(error, "detail", "")):

@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ from torch import Tensor
 from engram.data.images import UnreadableImage
 from engram.errors import DataError, EngramError
 from engram.model import ModelFolder, choose_side, load
+from engram.server import shapes
 from engram.server.config import Config
 from engram.server.decoding import Decoders
 from engram.server.problems import Problem, sentence_of, too_many
@@ -29,6 +31,7 @@ from engram.text import shown
 
 LOOKED_AT = 100  # pictures, of which a new model's image size is chosen
 OVER = ("done", "failed", "cancelled")
+GRACE = 5.0  # seconds for a lesson to end by itself
 KILLED = (
     "The lesson was ended from outside, or for want of memory, before anything was saved. The model is as it was. "
     "The pictures are not kept: send them again."
@@ -62,10 +65,9 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
     process: BaseProcess | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        names = ("id", "state", "created", "classes", "progress", "result", "problem")
-        return {name: getattr(self, name) for name in names}
+    def told(self) -> shapes.Lesson:
+        """As it is told to those who ask."""
+        return shapes.Lesson.model_validate(self, from_attributes=True)
 
 
 class Jobs:
@@ -125,8 +127,15 @@ class Jobs:
                 self._waiting.remove(job)
                 self._end(job, "cancelled")
             elif job.process is not None:
-                job.process.kill()
+                _stop(job.process)
         return job
+
+    def forget(self, classes: Iterable[str]) -> None:
+        """Forget the lessons that taught one of these classes and are over: they name it."""
+        forgotten = set(classes)
+        with self._changed:
+            for job in [each for each in self._jobs.values() if each.state in OVER and forgotten & _named(each)]:
+                self._drop(job)
 
     def close(self) -> None:
         """Stop all of them."""
@@ -135,9 +144,9 @@ class Jobs:
             for job in self._jobs.values():
                 job.cancelled.set()
                 if job.process is not None and job.state not in OVER:
-                    job.process.kill()
+                    _stop(job.process)
             self._changed.notify_all()
-        self._thread.join(10)
+        self._thread.join(2 * GRACE)
         for job in self.all():
             if job.state not in OVER:
                 self._end(job, "cancelled")
@@ -163,9 +172,12 @@ class Jobs:
     def _drop_old(self) -> None:
         over = [job for job in self._jobs.values() if job.state in OVER]
         for job in over[: max(0, len(over) - self.config.finished)]:
-            del self._jobs[job.id]
-            if job.key is not None:
-                self._keys.pop(job.key, None)
+            self._drop(job)
+
+    def _drop(self, job: Job) -> None:
+        del self._jobs[job.id]
+        if job.key is not None:
+            self._keys.pop(job.key, None)
 
     def _run(self) -> None:
         while True:
@@ -289,6 +301,19 @@ class Jobs:
             return self.folder.pointer().current if self.folder.exists() else None
         except DataError:
             return None
+
+
+def _stop(process: BaseProcess) -> None:
+    """Ask a process to end, which leaves things clean, and do not wait for it for long."""
+    process.terminate()
+    later = threading.Timer(GRACE, process.kill)
+    later.daemon = True
+    later.start()
+
+
+def _named(job: Job) -> set[str]:
+    """The classes that a lesson that is over tells of."""
+    return {*job.classes, *(each["name"] for each in (job.result or {}).get("judged", ()))}
 
 
 def _check_left(names: tuple[str, ...], readable: set[str], left_out: list[dict[str, str]]) -> None:

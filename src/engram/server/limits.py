@@ -1,4 +1,4 @@
-"""How much a request may bring, how long that may take, and how many may be under way."""
+"""How much requests may bring, alone and together, how long that may take, and how many may be under way."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engram.server.config import Config
-from engram.server.problems import Problem, problem_response
+from engram.server.problems import Problem, problem_response, too_many
 
 WITH_PICTURES = ("/api/classify", "/api/teach")
 HEALTH = ("/livez", "/readyz", "/metrics")  # answered however busy the server is
+CLOSE = {"Connection": "close"}  # what is left of the body is not read
 
 
 class Limits:
@@ -21,54 +22,67 @@ class Limits:
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self.app, self.config = app, config
         self.under_way = 0
+        self.held = 0  # bytes of their bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse what is too much."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        config = self.config
-        most = config.body_bytes if scope["path"] in WITH_PICTURES else config.json_bytes
-        length = Headers(scope=scope).get("content-length", "0")
-        refusal = None
-        if not (length.isascii() and length.isdecimal()) or len(length) > 18:
-            refusal = Problem(400, "The header Content-Length is not a number.", {"Connection": "close"})
-        elif int(length) > most:
-            refusal = _too_large(most)
-        elif self.under_way >= config.requests and scope["path"] not in HEALTH:
-            busy = "The server has its hands full. Try again in a moment."
-            refusal = Problem(503, busy, {"Retry-After": "1", "Connection": "close"})
+        most = self.config.body_bytes if scope["path"] in WITH_PICTURES else self.config.json_bytes
+        refusal = self._refusal(scope, most)
         if refusal is not None:
             await problem_response(refusal)(scope, receive, send)
             return
+        body = _Body(self, receive, most)
         self.under_way += 1
         try:
-            await self.app(scope, self._counted(receive, most), send)
+            await self.app(scope, body.receive, send)
         finally:
             self.under_way -= 1
+            self.held -= body.taken
 
-    def _counted(self, receive: Receive, most: int) -> Receive:
-        deadline = time.monotonic() + self.config.body_seconds
-        taken, whole = 0, False
-
-        async def counted() -> Message:
-            nonlocal taken, whole
-            if whole:  # what comes now is that the client has gone
-                return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                raise Problem(408, "The request took too long to arrive. Send less at a time.", CLOSE) from None
-            taken += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if taken > most:
-                raise _too_large(most)
-            return message
-
-        return counted
+    def _refusal(self, scope: Scope, most: int) -> Problem | None:
+        length = Headers(scope=scope).get("content-length", "0")
+        if not (length.isascii() and length.isdecimal()) or len(length) > 18:
+            return Problem(400, "The header Content-Length is not a number.", CLOSE)
+        if int(length) > most:
+            return _too_large(most)
+        if self.under_way >= self.config.requests and scope["path"] not in HEALTH:
+            return _busy()
+        return None
 
 
-CLOSE = {"Connection": "close"}
+class _Body:
+    """The body of one request, as it arrives."""
+
+    def __init__(self, limits: Limits, receive: Receive, most: int) -> None:
+        self.limits, self.most, self._receive = limits, most, receive
+        self.taken = 0
+        self.whole = False
+        self.deadline = time.monotonic() + limits.config.body_seconds
+
+    async def receive(self) -> Message:
+        if self.whole:  # what comes now is that the client has gone
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self.deadline - time.monotonic()):
+                message = await self._receive()
+        except TimeoutError:
+            raise Problem(408, "The request took too long to arrive. Send less at a time.", CLOSE) from None
+        size = len(message.get("body", b""))
+        self.taken += size
+        self.limits.held += size
+        self.whole = not message.get("more_body", False)
+        if self.taken > self.most:
+            raise _too_large(self.most)
+        if self.limits.held > self.limits.config.bodies_bytes and self.limits.held > self.taken:
+            raise _busy()
+        return message
+
+
+def _busy() -> Problem:
+    return too_many("The server has its hands full. Try again in a moment.", 1, CLOSE)
 
 
 def _too_large(most: int) -> Problem:

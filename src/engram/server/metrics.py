@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engram.server.decoding import Decoders
 from engram.server.jobs import Jobs
+from engram.server.snapshot import Snapshots
 
 METHODS = ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS")
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -29,11 +30,10 @@ class Metrics:
         self.batches = Histogram(
             "engram_batch_pictures", "Pictures in a forward pass.", buckets=BATCHES, registry=self.registry
         )
-        self.generation: int | None = None
 
-    def watch(self, jobs: Jobs, decoders: Decoders) -> None:
+    def watch(self, jobs: Jobs, decoders: Decoders, snapshots: Snapshots) -> None:
         """Tell of these too, as they are when somebody asks."""
-        self.registry.register(_Standing(self, jobs, decoders))
+        self.registry.register(_Standing(jobs, decoders, snapshots))
 
     def text(self) -> bytes:
         """All of them."""
@@ -41,8 +41,8 @@ class Metrics:
 
 
 class _Standing(Collector):
-    def __init__(self, metrics: Metrics, jobs: Jobs, decoders: Decoders) -> None:
-        self.metrics, self.jobs, self.decoders = metrics, jobs, decoders
+    def __init__(self, jobs: Jobs, decoders: Decoders, snapshots: Snapshots) -> None:
+        self.jobs, self.decoders, self.snapshots = jobs, decoders, snapshots
 
     def collect(self) -> Iterator[Metric]:
         """As they are now."""
@@ -51,8 +51,11 @@ class _Standing(Collector):
             lessons.add_metric([state], count)
         yield lessons
         yield CounterMetricFamily("engram_decoder_restarts", "Decoders that died.", value=self.decoders.restarts)
-        generation = self.metrics.generation
+        generation, damaged = self.snapshots.generation, self.snapshots.damaged
         yield GaugeMetricFamily("engram_generation", "The generation in use; 0 without a model.", generation or 0)
+        yield GaugeMetricFamily(
+            "engram_damaged", "1: the newest generation is damaged, and not used.", damaged is not None
+        )
 
 
 class Measured:

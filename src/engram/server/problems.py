@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http
 import logging
 import shlex
@@ -46,9 +47,14 @@ class NoModel(Problem):
         super().__init__(status, sentence)
 
 
-def too_many(sentence: str, seconds: float) -> Problem:
+def too_many(sentence: str, seconds: float, headers: Mapping[str, str] | None = None) -> Problem:
     """The answer to one more than there is room for."""
-    return Problem(429, sentence, {"Retry-After": str(max(1, round(seconds)))})
+    return Problem(429, sentence, {"Retry-After": str(max(1, round(seconds))), **(headers or {})})
+
+
+def no_room() -> Problem:
+    """The answer where the disk is full."""
+    return Problem(507, "The server's disk is full. Nothing was taken; whoever runs it has to make room.")
 
 
 def problem_response(problem: StarletteHTTPException) -> JSONResponse:
@@ -73,6 +79,9 @@ def as_problem(error: Exception, folder: Path) -> StarletteHTTPException:
         return error
     if isinstance(error, RequestValidationError):
         return Problem(422, _invalid(error))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        log.error("The disk is full: %s", error)
+        return no_room()
     if isinstance(error, EngramError):
         status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
         headers = {"Retry-After": str(AGAIN)} if isinstance(error, BusyError) else {}

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from engram.server import shapes
 from engram.server.security import Guard, cookie, session_of
 
 
@@ -21,9 +22,9 @@ def add_sessions(app: FastAPI, guard: Guard) -> None:
     """Let a browser begin a session, look at it, and end it."""
 
     @app.get("/api/session")
-    async def session(request: Request) -> dict[str, bool]:
+    async def session(request: Request) -> shapes.Session:
         """Whether this browser is signed in, and whether it has to be."""
-        return {"authenticated": request.state.authenticated, "token_required": guard.token_required}
+        return shapes.Session(authenticated=request.state.authenticated, token_required=guard.token_required)
 
     @app.post("/api/session", status_code=204)
     async def sign_in(order: SignIn, request: Request) -> Response:

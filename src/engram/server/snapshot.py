@@ -31,6 +31,18 @@ class Snapshots:
         self._seen: tuple[int, str | None] | None = None  # the generation that was looked at last, and its checksum
         self._snapshot: Snapshot | None = None
 
+    @property
+    def generation(self) -> int | None:
+        """The one that answers; None without a model."""
+        snapshot = self._snapshot
+        return None if snapshot is None else snapshot.generation
+
+    @property
+    def damaged(self) -> int | None:
+        """The one that should answer and is damaged; −1 where not even its number can be read."""
+        seen = self._seen
+        return None if seen is None or seen[0] == self.generation else seen[0]
+
     def current(self) -> Snapshot:
         """The model as it is now. One that turns out to be damaged is not put in the place of one that is whole."""
         with self._lock:

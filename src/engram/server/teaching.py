@@ -44,6 +44,7 @@ class Lesson:
 def work(pipe: Connection, lesson: Lesson) -> None:
     """Teach, and report by the pipe in JSON: {"progress"}, then {"done"} or {"failed"}."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it belongs to the server, which ends this process
+    signal.signal(signal.SIGTERM, _stopped)
     os.nice(lesson.nice)
     pixels = pipe.recv_bytes()
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
@@ -58,8 +59,15 @@ def work(pipe: Connection, lesson: Lesson) -> None:
 
         traceback.print_exc()
         outcome = {"failed": FAILED}
+    except KeyboardInterrupt:
+        return
     with suppress(OSError):
         pipe.send_bytes(json.dumps(outcome).encode())
+
+
+def _stopped(*_: object) -> None:
+    """As Ctrl-C would: what was begun is put away on the way out."""
+    raise KeyboardInterrupt
 
 
 def without_paths(learned: Learned) -> dict[str, Any]:

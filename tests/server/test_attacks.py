@@ -1,0 +1,256 @@
+"""What strangers try: slow and silent connections, disks filled, pictures that are traps."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models_made import DAISY, TULIP
+from pictures_made import chunk, encoded, gradient, png
+from server_made import Serve, files, lesson, listening, over, picture
+from starlette.testclient import TestClient
+
+from engram.model import ModelFolder, verify
+
+HEAD = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+
+
+def opened(port: int, said: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection.sendall(said)
+    return connection
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the other side has ended a connection, without a word."""
+    try:
+        return connection.recv(1000) == b""
+    except ConnectionResetError:
+        return True
+
+
+def alive(port: int) -> bool:
+    with opened(port, b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n") as connection:
+        return b" 200 " in connection.recv(100)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /livez HT", HEAD])
+def test_a_request_that_does_not_begin_in_time_is_not_waited_for(model: ModelFolder, said: bytes) -> None:
+    with listening(model, head_seconds=0.5) as port:
+        begin = time.monotonic()
+        with opened(port, said) as connection:
+            assert ended(connection)
+        assert time.monotonic() - begin < 10
+
+
+def test_lines_that_trickle_in_do_not_hold_a_connection(model: ModelFolder) -> None:
+    with listening(model, head_seconds=0.5) as port, opened(port, b"GET /livez HTTP/1.1\r\n") as connection:
+        begin = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - begin < 20:
+                connection.sendall(b"X-More: 1\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - begin < 10
+
+
+def test_the_second_request_of_a_connection_has_to_begin_in_time_too(model: ModelFolder) -> None:
+    whole = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with listening(model, head_seconds=0.5) as port, opened(port, whole) as connection:
+        assert b" 200 " in connection.recv(65536)
+        connection.sendall(whole[:20])
+        assert ended(connection)
+
+
+def test_a_body_that_trickles_in_is_cut_off(model: ModelFolder) -> None:
+    with listening(model, body_seconds=1, head_seconds=0.5) as port:
+        with opened(port, HEAD + b"Content-Length: 100000\r\n\r\n" + PART) as connection:
+            begin = time.monotonic()
+            with suppress(OSError):
+                while time.monotonic() - begin < 20:
+                    connection.sendall(b"x")
+                    time.sleep(0.05)
+            assert time.monotonic() - begin < 10
+        assert alive(port)
+
+
+def test_an_answer_that_is_not_read_is_given_up(model: ModelFolder) -> None:
+    """Pipelined requests whose answers pile up: the connection ends, and others are answered."""
+    with listening(model, answer_seconds=0.5) as port:
+        with opened(port) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            begin = time.monotonic()
+            with suppress(OSError):
+                while time.monotonic() - begin < 20:
+                    connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+            assert time.monotonic() - begin < 15
+        assert alive(port)
+
+
+def test_more_connections_than_there_may_be_are_ended_at_once(model: ModelFolder) -> None:
+    with listening(model, connections=5, head_seconds=2) as port:
+        held = [opened(port) for _ in range(5)]
+        with opened(port) as one_more:
+            assert ended(one_more)
+        for connection in held:
+            assert ended(connection)  # they said nothing
+            connection.close()
+        assert alive(port)
+
+
+def test_many_bodies_at_once_take_no_more_than_their_share_together(model: ModelFolder) -> None:
+    """Each may come alone, but not all: some are asked to come back."""
+    size = 400_000
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % size + PART + bytes(size // 2)
+    with listening(model, body_bytes=1_000_000, bodies_bytes=1_000_000, body_seconds=5) as port:
+        held = [opened(port, request) for _ in range(8)]
+        refused = 0
+        for connection in held:
+            connection.settimeout(1)
+            with suppress(TimeoutError):
+                refused += b" 429 " in connection.recv(1000)
+            connection.close()
+        assert 1 <= refused <= 5  # at 200,000 bytes each, five fit
+        assert alive(port)
+
+
+def test_what_is_no_http_is_a_problem_and_the_end(model: ModelFolder) -> None:
+    with listening(model) as port, opened(port, b"\x16\x03\x01\x02\x00 hello\r\n\r\n") as connection:
+        said = b""
+        while received := connection.recv(65536):
+            said += received
+        assert b" 400 " in said and b"application/problem+json" in said and b"openapi" in said
+
+
+TRAPS = {
+    "a PNG of 60,000 pixels a side": png(60_000, 60_000, 8, 2, b""),
+    "a PNG whose rows unpack to gigabytes": png(64, 64, 8, 2, bytes(200 << 20)),
+    "a PNG whose text unpacks to gigabytes": png(
+        8, 8, 8, 2, bytes(8 * 25), chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(100 << 20)))
+    ),
+    "a JPEG cut short": encoded(gradient(200, 200), "JPEG")[:700],
+    "a PNG cut short": encoded(gradient(200, 200), "PNG")[:300],
+    "a GIF of no pixels": b"GIF89a" + bytes(7) + b";",
+    "an SVG that reads a file": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
+    "a PostScript program": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n(/etc/passwd) (r) file\nshowpage\n",
+    "a pickle": b"\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
+    "nothing": b"",
+    "a web page": b"<html><script>alert(1)</script></html>",
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_trap_is_refused_in_words_or_answered_and_the_next_picture_is(client: TestClient, trap: str) -> None:
+    said = client.post("/api/classify", files=files(TRAPS[trap], picture(TULIP)))
+    assert said.status_code == 200
+    first, second = said.json()["predictions"]
+    assert "problem" in first or first["top"]
+    assert second["top"]
+    assert "/etc" not in said.text and "Traceback" not in said.text
+
+
+def test_names_that_climb_write_nothing_anywhere(client: TestClient, model: ModelFolder, tmp_path: Path) -> None:
+    before = {path for path in tmp_path.rglob("*") if model.path not in path.parents}
+    names = ["../../evil.png", "/evil.png", "..\\evil.png", "a/b/c.png", "C:\\evil.png", "%2e%2e%2fevil.png"]
+    sent = [("files", (name, picture(TULIP, number))) for number, name in enumerate(names)]
+    climbing = ["../../up", "/root", "a/b", "..", "con", "x\\y"]
+    job = client.post("/api/teach", files=sent, data={"classes": climbing})
+    assert job.status_code in (202, 422)
+    if job.status_code == 202:
+        assert over(client, job.json()["id"])["state"] in ("done", "failed")
+    assert {path for path in tmp_path.rglob("*") if model.path not in path.parents} == before
+    assert not Path("/evil.png").exists()
+    assert verify(model).whole
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of six megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("A disk of its own cannot be mounted here.")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_on_a_full_disk_pictures_are_refused_with_a_sentence(
+    serve: Serve, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(small_disk))
+    client = serve()
+    large = encoded(np.random.default_rng(0).integers(0, 256, (1600, 1600, 3), dtype=np.uint8), "PNG")  # 7.7 MB
+    for path, form in (("classify", {}), ("teach", {"data": {"classes": ["grey"]}})):
+        said = client.post(f"/api/{path}", files=files(large), **form)
+        assert said.status_code == 507
+        assert "disk is full" in said.json()["detail"]
+    assert not list(small_disk.iterdir())
+    assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 200
+
+
+def test_a_lesson_that_finds_the_disk_full_leaves_the_model_as_it_was(serve: Serve, small_disk: Path) -> None:
+    folder = ModelFolder(small_disk / "model")
+    client = serve(folder)
+    first = lesson(TULIP)
+    second = lesson(DAISY)
+    sent = {
+        "files": [*first["files"], *second["files"]],
+        "data": {"classes": first["data"]["classes"] + second["data"]["classes"]},
+    }
+    job = over(client, client.post("/api/teach", **sent).json()["id"])
+    assert job["state"] == "done", job
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1024))
+    job = over(client, client.post("/api/teach", **lesson("grey")).json()["id"])
+    assert job["state"] == "failed"
+    assert "space" in job["problem"] or "full" in job["problem"]
+    assert str(small_disk) not in job["problem"]
+    assert client.get("/readyz").json()["generation"] == 1
+    assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 200
+    filler.unlink()
+    assert verify(folder).whole
+
+
+def test_wrong_tokens_from_many_threads_are_throttled_and_the_server_lives(model: ModelFolder) -> None:
+    token = "a token that nobody guesses"
+    request = b"GET /api/model HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer %d\r\n\r\n"
+    with listening(model, token=token, failures=5) as port:
+        statuses: list[bytes] = []
+
+        def guess(number: int) -> None:
+            with opened(port, request % number) as connection:
+                statuses.append(connection.recv(1000).split()[1])
+
+        threads = [threading.Thread(target=guess, args=(number,)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(statuses) == [b"401"] * 5 + [b"429"] * 15
+        assert alive(port)
+
+
+def test_processes_do_not_pile_up(client: TestClient) -> None:
+    """A decoder that is ended is waited for: none is left as a zombie."""
+    decoders = client.app.state.parts.decoders  # type: ignore[attr-defined]
+    for _ in range(3):
+        client.post("/api/classify", files=files(picture(TULIP)))
+        process = decoders._all[0].process
+        os.kill(process.pid, 9)
+        client.post("/api/classify", files=files(picture(TULIP)))
+        assert not process.is_alive()
+    assert decoders.restarts == 3
