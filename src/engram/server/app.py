@@ -82,7 +82,7 @@ class Parts:
         self.snapshots = Snapshots(folder, config.device)
         self.decoders = Decoders(config)
         self.batches = Batches(config, self.metrics.batches.observe)
-        self.jobs = Jobs(folder, config, self.decoders)
+        self.jobs = Jobs(self.snapshots, config, self.decoders)
         self.metrics.watch(self.jobs, self.decoders, self.snapshots)
 
     def snapshot(self) -> Snapshot:

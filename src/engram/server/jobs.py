@@ -20,11 +20,12 @@ from torch import Tensor
 
 from engram.data.images import UnreadableImage
 from engram.errors import DataError, EngramError
-from engram.model import ModelFolder, choose_side, load
+from engram.model import choose_side
 from engram.server import shapes
 from engram.server.config import Config
 from engram.server.decoding import Decoders
 from engram.server.problems import Problem, sentence_of, too_many
+from engram.server.snapshot import Snapshots
 from engram.server.teaching import FAILED, Lesson, Standing, pixels_of, work
 from engram.server.uploads import Upload
 from engram.text import shown
@@ -73,8 +74,9 @@ class Job:
 class Jobs:
     """The lessons of a server, in the order they came."""
 
-    def __init__(self, folder: ModelFolder, config: Config, decoders: Decoders) -> None:
-        self.folder, self.config, self.decoders = folder, config, decoders
+    def __init__(self, snapshots: Snapshots, config: Config, decoders: Decoders) -> None:
+        self.snapshots, self.folder = snapshots, snapshots.folder
+        self.config, self.decoders = config, decoders
         self._jobs: dict[str, Job] = {}
         self._keys: dict[str, Job] = {}
         self._waiting: deque[Job] = deque()
@@ -191,6 +193,8 @@ class Jobs:
                 result = self._carry_out(job)
             except Cancelled:
                 self._end(job, "cancelled")
+            except Problem as error:  # there is no model that could learn
+                self._end(job, "failed", problem=str(error.detail))
             except EngramError as error:
                 self._end(job, "failed", problem=sentence_of(error, self.folder.path))
             except Exception as error:
@@ -230,10 +234,7 @@ class Jobs:
 
     def _side(self, upload: Upload) -> int:
         if self.folder.exists():
-            side = load(self.folder, device="cpu").image_size
-            if side is None:
-                raise DataError("This model has learned vectors, not pictures. Teach it from Python.")
-            return side
+            return self.snapshots.current().size
         sides = []
         for number in range(0, len(upload), max(1, len(upload) // LOOKED_AT)):
             with suppress(UnreadableImage):

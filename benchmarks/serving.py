@@ -1,0 +1,409 @@
+"""A model on the network under load and under attack: ResNet-18 at 84 x 84 pixels, asked by other processes.
+
+    python benchmarks/serving.py [part ...]      throughput, single, learning, swaps, attack; all without a name
+
+Each part starts `engram serve` as people do, measures ratios side by side in one run, and adds what it found to
+benchmarks/results/serving.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import torch
+from PIL import Image
+
+from engram.data import Samples
+from engram.data.pictures import Pictures
+from engram.model import ModelFolder, Wishes, learn_pictures, load, rename
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "serving.json"
+SIDE = 84
+CLASSES = tuple(f"class {number}" for number in range(10))
+
+
+def drawn(seed: int, side: int = SIDE) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A picture like a photo in what it costs to decode: smooth, with some noise."""
+    numbers = np.random.default_rng(seed)
+    coarse = Image.fromarray(numbers.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((side, side), 3)
+    return np.clip(np.asarray(coarse).astype(int) + numbers.integers(-12, 13, (side, side, 3)), 0, 255).astype(np.uint8)
+
+
+def jpeg(seed: int, side: int = SIDE) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(drawn(seed, side)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def make_model(place: Path) -> ModelFolder:
+    """A ResNet-18 that has learned ten classes, badly: how well does not matter here."""
+    folder = ModelFolder(place)
+    images = torch.from_numpy(np.stack([drawn(seed) for seed in range(60)]))
+    samples = Samples.of(images, torch.arange(60) % len(CLASSES))
+    learn_pictures(folder, Pictures(samples, CLASSES, (), ()), Wishes(network="resnet18", image_size=SIDE, epochs=1))
+    return folder
+
+
+class Server:
+    """`engram serve`, with all its processes."""
+
+    def __init__(self, folder: ModelFolder, *arguments: object) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [sys.executable, "-m", "engram", "serve", folder.path, "--port", self.port, *arguments]
+        self.process = subprocess.Popen([str(each) for each in command], stderr=subprocess.DEVNULL)
+        self.url = f"http://127.0.0.1:{self.port}"
+        while True:
+            with suppress(httpx2.TransportError):
+                if httpx2.get(f"{self.url}/livez").status_code == 200:
+                    break
+            assert self.process.poll() is None
+            time.sleep(0.1)
+
+    def bytes(self) -> int:
+        """What the server and all that it started take of memory, each shared page counted by its share."""
+        return sum(_proportional(pid) for pid in [self.process.pid, *_children(self.process.pid)])
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *_children(child)]
+    return found
+
+
+def _proportional(pid: int) -> int:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+@contextmanager
+def served(folder: ModelFolder, *arguments: object) -> Iterator[Server]:
+    server = Server(folder, *arguments)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def form(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("files", (f"{number}.jpg", content)) for number, content in enumerate(contents)]
+
+
+def ask(url: str, contents: list[list[bytes]], seconds: float, clients: int) -> list[float]:
+    """Ask for so long, from so many threads of this process; how long each request took."""
+    took: list[float] = []
+    end = time.perf_counter() + seconds
+
+    def go(number: int) -> None:
+        with httpx2.Client(base_url=url, timeout=120) as client:
+            turn = number
+            while time.perf_counter() < end:
+                begin = time.perf_counter()
+                said = client.post("/api/classify", files=form(*contents[turn % len(contents)]))
+                took.append(time.perf_counter() - begin)
+                assert said.status_code == 200, said.text
+                assert all("top" in each for each in said.json()["predictions"])
+                turn += 1
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return took
+
+
+def bare(folder: ModelFolder, seconds: float) -> float:
+    """Images a second of the forward pass alone, 32 at a time."""
+    model = load(folder, device="cpu")
+    images = torch.from_numpy(np.stack([drawn(seed) for seed in range(32)]))
+    model.probabilities(images)
+    begin, done = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        model.probabilities(images)
+        done += 32
+    return done / (time.perf_counter() - begin)
+
+
+def in_another(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Do it in a process of its own, which takes nothing from this one's interpreter."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def throughput(folder: ModelFolder, seconds: float = 8, rounds: int = 3) -> dict[str, object]:
+    """32 images a request, against the bare forward pass, in turn."""
+    contents = [[jpeg(32 * turn + number) for number in range(32)] for turn in range(4)]
+    alone, asked = [], []
+    for _ in range(rounds):
+        alone.append(in_another(bare, folder, seconds))
+        with served(folder) as server:
+            in_another(ask, server.url, contents, 2, 2)
+            took = in_another(ask, server.url, contents, seconds, 3)
+            asked.append(32 * len(took) / seconds)
+    ratios = [one / other for one, other in zip(asked, alone, strict=True)]
+    return {
+        "bare_images_per_second": [round(each, 1) for each in alone],
+        "served_images_per_second": [round(each, 1) for each in asked],
+        "ratio": round(statistics.median(ratios), 3),
+    }
+
+
+def single(folder: ModelFolder, seconds: float = 8) -> dict[str, object]:
+    """Many clients with one image each: answered together, and for comparison one client alone."""
+    contents = [[jpeg(number)] for number in range(64)]
+    with served(folder) as server:
+        in_another(ask, server.url, contents, 2, 4)
+        one = in_another(ask, server.url, contents, seconds, 1)
+        before = _batches(server.url)
+        many = in_another(ask, server.url, contents, seconds, 24)
+        after = _batches(server.url)
+    pictures, passes = after[0] - before[0], after[1] - before[1]
+    return {
+        "one_client_per_second": round(len(one) / seconds, 1),
+        "twenty_four_clients_per_second": round(len(many) / seconds, 1),
+        "ratio": round(len(many) / len(one), 2),
+        "images_in_a_pass": round(pictures / passes, 2),
+    }
+
+
+def _batches(url: str) -> tuple[float, float]:
+    lines = dict(line.rsplit(" ", 1) for line in httpx2.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
+    return float(lines["engram_batch_pictures_sum"]), float(lines["engram_batch_pictures_count"])
+
+
+def learning(folder: ModelFolder, seconds: float = 20) -> dict[str, object]:
+    """How long a request takes while a lesson is learned, against without; four clients, one image each."""
+    contents = [[jpeg(number)] for number in range(64)]
+    with served(folder, "--epochs", 100_000) as server:
+        in_another(ask, server.url, contents, 3, 4)
+        without = in_another(ask, server.url, contents, seconds, 4)
+        pictures = [jpeg(1_000 + number) for number in range(64)]
+        names = ["new one", "new two"] * 32
+        job = httpx2.post(f"{server.url}/api/teach", files=form(*pictures), data={"classes": names}).json()["id"]
+        while (told := httpx2.get(f"{server.url}/api/jobs/{job}").json())["progress"]["phase"] != "train":
+            assert told["state"] in ("queued", "learning"), told
+            time.sleep(0.2)
+        during = in_another(ask, server.url, contents, seconds, 4)
+        state = httpx2.get(f"{server.url}/api/jobs/{job}").json()["state"]
+        assert state == "learning", state
+        httpx2.delete(f"{server.url}/api/jobs/{job}")
+
+    def at(times: list[float], share: float) -> float:
+        return sorted(times)[int(share * (len(times) - 1))]
+
+    return {
+        "requests": [len(without), len(during)],
+        "median_seconds": [round(at(without, 0.5), 4), round(at(during, 0.5), 4)],
+        "p99_seconds": [round(at(without, 0.99), 4), round(at(during, 0.99), 4)],
+        "p99_ratio": round(at(during, 0.99) / at(without, 0.99), 2),
+    }
+
+
+def swaps(folder: ModelFolder, requests: int = 10_000, times: int = 20) -> dict[str, object]:
+    """Requests of two images while the model is exchanged: each answer has the one name of its generation."""
+    names: dict[int, str] = {load(folder, device="cpu") and folder.current().generation: CLASSES[0]}
+    contents = [form(jpeg(number), jpeg(number + 1)) for number in range(16)]
+    outcomes: dict[tuple[int, frozenset[str]], int] = {}
+    errors: list[str] = []
+    lock, left = threading.Lock(), [requests]
+
+    def go(url: str, number: int) -> None:
+        with httpx2.Client(base_url=url, timeout=120) as client:
+            while True:
+                with lock:
+                    if not left[0]:
+                        return
+                    left[0] -= 1
+                said = client.post("/api/classify?top=100", files=contents[number % len(contents)])
+                if said.status_code != 200:
+                    errors.append(said.text)
+                    continue
+                answer = said.json()
+                seen = frozenset(
+                    each["class"]
+                    for prediction in answer["predictions"]
+                    for each in prediction["top"]
+                    if each["class"] not in CLASSES[1:]
+                )
+                with lock:
+                    key = (answer["generation"], seen)
+                    outcomes[key] = outcomes.get(key, 0) + 1
+
+    with served(folder) as server:
+        threads = [threading.Thread(target=go, args=(server.url, number)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        name = CLASSES[0]
+        for swap in range(times):
+            while left[0] > requests * (1 - (swap + 0.5) / times):
+                time.sleep(0.01)
+            edited = rename(folder, name, f"name {swap}")
+            name = f"name {swap}"
+            names[edited.generation] = name
+        for thread in threads:
+            thread.join()
+    wrong = sum(count for (generation, seen), count in outcomes.items() if seen != {names.get(generation)})
+    return {
+        "requests": sum(outcomes.values()) + len(errors),
+        "errors": len(errors),
+        "answers_of_more_than_one_generation": wrong,
+        "generations_seen": len({generation for generation, _ in outcomes}),
+        "swaps": times,
+    }
+
+
+# What strangers send. Each is done so often, and the server's memory looked at all the while.
+
+
+def _png(width: int, height: int, rows: bytes) -> bytes:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+
+
+def _bombs(server: Server, times: int) -> None:
+    bombs = [
+        _png(60_000, 60_000, b""),
+        _png(7_900, 7_900, bytes(7_900 * (1 + 3 * 7_900))),
+        _png(64, 64, bytes(1 << 27)),
+    ]
+    for number in range(times):
+        httpx2.post(f"{server.url}/api/classify", files=form(bombs[number % 3]), timeout=120)
+
+
+def _noise(server: Server, times: int) -> None:
+    numbers = random.Random(0)
+    whole = jpeg(0, 400)
+    for _ in range(times):
+        broken = bytearray(whole)
+        for _ in range(20):
+            broken[numbers.randrange(len(broken))] = numbers.randrange(256)
+        contents = [bytes(broken[: numbers.randrange(1, len(broken))]) for _ in range(8)]
+        httpx2.post(f"{server.url}/api/classify", files=form(*contents), timeout=120)
+
+
+def _endless(server: Server, times: int) -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
+    head = (
+        b"POST /api/teach HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    block = b"%x\r\n%s\r\n" % (1 << 20, bytes(1 << 20))
+    for _ in range(times):
+        with socket.create_connection(("127.0.0.1", server.port), 30) as connection, suppress(OSError):
+            connection.sendall(head + b"%x\r\n%s\r\n" % (len(part), part))
+            for _ in range(400):
+                connection.sendall(block)
+
+
+def _silent(server: Server, times: int) -> None:
+    held = []
+    for number in range(times):
+        with suppress(OSError):
+            connection = socket.create_connection(("127.0.0.1", server.port), 5)
+            connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (number % 8_000))
+            held.append(connection)
+    time.sleep(1)
+    for connection in held:
+        connection.close()
+
+
+def _guesses(server: Server, times: int) -> None:
+    with httpx2.Client(base_url=server.url) as client:
+        for number in range(times):
+            client.get(f"/made/up/{number}", headers={"Authorization": f"Bearer {number:0100}"})
+
+
+def _lessons(server: Server, times: int) -> None:
+    """More lessons than there is room for, of files that are no pictures."""
+    for number in range(times):
+        files = form(*[os.urandom(200_000) for _ in range(5)])
+        data = {"classes": [f"made up {number}"] * 5}
+        httpx2.post(f"{server.url}/api/teach", files=files, data=data, timeout=120)
+
+
+ATTACKS = {"bombs": (_bombs, 60), "noise": (_noise, 150), "endless": (_endless, 6), "silent": (_silent, 2_000)}
+ATTACKS |= {"guesses": (_guesses, 2_000), "lessons": (_lessons, 150)}
+
+
+def attack(folder: ModelFolder) -> dict[str, object]:
+    """How much more memory the server takes, at the most while each is done, and after all of them were, twice."""
+    found: dict[str, object] = {}
+    with served(folder) as server:
+        contents = [[jpeg(32 * turn + number) for number in range(32)] for turn in range(4)]
+        in_another(ask, server.url, contents, 5, 4)
+        before = server.bytes()
+        for turn in ("first", "second"):
+            for name, (carry_out, times) in ATTACKS.items():
+                peak, stop = [0], threading.Event()
+
+                def watch(peak: list[int] = peak, stop: threading.Event = stop) -> None:
+                    while not stop.wait(0.05):
+                        peak[0] = max(peak[0], server.bytes())
+
+                watcher = threading.Thread(target=watch)
+                watcher.start()
+                carry_out(server, times)
+                stop.set()
+                watcher.join()
+                found[f"{name}_peak_growth_mb_{turn}"] = round((peak[0] - before) / 2**20, 1)
+                assert httpx2.get(f"{server.url}/readyz", timeout=60).status_code == 200
+            time.sleep(3)
+            found[f"growth_after_mb_{turn}"] = round((server.bytes() - before) / 2**20, 1)
+        assert ask(server.url, contents, 1, 1)
+    return {"at_rest_mb": round(before / 2**20, 1), **found}
+
+
+PARTS = {"throughput": throughput, "single": single, "learning": learning, "swaps": swaps, "attack": attack}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="part")
+    chosen = parser.parse_args().parts or list(PARTS)
+    found: dict[str, object] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in chosen:
+        with tempfile.TemporaryDirectory() as place:
+            found[name] = PARTS[name](make_model(Path(place) / "model"))
+        print(name, json.dumps(found[name], indent=1), flush=True)
+        RESULT.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
