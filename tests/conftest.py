@@ -1,5 +1,8 @@
 """Small streams that every room's tests share."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from models_made import taught
@@ -55,3 +58,12 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """The same, which keeps three images of each class too."""
     return taught(tmp_path_factory.mktemp("hybrid"), images_per_class=3)
+
+
+@pytest.fixture(scope="session")
+def photos() -> Path:
+    """Real photographs, `train` and `test`, in folders by class."""
+    folder = Path(os.environ.get("ENGRAM_DATA") or "/nowhere", "photos")
+    if not folder.is_dir():
+        pytest.skip("ENGRAM_DATA does not name a folder that holds photos")
+    return folder

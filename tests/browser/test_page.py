@@ -147,6 +147,53 @@ def test_a_model_is_taught_asked_renamed_rolled_back_and_made_to_forget(browser:
         assert page.get_by_role("button", name="Use generation").count() == 0
 
 
+def test_photos_are_taught_and_asked_and_a_third_class_comes_later(browser: Any, photos: Path, tmp_path: Path) -> None:
+    names = [path.name for path in sorted((photos / "train").iterdir())[:3]]
+
+    def lesson(page: Any, *some: str) -> None:
+        for number, name in enumerate(some):
+            if number:
+                page.get_by_role("button", name="Add a class").click()
+            group = page.locator("fieldset").nth(number)
+            group.get_by_label("Class", exact=True).fill(name)
+            group.locator("input[type=file][multiple]").set_input_files(files(photos / "train" / name)[:30])
+        page.get_by_role("button", name="Teach", exact=True).click()
+
+    def known(page: Any) -> list[str]:
+        return sorted(page.locator(".class-name").all_text_contents())
+
+    with serving(tmp_path / "model", epochs=4) as address:
+        page = opened(browser, address, width=360).page
+        lesson(page, *names[:2])
+        says(page, "#summary", "Generation 1: it knows 2 classes", LESSON)
+        asked = [files(photos / "test" / name)[0] for name in names[:2]]
+        page.locator("#classify-drop input[multiple]").set_input_files(asked)
+        playwright.expect(page.locator("#answers .bars")).to_have_count(2)
+        assert {*page.locator("#answers .bars bdi").all_text_contents()} == {*names[:2]}
+
+        lesson(page, names[2])
+        says(page, "#summary", "Generation 2: it knows 3 classes", LESSON)
+        assert known(page) == sorted(names)
+
+        page.get_by_role("button", name=f"Merge {names[0]}").click()
+        page.get_by_role("dialog").get_by_role("combobox").select_option(names[1])
+        page.get_by_role("dialog").get_by_role("button", name="Merge").click()
+        says(page, "#memory-status", "Merged")
+        assert known(page) == sorted(names[1:])
+
+        page.get_by_role("button", name="Use generation 2").click()
+        page.get_by_role("dialog").get_by_role("button", name="Use generation 2").click()
+        says(page, "#history-status", "Generation 2 is in use.")
+        assert known(page) == sorted(names)
+
+        page.get_by_role("button", name=f"Forget {names[0]}").click()
+        page.get_by_role("dialog").get_by_role("textbox").fill(names[0])
+        page.keyboard.press("Enter")
+        says(page, "#memory-status", "Forgotten.")
+        assert known(page) == sorted(names[1:])
+        assert names[0] not in page.locator("main").inner_text()
+
+
 def test_a_lesson_is_cancelled_and_nothing_was_changed(browser: Any, tmp_path: Path) -> None:
     pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
     with serving(tmp_path / "model", epochs=100_000) as address:

@@ -1,7 +1,7 @@
 // The page: whether one is signed in, whether the server answers, and what the model is now.
 
 import { get, listeners, pause, post, remove } from "./api.js";
-import { setUpClassify } from "./classify.js";
+import { keepAnswersOf, setUpClassify } from "./classify.js";
 import { setUpMemory, showMemory } from "./memory.js";
 import { catchPasted } from "./pictures.js";
 import { knowClasses, setUpTeach, showJobs } from "./teach.js";
@@ -88,6 +88,7 @@ async function showModel() {
   if (model && !sees) tell(find("no-model"), "This model has learned vectors, not pictures. It is asked, and taught, from Python.");
   tell(find("what-is-kept"), kept(model));
   knowClasses(classes.map((each) => each.name));
+  keepAnswersOf(classes.map((each) => each.name));
   showMemory(model);
 }
 
@@ -139,7 +140,10 @@ async function heartbeat() {
 
 setUpClassify();
 setUpTeach(() => showModel().catch(() => {}));
-setUpMemory(showModel);
+setUpMemory(async () => {
+  await showModel();
+  await showJobs(); // some may be forgotten with a class
+});
 catchPasted(find("classify-drop"));
 start();
 heartbeat();

@@ -21,6 +21,15 @@ export function setUpClassify() {
   });
 }
 
+// Answers that name a class that is no more, because it was forgotten or has another name, go.
+export function keepAnswersOf(names) {
+  const known = new Set(names);
+  for (const item of [...answers.children]) {
+    if ([...item.querySelectorAll(".bars bdi")].some((each) => !known.has(each.textContent))) item.remove();
+  }
+  find("clear-answers").hidden = !answers.children.length;
+}
+
 async function classify(files) {
   const frames = files.map((file) => frame(file));
   answers.prepend(...frames.map((each) => each.item));

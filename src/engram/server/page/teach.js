@@ -182,6 +182,12 @@ export async function showJobs() {
   const jobs = (Array.isArray(found) ? found : found.jobs).toSorted((one, other) => Date.parse(one.created) - Date.parse(other.created));
   const over = jobs.filter((job) => OVER.includes(job.state)).slice(-LISTED);
   for (const job of jobs) if (!OVER.includes(job.state) || over.includes(job)) follow(job);
+  const known = new Set(jobs.map((job) => job.id));
+  for (const [id, article] of shown) {
+    if (known.has(id)) continue;
+    article.remove();
+    shown.delete(id);
+  }
 }
 
 function follow(job) {
