@@ -1,7 +1,6 @@
 """The page of `engram serve` in a real browser, with a real server. Skipped, saying so, where there is none."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -10,25 +9,23 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import FAINT, VIEWS, View, scrolls_sideways, seen
 from models_made import DAISY, FORMULA, TULIP, draw, taught
 
 from engram.model import ModelFolder, rename
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
 pytest.importorskip("fastapi", reason="fastapi is not installed: pip install '.[serve]'")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
 
-VIEWS = [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
 TOKEN = "a token of enough characters"
 LONG = "W" * 60
 MARKUP = "<img src=x onerror=alert(1)>"
 LESSON = 120_000  # milliseconds that one may take
+playwright.expect.set_options(timeout=30_000)  # the first picture waits for a process that decodes
 
 
 @contextmanager
@@ -58,35 +55,12 @@ def _wait(server: subprocess.Popen[bytes], address: str) -> None:
     raise AssertionError("The server does not answer.")
 
 
-@dataclass
-class View:
-    """A page as it is seen, and what it did while it was open."""
-
-    page: Any
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        camera = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *camera])
-        yield chromium
-        chromium.close()
-
-
 def opened(browser: Any, address: str, width: int = 1280, scheme: str = "light") -> View:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    view = View(context.new_page())
-    view.page.on("console", lambda message: view.complaints.append(message.text))
-    view.page.on("pageerror", lambda error: view.complaints.append(str(error)))
-    view.page.on("request", lambda request: view.requests.append(request.url))
-    view.page.goto(address)
-    return view
+    return seen(context, address)
 
 
-def says(page: Any, place: str, text: str, timeout: int = 10_000) -> None:
+def says(page: Any, place: str, text: str, timeout: int = 30_000) -> None:
     playwright.expect(page.locator(place)).to_contain_text(text, timeout=timeout)
 
 
@@ -221,14 +195,14 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]
 @pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}", scope="module")
 def view(request: pytest.FixtureRequest, browser: Any, known: tuple[str, Path]) -> Iterator[View]:
     address, place = known
-    seen = opened(browser, address, *request.param)
-    says(seen.page, "#summary", "it knows 3 classes")
-    seen.page.locator("#classify-drop input[multiple]").set_input_files(files(place / "1" / TULIP)[:2])
-    playwright.expect(seen.page.locator("#answers .bars")).to_have_count(2)
-    seen.page.get_by_role("button", name="Add a class").click()
-    seen.page.locator("fieldset input[multiple]").first.set_input_files(files(place / "1" / TULIP))
-    yield seen
-    seen.page.context.close()
+    shown = opened(browser, address, *request.param)
+    says(shown.page, "#summary", "it knows 3 classes")
+    shown.page.locator("#classify-drop input[multiple]").set_input_files(files(place / "1" / TULIP)[:2])
+    playwright.expect(shown.page.locator("#answers .bars")).to_have_count(2)
+    shown.page.get_by_role("button", name="Add a class").click()
+    shown.page.locator("fieldset input[multiple]").first.set_input_files(files(place / "1" / TULIP))
+    yield shown
+    shown.page.context.close()
 
 
 def test_nothing_is_complained_of_and_nothing_fetched_from_elsewhere(view: View, known: tuple[str, Path]) -> None:
@@ -237,8 +211,7 @@ def test_nothing_is_complained_of_and_nothing_fetched_from_elsewhere(view: View,
 
 
 def test_the_page_never_scrolls_sideways(view: View) -> None:
-    wide, room = view.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-    assert wide <= room
+    assert not scrolls_sideways(view)
 
 
 # Texts that are wider than the box they are in, and pairs of texts that lie on one another.
@@ -268,26 +241,6 @@ OVERLAPPING = """() => {
 
 def test_no_text_lies_on_another_or_is_cut_off(view: View) -> None:
     assert view.page.evaluate(OVERLAPPING) == []
-
-
-# Texts with too little contrast against what is behind them, those of the dialogs too.
-FAINT = """() => {
-  const parse = colour => colour.match(/[\\d.]+/g).map(Number);
-  const linear = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-  const behind = element => {
-    const colour = parse(getComputedStyle(element).backgroundColor);
-    return colour.length === 3 || colour[3] > 0 ? colour : behind(element.parentElement);
-  };
-  const faint = [];
-  for (const element of document.querySelectorAll('body *:not(script, noscript)')) {
-    if (![...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim())) continue;
-    const [ink, paper] = [light(parse(getComputedStyle(element).color)), light(behind(element))];
-    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
-    if (contrast < 4.5) faint.push(`${element.tagName} ${element.textContent.slice(0, 40)} ${contrast.toFixed(2)}`);
-  }
-  return faint;
-}"""
 
 
 def test_every_text_can_be_read(view: View) -> None:

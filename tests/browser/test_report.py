@@ -1,23 +1,17 @@
 """The report in a real browser: light and dark, wide and narrow. Skipped, saying so, where there is none."""
 
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import FAINT, VIEWS, View, scrolls_sideways, seen
 from made_results import every_method, result, save, save_suite
 
 from engram.experiments.report import make_report
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
-
 COMMITTED = Path(__file__).parents[2] / "benchmarks" / "results"
 LONG = ", with a setting of a name that is rather long and a value that is longer still"
-VIEWS = [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
 
 
 @pytest.fixture(scope="module")
@@ -39,36 +33,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in sources}
 
 
-@dataclass
-class View:
-    """A page as it is seen, and what it did while it was opened."""
-
-    page: Any
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}", scope="module")
 def views(request: pytest.FixtureRequest, browser: Any, pages: dict[str, Path]) -> Iterator[dict[str, View]]:
     width, scheme = request.param
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    opened = {}
-    for name, path in pages.items():
-        view = View(context.new_page())
-        view.page.on("console", lambda message, view=view: view.complaints.append(message.text))
-        view.page.on("pageerror", lambda error, view=view: view.complaints.append(str(error)))
-        view.page.on("request", lambda request, view=view: view.requests.append(request.url))
-        view.page.goto(path.as_uri())
-        opened[name] = view
-    yield opened
+    yield {name: seen(context, path.as_uri()) for name, path in pages.items()}
     context.close()
 
 
@@ -80,11 +49,9 @@ def test_nothing_is_complained_of_and_nothing_fetched(views: dict[str, View], pa
 
 def test_the_page_never_scrolls_sideways(views: dict[str, View]) -> None:
     for name, view in views.items():
-        wide, room = view.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-        assert wide <= room, name
+        assert not scrolls_sideways(view), name
     view.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    wide, room = view.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-    assert wide <= room
+    assert not scrolls_sideways(view)
     view.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = false)")
 
 
@@ -112,33 +79,6 @@ TOUCHING = """() => {
 def test_no_text_of_a_figure_touches_another_or_is_cut_off(views: dict[str, View]) -> None:
     for name, view in views.items():
         assert view.page.evaluate(TOUCHING) == [], name
-
-
-# Every text with the contrast it has against what is behind it, where that is too little.
-FAINT = """() => {
-  const parse = colour => colour.match(/[\\d.]+/g).map(Number);
-  const linear = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-  const behind = element => {
-    for (let each = element; each; each = each.parentElement) {
-      const colour = parse(getComputedStyle(each).backgroundColor);
-      if (colour.length === 3 || colour[3] > 0) return colour;
-    }
-    throw new Error('no background');
-  };
-  const faint = new Set();
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.textContent.trim() || element.closest('title, desc')) continue;
-    const style = getComputedStyle(element);
-    const ink = light(parse(element.namespaceURI.endsWith('svg') ? style.fill : style.color));
-    const paper = light(behind(element));
-    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
-    if (contrast < 4.5) faint.add(`${element.tagName} ${element.textContent.slice(0, 40)} ${contrast.toFixed(2)}`);
-  }
-  return [...faint];
-}"""
 
 
 def test_every_text_can_be_read(views: dict[str, View]) -> None:

@@ -5,36 +5,18 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
+from learners_made import learned, quick
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream
 from engram.errors import UsageError
 from engram.features import herd
-from engram.methods import METHODS, Learner, make, setting_names
+from engram.methods import METHODS, Learner, make
 from engram.methods.editing import forget, merge
 from engram.network import CorrectedHead, CosineHead, LinearHead
-
-QUICK = {
-    "epochs": 6,
-    "batch_size": 16,
-    "rate": 0.2,
-    "expected_classes": 6,
-    "adapter_steps": 20,
-    "features_per_class": 8,
-    "images_per_class": 5,
-}
-
-
-def learned(method: str, stream: Stream, **settings: Any) -> Learner:
-    known = setting_names(method)
-    learner = make(method, **{name: value for name, value in {**QUICK, **settings}.items() if name in known})
-    for task in stream:
-        learner.learn(task)
-    return learner
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +92,7 @@ class TestEveryMethod:
         learner = learn_once(method)
         merge(learner, vectors.classes[0], vectors.classes[5])
         forget(learner, vectors.classes[2])
-        known = setting_names(method)
-        other = make(method, **{name: value for name, value in QUICK.items() if name in known})
+        other = quick(method)
         other.restore(learner.state())
         inputs = vectors.tasks[0].test.batch(torch.arange(6))
         assert torch.equal(other.scores(inputs), learner.scores(inputs))

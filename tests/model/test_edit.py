@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw
+from refusals import STEPS
 from torch import Tensor
 
 from engram import storage
@@ -315,25 +315,14 @@ def test_a_removal_that_the_disk_refuses_is_said_with_how_to_finish_it(
     assert not any(found(model.path, sought).values())
 
 
-def always(*arguments: object, **options: object) -> bool:
-    return True
-
-
-def to_write(path: object, mode: str = "r", *arguments: object, **options: object) -> bool:
-    return "w" in mode
-
-
-STEPS: dict[str, tuple[object, str, Callable[..., bool]]] = {
-    "sync": (os, "fsync", always),
-    "replace": (os, "replace", always),
-    "rename": (os, "rename", always),
-    "write": (io, "open", to_write),
-}
-
-
 @pytest.mark.parametrize(
     ("edit", "step"),
-    [(edit, step) for edit in EDITS for step in STEPS if (edit, step) != ("rollback", "rename")],  # it renames nothing
+    [
+        (edit, step)
+        for edit in EDITS
+        for step in ("sync", "replace", "rename", "open to write")
+        if (edit, step) != ("rollback", "rename")  # it renames nothing
+    ],
 )
 def test_an_edit_that_the_disk_refuses_leaves_the_model_as_it_was(
     edit: str, step: str, model: ModelFolder, monkeypatch: pytest.MonkeyPatch

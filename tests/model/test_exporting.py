@@ -8,13 +8,13 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from learners_made import learned
 from safetensors import safe_open
 from torch import Tensor
 from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -22,30 +22,13 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from engram.data import Samples, Stream, Task
 from engram.errors import DataError, EngramError, UsageError
 from engram.features import CLASSIFIERS, Ridge
-from engram.methods import METHODS, Learner, make, setting_names
+from engram.methods import METHODS, Learner, make
 from engram.model import Calibration, Exported, Facts, Model, ModelFolder, export, load, save
 from engram.model.graph import OPSET, metadata
 from engram.network import CorrectedHead, extractor_for_weights, make_network
 from engram.progress import Stopwatch
 
-QUICK = {
-    "epochs": 1,
-    "batch_size": 16,
-    "rate": 0.2,
-    "expected_classes": 6,
-    "adapter_steps": 5,
-    "features_per_class": 8,
-    "images_per_class": 5,
-}
 BATCHES = (1, 2, 7)
-
-
-def learned(method: str, stream: Stream, **settings: Any) -> Learner:
-    known = setting_names(method)
-    learner = make(method, **{name: value for name, value in {**QUICK, **settings}.items() if name in known})
-    for task in stream:
-        learner.learn(task)
-    return learner
 
 
 def named(learner: Learner, temperature: float = 1.7) -> Model:

@@ -7,7 +7,6 @@ to kill then costs no second import of torch.
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import random
@@ -25,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import STEPS, always
 
 from engram import storage
 from engram.errors import EngramError
@@ -193,7 +193,8 @@ class Other:
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[Other]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    modules = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": modules}
     command = [sys.executable, __file__]
     with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True) as process:
         yield Other(process)
@@ -337,24 +338,6 @@ class Failing:
             if self.left == 0 or (self.left < 0 and self.forever):
                 raise OSError(self.code, os.strerror(self.code))
         return self.function(*arguments, **options)
-
-
-def always(*arguments: Any, **options: Any) -> bool:
-    return True
-
-
-def to_write(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> bool:
-    return "w" in mode
-
-
-STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "sync": (os, "fsync", always),
-    "replace": (os, "replace", always),
-    "rename": (os, "rename", always),
-    "make a folder": (os, "mkdir", always),
-    "open to write": (io, "open", to_write),
-    "remove": (storage, "remove", always),
-}
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)

@@ -1,0 +1,61 @@
+"""A real browser, and what is asked of every page that it shows."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from typing import Any
+
+CHROMIUM = shutil.which("chromium")
+VIEWS = [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
+
+
+@dataclass
+class View:
+    """A page as it is seen, and what it did while it was open."""
+
+    page: Any
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+def seen(context: Any, address: str) -> View:
+    """An address opened in a browser's context."""
+    view = View(context.new_page())
+    view.page.on("console", lambda message: view.complaints.append(message.text))
+    view.page.on("pageerror", lambda error: view.complaints.append(str(error)))
+    view.page.on("request", lambda request: view.requests.append(request.url))
+    view.page.goto(address)
+    return view
+
+
+def scrolls_sideways(view: View) -> bool:
+    wide, room = view.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    return bool(wide > room)
+
+
+# Every text with the contrast it has against what is behind it, where that is too little.
+FAINT = """() => {
+  const parse = colour => colour.match(/[\\d.]+/g).map(Number);
+  const linear = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const behind = element => {
+    for (let each = element; each; each = each.parentElement) {
+      const colour = parse(getComputedStyle(each).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    throw new Error('no background');
+  };
+  const faint = new Set();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || element.closest('title, desc, script, noscript')) continue;
+    const style = getComputedStyle(element);
+    const ink = light(parse(element.namespaceURI.endsWith('svg') ? style.fill : style.color));
+    const paper = light(behind(element));
+    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    if (contrast < 4.5) faint.add(`${element.tagName} ${element.textContent.slice(0, 40)} ${contrast.toFixed(2)}`);
+  }
+  return [...faint];
+}"""

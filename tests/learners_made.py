@@ -1,0 +1,33 @@
+"""Learners that have learned a small stream in a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engram.data import Stream
+from engram.methods import Learner, make, setting_names
+
+QUICK: Mapping[str, Any] = {
+    "epochs": 6,
+    "batch_size": 16,
+    "rate": 0.2,
+    "expected_classes": 6,
+    "adapter_steps": 20,
+    "features_per_class": 8,
+    "images_per_class": 5,
+}
+
+
+def quick(method: str, **settings: Any) -> Learner:
+    """A learner that has learned nothing yet; settings that the method does not have are left out."""
+    known = setting_names(method)
+    return make(method, **{name: value for name, value in {**QUICK, **settings}.items() if name in known})
+
+
+def learned(method: str, stream: Stream, **settings: Any) -> Learner:
+    """One that has learned the stream."""
+    learner = quick(method, **settings)
+    for task in stream:
+        learner.learn(task)
+    return learner

@@ -1,0 +1,29 @@
+"""The steps in which a disk may refuse, as seen from Python."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+from engram import storage
+
+
+def always(*arguments: Any, **options: Any) -> bool:
+    return True
+
+
+def to_write(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> bool:
+    return "w" in mode
+
+
+# Where a function is, its name, and which calls of it are meant.
+STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+    "sync": (os, "fsync", always),
+    "replace": (os, "replace", always),
+    "rename": (os, "rename", always),
+    "make a folder": (os, "mkdir", always),
+    "open to write": (io, "open", to_write),
+    "remove": (storage, "remove", always),
+}
