@@ -80,3 +80,19 @@ def test_from_a_few_images_the_temperature_stays() -> None:
 
 def test_one_class_alone_needs_no_temperature() -> None:
     assert fit_temperature(torch.randn(30, 1), torch.zeros(30, dtype=torch.int64)) == 1.0
+
+
+def test_a_temperature_that_does_not_hold_for_others_is_not_taken() -> None:
+    """A model that was calibrated already stays as it is, unless chance in the held-out images says something else."""
+    kept = 0
+    for seed in range(20):
+        scores, columns = drawn(1.0, n=30, seed=seed)
+        found = calibrate(scores, columns, Calibration())
+        assert found.images == 30
+        if found.temperature == 1.0:
+            kept += 1
+            assert found.error_after == found.error_before
+        else:
+            others, theirs = drawn(1.0, n=4000, seed=seed + 100)
+            assert F.cross_entropy(others / found.temperature, theirs) < F.cross_entropy(others, theirs) + 0.05
+    assert kept >= 12

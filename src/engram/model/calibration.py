@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from engram.model.model import Calibration
 
@@ -49,7 +50,7 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
 
 
 def calibrate(scores: Tensor, columns: Tensor, before: Calibration) -> Calibration:
-    """A temperature from held-out scores (n, K); from a few of them only the one there was.
+    """A temperature from held-out scores (n, K), where that is better than the one there was; never from a few.
 
     What it gains is measured on halves, each with the temperature of the other: a sample must not judge itself.
     """
@@ -57,12 +58,17 @@ def calibrate(scores: Tensor, columns: Tensor, before: Calibration) -> Calibrati
     if n < FEWEST:
         return Calibration(temperature=before.temperature)
     halves = torch.arange(n) % 2 == 0
-    probabilities = torch.empty_like(scores)
+    earlier = torch.log_softmax(scores.double() / before.temperature, dim=1)
+    later = torch.empty_like(earlier)
     for part in (halves, ~halves):
-        probabilities[part] = torch.softmax(scores[part] / fit_temperature(scores[~part], columns[~part]), dim=1)
+        temperature = fit_temperature(scores[~part], columns[~part])
+        later[part] = torch.log_softmax(scores[part].double() / temperature, dim=1)
+    error = calibration_error(earlier.exp(), columns)
+    if F.nll_loss(later, columns) >= F.nll_loss(earlier, columns):
+        return Calibration(temperature=before.temperature, images=n, error_before=error, error_after=error)
     return Calibration(
         temperature=fit_temperature(scores, columns),
         images=n,
-        error_before=calibration_error(torch.softmax(scores / before.temperature, dim=1), columns),
-        error_after=calibration_error(probabilities, columns),
+        error_before=error,
+        error_after=calibration_error(later.exp(), columns),
     )
