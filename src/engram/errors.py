@@ -44,3 +44,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def unknown(kind: str, name: str, known: Iterable[str], see: str = "") -> UsageError:
     """The error for a name that is not in a table."""
     return UsageError(f"There is no {kind} '{name}'. {nearest(name, known)}" + (f" See: {see}" if see else ""))
+
+
+def not_installed(what: str, extra: str) -> UsageError:
+    """The error where a package is missing that an extra of engram brings."""
+    return UsageError(f"{what} must be installed. In engram's folder: pip install -c constraints.txt '.[{extra}]'")

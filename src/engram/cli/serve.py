@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engram.cli.run import Device
-from engram.errors import UsageError
+from engram.errors import UsageError, not_installed
 from engram.text import shown
 
 TOKEN = "ENGRAM_TOKEN"
@@ -44,7 +44,7 @@ def serve(
     try:
         from engram.server import Config, make_server
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is missing. Install what serving needs: pip install 'engram[serve]'") from error
+        raise not_installed(f"To serve, {error.name}", "serve") from error
     from engram.methods import parse_bytes
     from engram.model import ModelFolder
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engram.errors import EngramError, EngramWarning
+from engram.errors import EngramWarning, not_installed
 from engram.experiments.jobs import Job
 from engram.experiments.local import AfterTask, Outcome, Site
 
@@ -39,7 +39,7 @@ def _connect(workers: int | None) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise EngramError("Ray is not installed. Install it with: pip install -c constraints.txt '.[ray]'") from error
+        raise not_installed("Ray", "ray") from error
     address = os.environ.get("RAY_ADDRESS")
     if address is None:
         ray.init(

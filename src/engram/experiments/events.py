@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from engram.errors import EngramError
+from engram.errors import not_installed
 from engram.progress import Phase, Progress
 
 
@@ -41,9 +41,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise EngramError(
-                "TensorBoard is not installed. Install it with: pip install -c constraints.txt '.[track]'"
-            ) from error
+            raise not_installed("TensorBoard", "track") from error
         self.make_writer: Callable[[], Any] = functools.partial(SummaryWriter, str(folder))
         self.writer: Any = None
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from engram.errors import EngramError
+from engram.errors import EngramError, not_installed
 from engram.methods import Learner
 from engram.model.manifest import VERSION
 from engram.model.model import Model
@@ -122,7 +122,7 @@ def _require() -> None:
     """Refuse with a sentence where what writes ONNX is not installed: the exporter itself is written in onnxscript."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise EngramError(f"To write ONNX, {' and '.join(missing)} must be installed: pip install 'engram[export]'")
+        raise not_installed(f"To write ONNX, {' and '.join(missing)}", "export")
 
 
 @contextmanager
