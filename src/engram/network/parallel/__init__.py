@@ -5,7 +5,7 @@ its share of every batch and extracts its share of the samples; what cannot be s
 Where there is one process, every function does just what it is given.
 """
 
-from engram.network.parallel.exchange import agree, align, by_turns, mean, on_first, once, whole
+from engram.network.parallel.exchange import agree, align, by_turns, mean, on_first, once, weight_among, whole
 from engram.network.parallel.ranks import Share, part, share, size, speaks, together
 from engram.network.parallel.steps import Step, trained_together
 from engram.network.parallel.world import world
@@ -25,6 +25,7 @@ __all__ = [
     "speaks",
     "together",
     "trained_together",
+    "weight_among",
     "whole",
     "world",
 ]

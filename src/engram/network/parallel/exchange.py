@@ -74,6 +74,19 @@ def mean(value: Tensor) -> Tensor:
     return total / size()
 
 
+def weight_among(selected: Tensor) -> float:
+    """What a mean over the selected rows (bool, (n,)) of a share is to count for, to be one over those of the batch.
+
+    A share's loss counts for as many rows as it has, which need not be the part of the selected ones that are in it.
+    """
+    if not together():
+        return 1.0
+    own = torch.stack([selected.sum(), torch.tensor(len(selected), device=selected.device)]).double()
+    batch = own.clone()
+    distributed.all_reduce(batch)
+    return float((own[0] / own[1]) / (batch[0] / batch[1])) if own[0] else 0.0
+
+
 def align(module: nn.Module) -> None:
     """Make all processes' copies of a module equal to the first one's, to the last bit."""
     if together():
