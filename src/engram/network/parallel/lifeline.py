@@ -1,7 +1,8 @@
 """How processes know of each other's end: each gives signs of life, and the first to know why all must end says so.
 
 A process that waits for another one's numbers cannot tell a dead one from one that works alone for long. So a thread of
-each counts up a number in the store that all of them see, once a second, and looks at its neighbour's.
+each counts up a number in the store that all of them see, once a second, and looks at its neighbour's. A second thread
+looks at the first, for a store on a machine that is out of reach may never answer.
 """
 
 from __future__ import annotations
@@ -48,12 +49,15 @@ class Lifeline:
         self.store, self.rank, self.size = store, rank, size
         self.exit_code = 1  # of all, once there is a verdict
         self.left = threading.Event()
-        self.thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self.end: End | None = None  # of the run, once it is known
+        self.unanswered = 0  # how often the store was waited for, since it last answered
+        self.threads = [threading.Thread(target=each, daemon=True) for each in (self._beat, self._watch)]
 
     def __enter__(self) -> Lifeline:
         self.store.set(f"machine/{self.rank}", socket.gethostname())
         self.store.add(f"beat/{self.rank}", 1)
-        self.thread.start()
+        for thread in self.threads:
+            thread.start()
         return self
 
     def __exit__(
@@ -64,7 +68,8 @@ class Lifeline:
     def leave(self) -> None:
         """Give no more signs of life, and look for none."""
         self.left.set()
-        self.thread.join()
+        for thread in self.threads:
+            thread.join(GRACE)  # one may wait for a store that never answers
 
     def verdict(self, error: BaseException) -> BaseException:
         """What a process that met `error` ends with: of all that have something to say, only the first says it."""
@@ -110,10 +115,10 @@ class Lifeline:
             f"or its machine is out of reach. So the run has ended. {GO_ON}"
         )
 
-    def _watch(self) -> None:
+    def _beat(self) -> None:
         """Give signs of life and look for the neighbour's, until this process leaves or the run ends."""
         neighbour, seen, missed = (self.rank + 1) % self.size, 0, 0
-        while not self.left.wait(BEAT):
+        while self.end is None and not self.left.wait(BEAT):
             try:
                 self.store.add(f"beat/{self.rank}", 1)
                 beats, end = self.store.add(f"beat/{neighbour}", 0), self._ended()
@@ -121,10 +126,18 @@ class Lifeline:
                 seen = beats
                 if end is None and missed >= (PATIENCE if beats else ARRIVAL):
                     end = self._declare(self._obituary(neighbour), 1)
+                self.end, self.unanswered = end, 0
             except RuntimeError:
-                end = None if self.left.is_set() else End(self.rank, _orphaned(), 1)
-            if end is not None:
-                self._see_to(end)
+                self.end = End(self.rank, _orphaned(), 1)
+
+    def _watch(self) -> None:
+        """See to it that this process ends with the run; also where the store does not even refuse to answer."""
+        while not self.left.wait(BEAT):
+            self.unanswered += 1
+            if self.end is None and self.unanswered > PATIENCE:
+                self.end = End(self.rank, _orphaned(), 1)
+            if self.end is not None:
+                self._see_to(self.end)
                 return
 
     def _see_to(self, end: End) -> None:
@@ -142,4 +155,4 @@ def _words(error: BaseException) -> str:
 
 
 def _orphaned() -> str:
-    return f"The process that holds the run together, torchrun's on the first machine, has ended. {GO_ON}"
+    return f"The process that holds the run together, torchrun's on the first machine, is gone or out of reach. {GO_ON}"
