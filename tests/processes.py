@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,15 @@ def launched(size: int) -> Iterator[list[dict[str, str]]]:
     ]
 
 
-def together(work: Callable[..., Any], *arguments: Any, size: int = 2) -> list[Any]:
-    """What `work(*arguments)`, a function of a module in this folder, gives in each of so many processes."""
+def together(work: Callable[..., Any], *arguments: Any, size: int = 2, enters: bool = True) -> list[Any]:
+    """What `work(*arguments)`, a function of a module in this folder, gives in each of so many processes.
+
+    It is called in the world of all, unless it enters that itself.
+    """
     with launched(size) as variables:
         pipes = [warm().Pipe(duplex=False) for _ in variables]
         processes = [
-            warm().Process(target=_work, args=(there, each, work, arguments))
+            warm().Process(target=_work, args=(there, each, work, arguments, enters))
             for (_, there), each in zip(pipes, variables, strict=True)
         ]
         for process in processes:
@@ -56,9 +59,11 @@ def _received(pipe: Connection) -> Any:
     return pickle.loads(pipe.recv_bytes())
 
 
-def _work(pipe: Connection, variables: dict[str, str], work: Callable[..., Any], arguments: Sequence[Any]) -> None:
+def _work(
+    pipe: Connection, variables: dict[str, str], work: Callable[..., Any], arguments: Sequence[Any], enters: bool
+) -> None:
     os.environ.update(variables)
-    with parallel.world("cpu"):
+    with parallel.world("cpu") if enters else nullcontext():
         answer = work(*arguments)
     pipe.send_bytes(pickle.dumps(answer))  # by value, where multiprocessing's own would share tensors' memory
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -58,6 +59,7 @@ def exchanged() -> dict[str, Any]:
     return {
         "size": parallel.size(),
         "speaks": parallel.speaks(),
+        "threads": torch.get_num_threads(),
         "parts": [parallel.part(count) for count in range(8)],
         "shares": [parallel.share(count) for count in range(8)],
         "once": parallel.once(lambda: (number, values)),
@@ -71,6 +73,16 @@ def exchanged() -> dict[str, Any]:
         "disagreed": refusal(lambda: parallel.agree(min(number, 1), "the number")),
         "turn": parallel.by_turns(lambda: (time.sleep(0.1), time.monotonic())[1]),
     }
+
+
+def waited(seconds: float) -> float:
+    """What the first process gives after working alone for so long."""
+
+    def work() -> float:
+        time.sleep(seconds)
+        return seconds
+
+    return parallel.once(work)
 
 
 def selected(vectors: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,6 +180,25 @@ def not_finite() -> str:
     return refusal(lambda: Training(batch_size=64).fit(network, samples, samples.labels, value, seed=0, task=0))
 
 
+def gradients(exactly: bool = False) -> Tensor:
+    """The gradient of a batch of sixteen in a ResNet-32; exactly: in float64, by one process."""
+    samples = images(16, side=32)
+    network = make_network("resnet32", "cosine", samples, seed=0).grown(4, 0, "head").train()
+    inputs = samples.inputs
+    if exactly:
+        network.double()
+        inputs = (inputs / 255 - network.mean) / network.std
+
+    def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+        features = network.extractor(inputs.permute(0, 3, 1, 2)) if exactly else network.features(inputs)
+        return nn.functional.cross_entropy(network.head(features), columns)
+
+    share = parallel.share(16)
+    with parallel.trained_together(network, loss) as step:
+        step(inputs[share.rows], samples.labels[share.rows], share.weight).backward()
+    return torch.cat([parameter.grad.double().flatten() for parameter in network.parameters()])  # type: ignore[union-attr]
+
+
 # Batch norm
 
 
@@ -259,5 +290,6 @@ def learned(methods: list[str]) -> dict[str, dict[str, Tensor]]:
 
 def ran_twice(folder: Path) -> list[dict[str, Any]]:
     """Two runs from Python, one after another; each process has a folder of its own, and only the first writes."""
-    own = folder / str(rank())
+    own = folder / os.environ["RANK"]
+    assert not parallel.together()
     return [run(quick("features"), stream(), out=own / name).to_json() for name in ("a", "b")]

@@ -84,7 +84,7 @@ def test_several_processes_leave_what_one_does_and_only_the_first_speaks_and_wri
 
 
 def test_runs_from_python_may_follow_each_other_and_all_processes_have_the_result(tmp_path: Path) -> None:
-    first, second = together(ran_twice, tmp_path)
+    first, second = together(ran_twice, tmp_path, enters=False)
     assert first == second
     assert {path.name for path in tmp_path.iterdir()} == {"0"}
     assert json.loads((tmp_path / "0" / "b" / "result.json").read_text()) == first[1]
@@ -110,6 +110,16 @@ def test_an_error_is_told_once_and_ends_all_with_the_usual_exit_code(
     assert said.count("error:") == 1
     assert words in said
     assert not list(places[1].iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["suite", "table1"], ["learn", "model", "pictures"]])
+def test_other_commands_that_write_work_in_one_process(places: list[Path], arguments: list[str]) -> None:
+    ended = engram_together(*arguments, cwd=places)
+    assert [each.returncode for each in ended] == [2, 2]
+    said = "".join(each.stderr for each in ended)
+    assert said.count("error:") == 1
+    assert f"`engram {arguments[0]}` works in one process. Leave out torchrun" in said
+    assert not any(list(place.iterdir()) for place in places)
 
 
 def test_a_folder_in_which_another_works_is_left_alone_by_all(data: Path, places: list[Path]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,7 @@ from engram.features import select
 from engram.features.memory import FeatureMemory
 from engram.methods import METHODS
 from engram.network import Training, parallel
+from engram.network.parallel import lifeline
 
 
 def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float = 2e-5) -> bool:
@@ -36,6 +39,11 @@ def exchanged() -> list[dict[str, Any]]:
 def test_one_of_all_speaks(exchanged: list[dict[str, Any]]) -> None:
     assert [each["speaks"] for each in exchanged] == [True, False, False]
     assert [each["size"] for each in exchanged] == [3, 3, 3]
+
+
+def test_each_has_its_share_of_the_cores(exchanged: list[dict[str, Any]]) -> None:
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    assert {each["threads"] for each in exchanged} == {max(1, cores // 3)}
 
 
 def test_parts_are_contiguous_in_order_and_of_equal_size_within_one(exchanged: list[dict[str, Any]]) -> None:
@@ -112,6 +120,12 @@ def test_the_same_features_give_the_same_memory_to_the_last_bit() -> None:
     expected = select(FeatureMemory.empty(16), vectors, columns, 10)
     for found in together(shared_work.selected, vectors, columns):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.slow
+def test_the_first_may_work_alone_for_longer_than_a_process_may_be_silent() -> None:
+    seconds = lifeline.PATIENCE * lifeline.BEAT + 5
+    assert together(shared_work.waited, seconds) == [seconds, seconds]
 
 
 # Samples
@@ -195,6 +209,13 @@ def test_a_loss_that_is_not_finite_in_one_process_ends_all_with_the_same_error()
     found = together(shared_work.not_finite)
     assert found[0] == found[1] == shared_work.not_finite()
     assert found[0].startswith("TrainingError: The loss is not finite at task 1, epoch 1, batch 1.")
+
+
+def test_the_gradient_of_a_deep_network_is_as_near_to_the_exact_one_as_that_of_one_process() -> None:
+    exact, alone = shared_work.gradients(exactly=True), shared_work.gradients()
+    first, second = together(shared_work.gradients)
+    assert torch.equal(first, second)
+    assert float((first - exact).norm()) < 3 * float((alone - exact).norm())
 
 
 def test_batch_norms_are_those_of_the_whole_batch() -> None:

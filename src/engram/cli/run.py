@@ -91,6 +91,7 @@ def run(
                 budget=None if budget is None else parse_bytes(budget),
                 seed=seed,
             )
+            folder = Path(parallel.once(lambda: str(folder)))
             make(method, **settings)  # a mistyped method or setting is told before any data is read
             shared = None if trainings is None else Trainings(trainings)
             loaded = parallel.by_turns(lambda: load(dataset, data, display))

@@ -8,7 +8,7 @@ Where there is one process, every function does just what it is given.
 from engram.network.parallel.exchange import agree, align, by_turns, mean, on_first, once, weight_among, whole
 from engram.network.parallel.ranks import Share, part, share, size, speaks, together
 from engram.network.parallel.steps import Step, trained_together
-from engram.network.parallel.world import world
+from engram.network.parallel.world import refuse_several, world
 
 __all__ = [
     "Share",
@@ -20,6 +20,7 @@ __all__ = [
     "on_first",
     "once",
     "part",
+    "refuse_several",
     "share",
     "size",
     "speaks",

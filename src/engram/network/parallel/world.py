@@ -18,7 +18,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from engram.errors import EngramWarning, UsageError
+from engram.errors import EngramWarning, LostError, UsageError
 from engram.network.parallel.exchange import meet
 from engram.network.parallel.lifeline import Lifeline, Terminated
 from engram.network.parallel.ranks import Place, place
@@ -72,6 +72,13 @@ def world(device: str = "auto") -> Iterator[None]:
         distributed.destroy_process_group()
 
 
+def refuse_several(command: str) -> None:
+    """Refuse a command that several processes would each carry out on their own, in one another's way."""
+    if place() is not None:
+        with world("cpu"):  # so that it is said once
+            raise UsageError(f"`{command}` works in one process. Leave out torchrun, which is for `engram run`.")
+
+
 def _exit(exit_code: int) -> None:
     """End at once: an ordinary exit waits for messages under way, which may be to processes that wait likewise."""
     sys.stdout.flush()
@@ -81,7 +88,11 @@ def _exit(exit_code: int) -> None:
 
 def _store(timeout: timedelta) -> Store:
     """A connection of its own to the store that torchrun keeps; without torchrun, the first process keeps it."""
-    store: Store = next(rendezvous("env://", timeout=timeout))[0]
+    try:
+        store: Store = next(rendezvous("env://", timeout=timeout))[0]
+    except RuntimeError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise LostError(f"The first machine of the run, at {address}, cannot be reached: {error}") from error
     return store
 
 
