@@ -75,7 +75,7 @@ def test_of_several_errors_the_first_is_said_and_the_others_end_as_it_does(three
         assert three[1].verdict(own) is own
         verdict = three[0].verdict(other)
         assert isinstance(verdict, ElsewhereError)
-        assert (str(verdict), verdict.exit_code) == ("wrong", 2)
+        assert (str(verdict), verdict.exit_code) == ("Process 2 of 3 has failed: wrong", 2)
         wait_for_the_end(three[2])
         assert three[2].seen == End(1, "wrong", 2)
 

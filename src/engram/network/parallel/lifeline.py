@@ -79,7 +79,7 @@ class Lifeline:
             end = End(self.rank, _words(error) if isinstance(error, EngramError) else _orphaned(), 1)
         self.exit_code = end.exit_code
         if end.rank != self.rank:
-            return ElsewhereError(end.message, end.exit_code)
+            return ElsewhereError(f"Process {end.rank + 1} of {self.size} has failed: {end.message}", end.exit_code)
         return error if end.message == _words(error) else LostError(end.message)
 
     def _end_of(self, error: BaseException) -> End:
@@ -151,7 +151,7 @@ class Lifeline:
 
 
 def _words(error: BaseException) -> str:
-    return str(error) if isinstance(error, EngramError) else type(error).__name__
+    return str(error) if isinstance(error, EngramError) else f"{type(error).__name__}: {error}"
 
 
 def _orphaned() -> str:

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
 
@@ -18,8 +18,9 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from engram import __version__
 from engram.errors import EngramWarning, LostError, UsageError
-from engram.network.parallel.exchange import meet
+from engram.network.parallel.exchange import agree, meet
 from engram.network.parallel.lifeline import Lifeline, Terminated
 from engram.network.parallel.ranks import Place, place
 
@@ -51,13 +52,15 @@ def world(device: str = "auto") -> Iterator[None]:
         Lifeline(_prefixed(_store(ANSWERING), number, "lifeline"), here.rank, here.size) as lifeline,
     ):
         try:
+            on_gpu = _takes_gpu(device, here)
             distributed.init_process_group(
-                "cpu:gloo,cuda:nccl" if _takes_gpu(device, here) else "gloo",
+                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
                 store=_prefixed(store, number, "groups"),
                 rank=here.rank,
                 world_size=here.size,
                 timeout=WAITING,
             )
+            agree([__version__, torch.__version__, on_gpu], "the versions of engram and torch, or on having a GPU")
             yield
             meet()
             lifeline.leave()
@@ -81,8 +84,9 @@ def refuse_several(command: str) -> None:
 
 def _exit(exit_code: int) -> None:
     """End at once: an ordinary exit waits for messages under way, which may be to processes that wait likewise."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError, ValueError):  # whoever read it may be gone
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(exit_code)
 
 
