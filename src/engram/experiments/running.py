@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import storage
+from engram import __version__, storage
 from engram.data import Stream, Task
 from engram.errors import EngramError, UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
@@ -52,7 +52,7 @@ def run(
         learner.check(len(stream.classes))
         fingerprints = stream.fingerprints()
         request = _request(learner, stream, fingerprints)
-        parallel.agree(request, "the data or the settings")
+        parallel.agree([__version__, request], "the data or the settings")
         # Of several processes the first alone has the folder, and tells how it goes.
         folder = parallel.on_first(lambda: held.enter_context(_opened(out, request, resume)))
         log = [EventLog(folder.path / "events.jsonl")] if folder is not None else []

@@ -18,7 +18,6 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from engram import __version__
 from engram.errors import EngramWarning, LostError, UsageError
 from engram.network.parallel.exchange import agree, meet
 from engram.network.parallel.lifeline import Lifeline, Terminated
@@ -60,7 +59,7 @@ def world(device: str = "auto") -> Iterator[None]:
                 world_size=here.size,
                 timeout=WAITING,
             )
-            agree([__version__, torch.__version__, on_gpu], "the versions of engram and torch, or on having a GPU")
+            agree([torch.__version__, on_gpu], "torch's version, or on having a GPU")
             yield
             meet()
             lifeline.leave()
