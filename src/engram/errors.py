@@ -30,6 +30,18 @@ class TrainingError(EngramError):
     """Training left the finite numbers; nothing of it was kept."""
 
 
+class LostError(EngramError):
+    """Another process of the same run is gone, and the run with it."""
+
+
+class ElsewhereError(EngramError):
+    """Another process of the same run has failed and says why; this one ends with the same exit code."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class EngramWarning(UserWarning):
     """Something a person should know that does not stop the work."""
 

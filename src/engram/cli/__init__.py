@@ -13,12 +13,14 @@ def main() -> None:
 
     from engram.cli.app import app
     from engram.cli.display import complain
-    from engram.errors import EngramError
+    from engram.errors import ElsewhereError, EngramError
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes, a terminal's letters few
     try:
         app(prog_name="engram")
+    except ElsewhereError as error:  # whoever failed has said why
+        sys.exit(error.exit_code)
     except EngramError as error:
         complain(str(error))
         sys.exit(error.exit_code)

@@ -40,10 +40,13 @@ class _Bar:
 
 
 class Display:
-    """Shows phases as bars while they last. Nothing is drawn where stderr is no terminal, or when quiet."""
+    """Shows phases as bars while they last. Nothing is drawn where stderr is no terminal, or when quiet.
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.quiet = quiet
+    One that is mute shows no notes either: of several processes that work as one, all but the first.
+    """
+
+    def __init__(self, *, quiet: bool = False, mute: bool = False) -> None:
+        self.quiet, self.mute = quiet or mute, mute
         self.console = _console()
         self.bars = Progress(
             TextColumn("{task.description:8}", markup=False),
@@ -55,7 +58,7 @@ class Display:
             console=self.console,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # above the bars; what goes to a file or a pipe has to get there
-            disable=quiet or not self.console.is_terminal,
+            disable=self.quiet or not self.console.is_terminal,
         )
 
     def __enter__(self) -> Display:
@@ -96,6 +99,8 @@ class Display:
         line: str | None = None,
     ) -> None:
         if issubclass(category, EngramWarning):
+            if self.mute:
+                return
             self.console.print(f"note: {message}", style="yellow", markup=False)
         else:
             print(f"{category.__name__}: {message}", file=sys.stderr)

@@ -75,6 +75,9 @@ def learn(
     from engram.methods import parse_bytes
     from engram.model import ModelFolder, NotGoodEnough, Wishes
     from engram.model import learn as learn_pictures
+    from engram.network import parallel
+
+    parallel.refuse_several("engram learn")
 
     validate = validate or at_least is not None
     settings = pairs(set or [])

@@ -64,6 +64,7 @@ def run(
     from engram.data import load
     from engram.experiments import Plan, TensorBoard, Trainings, summarise
     from engram.methods import make, parse_bytes
+    from engram.network import parallel
 
     flags = {
         "network": network,
@@ -73,26 +74,27 @@ def run(
         "images_total": images_total,
         "device": device,
     }
-    settings = {name: value for name, value in flags.items() if value is not None} | pairs(set or [])
-    plan = Plan(
-        method=method,
-        preset=preset,
-        settings=settings,
-        classes_per_task=classes_per_task,
-        first_task=first_task,
-        tasks=tasks,
-        class_order=class_order,
-        validation=validation,
-        budget=None if budget is None else parse_bytes(budget),
-        seed=seed,
-    )
-    make(method, **settings)  # a mistyped method or setting is told before any data is read
     folder = out or _default_folder(f"{method}-{dataset}" + ("" if seeds else f"-seed-{seed}"), resume)
     places = {seed: folder} if seeds is None else {each: folder / f"seed-{each}" for each in range(seed, seed + seeds)}
-    shared = None if trainings is None else Trainings(trainings)
-    with Display(quiet=quiet) as display:
-        try:
-            loaded = load(dataset, data, display)
+    try:
+        with parallel.world(device), Display(quiet=quiet, mute=not parallel.speaks()) as display:
+            settings = {name: value for name, value in flags.items() if value is not None} | pairs(set or [])
+            plan = Plan(
+                method=method,
+                preset=preset,
+                settings=settings,
+                classes_per_task=classes_per_task,
+                first_task=first_task,
+                tasks=tasks,
+                class_order=class_order,
+                validation=validation,
+                budget=None if budget is None else parse_bytes(budget),
+                seed=seed,
+            )
+            folder = Path(parallel.once(lambda: str(folder)))
+            make(method, **settings)  # a mistyped method or setting is told before any data is read
+            shared = None if trainings is None else Trainings(trainings)
+            loaded = parallel.by_turns(lambda: load(dataset, data, display))
             if budget is not None:
                 display.say(f"{budget} for {_chosen(plan.chosen(loaded), len(plan.stream(loaded).classes))}")
             results = []
@@ -110,10 +112,15 @@ def run(
                 )
                 results.append(result)
             summary = None if seeds is None else summarise(results, folder)
-        except KeyboardInterrupt:
-            place_again = shlex.quote(str(folder))
-            display.say(f"Stopped. What was done is kept: the same command with --out {place_again} --resume goes on.")
-            raise typer.Exit(130) from None
+            speaks = parallel.speaks()
+    except KeyboardInterrupt:
+        place_again = shlex.quote(str(folder))
+        Display(quiet=quiet).say(
+            f"Stopped. What was done is kept: the same command with --out {place_again} --resume goes on."
+        )
+        raise typer.Exit(130) from None
+    if not speaks:
+        return
     if json:
         typer.echo(json_format.dumps(summary or results[0].to_json(), ensure_ascii=False))
         return

@@ -53,6 +53,9 @@ def suite(
     from engram.experiments import jobs as planning
     from engram.experiments import many
     from engram.experiments.local import Site
+    from engram.network import parallel
+
+    parallel.refuse_several("engram suite")
 
     order = planning.Order(
         suite=name,

@@ -15,6 +15,7 @@ from engram.experiments.results import SCHEMA, Result
 from engram.experiments.running import AfterTask, run
 from engram.experiments.trainings import Trainings
 from engram.methods import Learner, fit_budget, make, override
+from engram.network import parallel
 from engram.progress import SILENT, Progress
 from engram.settings import spoken
 from engram.storage import make_folder, write_json
@@ -106,6 +107,10 @@ def summarise(results: Sequence[Result], out: Path | None = None) -> dict[str, A
         summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "values": values}
     summary["curve"] = [statistics.fmean(points) for points in zip(*(each.curve for each in results), strict=True)]
     if out is not None:
-        make_folder(out)
-        write_json(out / "summary.json", summary)
+        parallel.on_first(lambda: _write_summary(out, summary))
     return summary
+
+
+def _write_summary(out: Path, summary: dict[str, Any]) -> None:
+    make_folder(out)
+    write_json(out / "summary.json", summary)

@@ -78,6 +78,7 @@ def environment(device: str) -> dict[str, str]:
     import torch
 
     import engram
+    from engram.network import parallel
 
     return {
         "engram": engram.__version__,
@@ -86,6 +87,7 @@ def environment(device: str) -> dict[str, str]:
         "numpy": numpy.__version__,
         "platform": platform.platform(),
         "device": device,
+        "processes": str(parallel.size()),
         "threads": str(torch.get_num_threads()),
         "cores": str(os.cpu_count()),
     }

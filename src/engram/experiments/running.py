@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram import storage
+from engram import __version__, storage
 from engram.data import Stream, Task
 from engram.errors import EngramError, UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
@@ -21,7 +21,7 @@ from engram.experiments.metrics import average_incremental_accuracy, forgetting,
 from engram.experiments.results import Result, environment, megabytes
 from engram.experiments.trainings import Trainings
 from engram.methods import Learner, choose_device
-from engram.network import Network, threads_for
+from engram.network import Network, parallel, threads_for
 from engram.progress import SILENT, Progress, Stopwatch
 
 # (task, what was measured, seconds by phase so far; none of a task that was done before the run was resumed)
@@ -43,19 +43,25 @@ def run(
 
     With `out`, the run is kept in that folder; after a kill, `resume` goes on from there to exactly the same end. With
     `trainings`, networks are shared with other runs that differ only in what comes after training. `listeners` are told
-    of events beside `events.jsonl` in the folder.
+    of events beside `events.jsonl` in the folder. Under torchrun all processes call it alike and get the same result;
+    the first alone writes, reports progress and calls `after_task`.
     """
-    if learner.tasks_:
-        raise UsageError("run() wants a learner that has learned nothing yet. Make a new one.")
-    learner.check(len(stream.classes))
-    fingerprints = stream.fingerprints()
-    request = _request(learner, stream, fingerprints)
-    with _opened(out, request, resume) as folder, threads_for(stream.tasks[0].train.shape):
+    with parallel.world(learner.device), ExitStack() as held:
+        if learner.tasks_:
+            raise UsageError("run() wants a learner that has learned nothing yet. Make a new one.")
+        learner.check(len(stream.classes))
+        fingerprints = stream.fingerprints()
+        request = _request(learner, stream, fingerprints)
+        parallel.agree([__version__, request], "the data or the settings")
+        # Of several processes the first alone has the folder, and tells how it goes.
+        folder = parallel.on_first(lambda: held.enter_context(_opened(out, request, resume)))
         log = [EventLog(folder.path / "events.jsonl")] if folder is not None else []
-        reporting = Reporting(progress, [*log, *listeners])
+        told = [*log, *listeners] if parallel.speaks() else []
+        reporting = Reporting(progress if parallel.speaks() else SILENT, told)
+        held.enter_context(threads_for(stream.tasks[0].train.shape))
         with _told(reporting, request):
             measurements, seconds = _learn(learner, stream, fingerprints, folder, trainings, reporting, after_task)
-            result = _result(learner, stream, measurements, seconds)
+            result = Result(**parallel.once(_result(learner, stream, measurements, seconds).to_json))
             if folder is not None:
                 folder.finish(result)
     return result
@@ -106,6 +112,7 @@ def _learn(
 ) -> tuple[list[Measurement], dict[str, float]]:
     origins, measurements, seconds = _recall(learner, folder)
     watch = Stopwatch(progress, seconds)
+    after_task = after_task if parallel.speaks() else None
     if after_task is not None:
         for done, measured in enumerate(measurements):
             after_task(done, measured, {})
@@ -129,9 +136,10 @@ def _learn(
 
 def _recall(learner: Learner, folder: RunFolder | None) -> tuple[Tensor, list[Measurement], dict[str, float]]:
     """Bring the learner to the folder's last checkpoint, and give the rest of it."""
-    checkpoint = folder.load() if folder is not None else None
-    if checkpoint is None:
+    found = parallel.once(lambda: folder.load() if folder is not None else None)
+    if found is None:
         return torch.empty(0, 2, dtype=torch.int64), [], {}
+    checkpoint = Checkpoint(*found)
     learner.restore(checkpoint.learner)
     return checkpoint.origins, [Measurement(**values) for values in checkpoint.measurements], checkpoint.seconds
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from engram import __version__, storage
 from engram.methods import Learner
 from engram.methods.learner import choose_device
-from engram.network import Network, restore_network
+from engram.network import Network, parallel, restore_network
 
 
 class Trainings:
-    """A folder of networks, each under the hash of all that its training depended on, engram's version included."""
+    """A folder of networks, each under the hash of all that its training depended on, engram's version included.
+
+    Of several processes the first alone looks into it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        storage.make_folder(folder)
+        parallel.on_first(lambda: storage.make_folder(folder))
 
     def path(self, learner: Learner, tasks: list[str]) -> Path:
         """Where the network of `learner` is, trained up to the last of these tasks (by their fingerprints)."""
@@ -32,21 +35,26 @@ class Trainings:
         if not _shares(learner):
             yield
             return
-        with storage.waiting(self.folder / f".{self.path(learner, tasks).stem}.lock"):
+        lock = self.folder / f".{self.path(learner, tasks).stem}.lock"
+        with ExitStack() as held:
+            parallel.on_first(lambda: held.enter_context(storage.waiting(lock)))
             yield
 
     def load(self, learner: Learner, tasks: list[str], shape: tuple[int, ...]) -> Network | None:
         """The network, if it was trained before."""
-        if not _shares(learner) or not (path := self.path(learner, tasks)).exists():
+        if not _shares(learner):
             return None
-        tensors = storage.load_tensors(path)
+        path = self.path(learner, tasks)
+        tensors = parallel.once(lambda: storage.load_tensors(path) if path.exists() else None)
+        if tensors is None:
+            return None
         network = restore_network(learner.network, learner.head, shape, tensors, last_relu=learner.last_relu)
         return network.requires_grad_(False).to(choose_device(learner.device))
 
     def save(self, learner: Learner, tasks: list[str], network: Network) -> None:
         """Keep a network for others."""
         if _shares(learner):
-            storage.save_tensors(self.path(learner, tasks), network.state_dict())
+            parallel.on_first(lambda: storage.save_tensors(self.path(learner, tasks), network.state_dict()))
 
 
 def _shares(learner: Learner) -> bool:

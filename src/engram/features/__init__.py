@@ -1,6 +1,6 @@
 """What is kept of the past, carried over into the present, and used."""
 
-from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, fit_ridge
+from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, carry_over, fit_ridge
 from engram.features.classifiers import CLASSIFIERS, Classifier, LinearSVM, NearestMean, Ridge
 from engram.features.herding import herd
 from engram.features.memory import (
@@ -27,6 +27,7 @@ __all__ = [
     "NearestMean",
     "Pairs",
     "Ridge",
+    "carry_over",
     "fit_ridge",
     "herd",
     "preserved_bytes",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import TrainingError
+from engram.network import parallel
 from engram.network.optimisers import uncompiled
 from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
@@ -78,6 +79,19 @@ class Adaptation:
         with seeded(seed, "adapter", task):
             adapter = MLPAdapter(dimension, self.adapter_width or 16 * dimension, self.adapter_depth)
         adapter.to(pairs.old.device)
+        parallel.on_first(lambda: self._train(adapter, pairs, classification, seed, task, progress))
+        parallel.align(adapter)
+        return adapter.requires_grad_(False)
+
+    def _train(
+        self,
+        adapter: MLPAdapter,
+        pairs: Pairs,
+        classification: Callable[[Tensor, Tensor], Tensor],
+        seed: int,
+        task: int,
+        progress: Progress,
+    ) -> None:
         old, norms = F.normalize(pairs.old), pairs.new.norm(dim=1, keepdim=True)
         if self.adapter_start == "least-squares":
             adapter.start_at(old, F.normalize(pairs.new))
@@ -96,7 +110,6 @@ class Adaptation:
                 loss.backward()
                 optimiser.step()
                 phase.advance(note=f"cosine {1 - similarity.item():.3f}")
-        return adapter.requires_grad_(False)
 
     def _batches(self, pairs: int, seed: int, task: int) -> Iterator[Tensor]:
         """Positions of each step's pairs: all of them once, in random order, then all of them again."""
@@ -147,8 +160,25 @@ class MLPAdapter(nn.Module):
         last.bias.copy_(centre_new - centre_outputs @ weight)
 
 
+def carry_over(adapter: Adapter, vectors: Tensor, device: torch.device) -> Tensor:
+    """Vectors (n, d) as the adapter carries them over, computed on `device`; of several processes, a part by each."""
+    own = vectors[parallel.part(len(vectors))]
+    return parallel.whole(adapter(own.to(device)).cpu())
+
+
 def fit_ridge(pairs: Pairs, penalty: float) -> Adapter:
     """A linear map with intercept, in closed form, shrunk towards leaving vectors as they are."""
+    centre_old, change, centre_new = parallel.once(lambda: _ridge_of_pairs(pairs, penalty))
+
+    def adapter(vectors: Tensor) -> Tensor:
+        shifted = vectors.cpu().double() - centre_old
+        return F.normalize(shifted + shifted @ change + centre_new).float().to(vectors.device)
+
+    return adapter
+
+
+def _ridge_of_pairs(pairs: Pairs, penalty: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The old vectors' centre (d,), what is added to the identity (d, d), and the new vectors' centre."""
     # On the CPU, for not every device has float64.
     old, new = F.normalize(pairs.old.cpu().double()), F.normalize(pairs.new.cpu().double())
     centre_old, centre_new = old.mean(0), new.mean(0)
@@ -156,12 +186,7 @@ def fit_ridge(pairs: Pairs, penalty: float) -> Adapter:
     change = _ridge(x, (new - centre_new) - x, penalty)  # (d, d)
     if not bool(torch.isfinite(change).all()):
         raise TrainingError("The adapter's solution is not finite. Nothing of this task was kept.")
-
-    def adapter(vectors: Tensor) -> Tensor:
-        shifted = vectors.cpu().double() - centre_old
-        return F.normalize(shifted + shifted @ change + centre_new).float().to(vectors.device)
-
-    return adapter
+    return centre_old, change, centre_new
 
 
 def _ridge(inputs: Tensor, targets: Tensor, penalty: float) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize, pad
 from engram.errors import DataError, TrainingError, UsageError
 from engram.features import squared_hinge
 from engram.features.least_squares import class_sums, regularised_factor, solved
+from engram.network import parallel
 
 BLOCK = 2**24  # most numbers in a matrix of samples by classes; more classes than fit are solved in turns
 
@@ -25,9 +26,16 @@ class Classifier(ABC):
     weight_: Tensor
     intercept_: Tensor
 
-    @abstractmethod
     def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
         """Learn from features (n, d) and integer labels (n,); `start` is an earlier solution, where one saves time."""
+        self.classes_, self.weight_, self.intercept_ = parallel.once(
+            lambda: self._finite_solution(features, labels, start)
+        )
+        return self
+
+    @abstractmethod
+    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What `fit` learns: classes (K,), weight (K, d) and intercept (K,)."""
 
     @abstractmethod
     def scores(self, features: Tensor) -> Tensor:
@@ -46,12 +54,13 @@ class Classifier(ABC):
         self.classes_, self.weight_, self.intercept_ = tensors["classes"], tensors["weight"], tensors["intercept"]
         return self
 
-    def _learned(self, classes: Tensor, weight: Tensor, intercept: Tensor) -> Self:
+    def _finite_solution(
+        self, features: Tensor, labels: Tensor, start: Classifier | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        classes, weight, intercept = self._solution(features, labels, start)
         if not (weight.isfinite().all() and intercept.isfinite().all()):
             raise TrainingError(f"{type(self).__name__} overflowed: its features are too large. Normalise them first.")
-        self.classes_, self.weight_ = classes, weight.float().contiguous()
-        self.intercept_ = intercept.float().contiguous()
-        return self
+        return classes, weight.float().contiguous(), intercept.float().contiguous()
 
     def _affine(self, features: Tensor) -> Tensor:
         self.check_fitted()
@@ -78,8 +87,8 @@ class LinearSVM(Classifier):
     C: float = 1.0  # the weight of the samples against the regulariser
     tolerance: float = 1e-4  # no score of a unit feature is further from the optimum's than √2 times this
 
-    def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
-        """Learn from features (n, d) and integer labels (n,); classes that `start` knows begin at its solution."""
+    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Classes that `start` knows begin at its solution."""
         _check_positive(self, C=self.C, tolerance=self.tolerance)
         samples, classes, members = _checked(self, features, labels)
         samples = pad(samples, (0, 1), value=1.0)  # (n, d + 1): the intercept is the weight of a constant
@@ -98,7 +107,7 @@ class LinearSVM(Classifier):
             )
             solutions.append(squared_hinge.minimise(samples, coarse, gram, signs, begin, self.C, tolerance))
         weight = torch.cat(solutions)  # (K, d + 1)
-        return self._learned(classes, weight[:, :-1], weight[:, -1])
+        return classes, weight[:, :-1], weight[:, -1]
 
     def scores(self, features: Tensor) -> Tensor:
         """w·x + b for every class: (n, K)."""
@@ -109,12 +118,12 @@ class LinearSVM(Classifier):
 class NearestMean(Classifier):
     """The nearest of the normalised class means (iCaRL, Algorithm 1): for unit vectors, cosine similarity."""
 
-    def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
+    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
         """Average the unit vectors of each class; there is nothing that a start could save."""
         features, classes, members = _checked(self, features, labels)
         means = normalize(class_sums(normalize(features), members))  # (K, d)
         # −‖x − m‖² = 2 m·x − ‖m‖² − 1 for a unit vector x.
-        return self._learned(classes, 2 * means, -means.square().sum(dim=1) - 1)
+        return classes, 2 * means, -means.square().sum(dim=1) - 1
 
     def scores(self, features: Tensor) -> Tensor:
         """Minus the squared distance between the normalised features and every class mean: (n, K)."""
@@ -127,7 +136,7 @@ class Ridge(Classifier):
 
     penalty: float = 1.0  # scikit-learn's alpha
 
-    def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
+    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
         """Solve the normal equations of the centred problem; there is nothing that a start could save."""
         _check_positive(self, penalty=self.penalty)
         features, classes, members = _checked(self, features, labels)
@@ -138,7 +147,7 @@ class Ridge(Classifier):
         right = 2 * class_sums(centred, members)  # (K, d)
         weight = solved(factor, right)  # (K, d)
         shares = torch.bincount(members).to(weight) / len(features)  # (K,)
-        return self._learned(classes, weight, 2 * shares - 1 - weight @ centre)
+        return classes, weight, 2 * shares - 1 - weight @ centre
 
     def scores(self, features: Tensor) -> Tensor:
         """The least-squares estimate of +1 for the class and −1 for the rest: (n, K)."""

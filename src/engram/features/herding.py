@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
 from engram.errors import DataError, TrainingError, UsageError
+from engram.network import parallel
 
 LARGEST_GRAM = 8192  # vectors whose Gram matrix is worth its memory: 512 MB at the most
 ROUNDING = 1e-12  # two scores nearer than this, relative to the lengths they come from, are a tie
@@ -22,9 +23,10 @@ def herd(vectors: Tensor, keep: int) -> Tensor:
         raise DataError(f"Herding needs vectors of shape (n, d), and got the shape {tuple(vectors.shape)}.")
     if keep < 0:
         raise UsageError(f"Herding cannot keep {keep} vectors. Give 0 or more.")
-    points = vectors.detach().cpu().double().numpy()
-    count = min(keep, len(points))
-    return from_numpy(_greedy(points, count) if count else np.empty(0, np.int64))
+    count = min(keep, len(vectors))
+    if not count:
+        return from_numpy(np.empty(0, np.int64))
+    return parallel.once(lambda: from_numpy(_greedy(vectors.detach().cpu().double().numpy(), count)))
 
 
 def _greedy(points: NDArray[np.float64], count: int) -> NDArray[np.int64]:

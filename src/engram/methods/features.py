@@ -21,6 +21,7 @@ from engram.features import (
     NearestMean,
     Pairs,
     Ridge,
+    carry_over,
     select,
     warn_of_small_classes,
 )
@@ -93,4 +94,4 @@ class Features(Learner):
             return self.objective.classification(network.head(carried), targets, paired)
 
         self.adapter_ = self.adaptation.fit(pairs, classification, seed=self.seed, task=self.tasks_, progress=progress)
-        return FeatureMemory(self.adapter_(stored.rows.to(device)).cpu(), stored.counts)
+        return FeatureMemory(carry_over(self.adapter_, stored.rows, device), stored.counts)

@@ -16,7 +16,7 @@ from engram.data import Samples, Task, concatenate
 from engram.errors import DataError, EngramError
 from engram.features import Classifier, FeatureMemory, ImageMemory, Memory
 from engram.methods.objectives import Distillation, Lesson, Objective
-from engram.network import Network, Snapshots, Training, extract, make_network, restore_network
+from engram.network import Network, Snapshots, Training, extract, make_network, parallel, restore_network
 from engram.progress import SILENT, Progress
 from engram.settings import flatten
 
@@ -175,6 +175,7 @@ class Learner(ABC):
             snapshots=snapshots,
         )
         self.objective.finish(lesson)
+        parallel.align(lesson.student)
         return lesson.student.eval().requires_grad_(False)
 
     def _lesson(self, task: Task, start: Network | None, progress: Progress) -> Lesson:
@@ -284,7 +285,7 @@ def columns_of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:
 
 
 def choose_device(device: str) -> torch.device:
-    """The device of this name; "auto" is the fastest there is."""
+    """The device of this name; "auto" is the fastest there is, and of several processes each has its own GPU."""
     if device != "auto":
         try:
             torch.empty(0, device=device)
@@ -293,4 +294,4 @@ def choose_device(device: str) -> torch.device:
         return torch.device(device)
     if torch.cuda.is_available():
         return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    return torch.device("mps" if torch.backends.mps.is_available() and not parallel.together() else "cpu")

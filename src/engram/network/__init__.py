@@ -1,5 +1,6 @@
 """What learns: extractors and heads, their losses, and the one training loop."""
 
+from engram.network import parallel
 from engram.network.extraction import extract
 from engram.network.extractors import EXTRACTORS, choose_extractor, extractor_for_weights
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
@@ -22,6 +23,7 @@ __all__ = [
     "extract",
     "extractor_for_weights",
     "make_network",
+    "parallel",
     "restore_network",
     "threads_for",
 ]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engram.data import Samples
 from engram.errors import TrainingError
+from engram.network import parallel
 from engram.network.network import Network
 from engram.progress import SILENT, Progress
 
@@ -16,11 +17,16 @@ BATCH = 500  # large enough to keep every core busy, small enough to stay in cac
 def extract(network: Network, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
     """h_θ of all samples, float32 (n, d) on the CPU, not normalised; the network answers as if in evaluation mode."""
     network = network.frozen()
-    features = torch.empty(len(samples), network.dimension)
-    with torch.no_grad(), progress.phase(phase, len(samples)) as running:
-        for positions in torch.arange(len(samples)).split(BATCH):
-            features[positions] = network.features(samples.batch(positions)).cpu()
+    # Of several processes each takes some of the batches, which are those that one process would take.
+    batches = torch.arange(len(samples)).split(BATCH)
+    own = batches[parallel.part(len(batches))]
+    features, done = torch.empty(sum(map(len, own)), network.dimension), 0
+    with torch.no_grad(), progress.phase(phase, len(features)) as running:
+        for positions in own:
+            features[done : done + len(positions)] = network.features(samples.batch(positions)).cpu()
+            done += len(positions)
             running.advance(len(positions))
+    features = parallel.whole(features)
     if not bool(torch.isfinite(features).all()):
         raise TrainingError("The network gives features that are not finite. Nothing of this task was kept.")
     return features

@@ -8,6 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from engram.network import parallel
+
 
 def sigmoid_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     """Binary cross-entropy of scores against targets, both (n, k): Eq. 2 of one-hot ones, Eq. 3 of a teacher's."""
@@ -31,10 +33,11 @@ def margin_ranking(cosines: Tensor, columns: Tensor, new: Tensor, *, hardest: in
     """
     old = ~new[columns]  # (n,)
     hardest = min(hardest, int(new.sum()))
+    weight = parallel.weight_among(old)  # before anything is left out: of several processes, all take part
     if not hardest or not bool(old.any()):
         return cosines.new_zeros(())
     own = cosines[old].gather(1, columns[old, None])  # (m, 1)
-    return (margin - own + cosines[old][:, new].topk(hardest).values).clamp(min=0).mean()
+    return weight * (margin - own + cosines[old][:, new].topk(hardest).values).clamp(min=0).mean()
 
 
 def feature_distillation(features: Tensor, teacher_features: Tensor) -> Tensor:

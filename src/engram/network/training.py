@@ -12,8 +12,9 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from engram.data import Samples
-from engram.data.augment import change_light, crop_and_flip
+from engram.data.augment import Part, change_light, crop_and_flip
 from engram.errors import TrainingError
+from engram.network import parallel
 from engram.network.network import Network
 from engram.network.optimisers import uncompiled
 from engram.progress import SILENT, Progress
@@ -51,6 +52,9 @@ class Training:
     contrast: NonNegativeFloat = 0.0  # EEIL, §4.1: 0.8; the most by which another third's differs from 1
     gradient_noise: NonNegativeFloat = 0.0  # EEIL, §4.1: η = 0.3, of noise on the gradient of a batch's sum
     gradient_noise_decay: NonNegativeFloat = 0.55  # EEIL, §4.1: γ; the noise of epoch e is η / (1 + e)^γ
+    precision: Literal["float32", "bfloat16"] = (
+        "float32"  # bfloat16: mixed, for GPUs that have it; weights stay float32
+    )
 
     def rate_at(self, step: int, steps: int) -> float:
         """The learning rate at a step, counted from 0, of so many."""
@@ -64,16 +68,20 @@ class Training:
         return self.rate * (1 + math.cos(math.pi * (step - rising) / max(1.0, steps - rising))) / 2
 
     def batches(self, samples: Samples, seed: int, task: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs, augmented, and positions of each batch of an epoch: a function of the arguments alone."""
+        """Inputs, augmented, and positions of each batch of an epoch: a function of the arguments alone.
+
+        Of several processes each gets the inputs of its share of the batch (`parallel.share`), and all positions.
+        """
         order = torch.randperm(len(samples), generator=generator(seed, "order", task, epoch))
         # Parts of equal size, within one: a last batch of a few samples would upset batch norm.
         for number, positions in enumerate(order.tensor_split(self.batches_per_epoch(samples))):
-            inputs = samples.batch(positions)
+            part = Part(parallel.share(len(positions)).rows, len(positions))
+            inputs = samples.batch(positions[part.rows])
             if inputs.ndim == 4:
                 draws = generator(seed, "augment", task, epoch, number)
-                inputs = crop_and_flip(inputs, self.pad, self.flip, draws)
+                inputs = crop_and_flip(inputs, self.pad, self.flip, draws, part)
                 if self.brightness or self.contrast:
-                    inputs = change_light(inputs, self.brightness, self.contrast, draws)
+                    inputs = change_light(inputs, self.brightness, self.contrast, draws, part)
             yield inputs, positions
 
     def batches_per_epoch(self, samples: Samples) -> int:
@@ -95,7 +103,8 @@ class Training:
     ) -> None:
         """Train `network` in place to make `loss` small on `samples`, whose classes are the head's `columns` (n,).
 
-        A snapshot that is found is gone on from, to the same end to the last bit.
+        A snapshot that is found is gone on from, to the same end to the last bit. `loss` is a mean over the samples it
+        is given: of several processes, each gives it a share of the batch.
         """
         optimiser = uncompiled(torch.optim.SGD)(
             network.parameters(), self.rate, self.momentum, weight_decay=self.weight_decay, fused=True
@@ -103,7 +112,11 @@ class Training:
         per_epoch = self.batches_per_epoch(samples)
         steps = self.epochs * per_epoch
         first = _go_on(network, optimiser, snapshots)
-        with progress.phase(phase, steps) as running:
+        device = network.mean.device
+        with (
+            progress.phase(phase, steps) as running,
+            parallel.trained_together(network, self._at_precision(loss, device)) as step,
+        ):
             running.advance(first * per_epoch)
             for epoch in range(first, self.epochs):
                 network.train()
@@ -111,8 +124,10 @@ class Training:
                 for number, (inputs, positions) in enumerate(self.batches(samples, seed, task, epoch)):
                     optimiser.param_groups[0]["lr"] = self.rate_at(epoch * per_epoch + number, steps)
                     optimiser.zero_grad()
-                    value = loss(inputs, columns[positions].to(network.mean.device))
+                    share = parallel.share(len(positions))
+                    value = step(inputs, columns[positions[share.rows]].to(device), share.weight)
                     value.backward()
+                    value = parallel.mean(value)
                     if self.gradient_noise:
                         self._disturb(network, len(positions), epoch, generator(seed, "noise", task, epoch, number))
                     _refuse_non_finite(value, network, f"task {task + 1}, epoch {epoch + 1}, batch {number + 1}")
@@ -129,6 +144,17 @@ class Training:
                 "A lower learning rate usually helps: --set rate=…"
             )
         network.eval()
+
+    def _at_precision(self, loss: Loss, device: torch.device) -> Loss:
+        """The loss, computed as precisely as was asked for."""
+        if self.precision == "float32":
+            return loss
+
+        def mixed(inputs: Tensor, columns: Tensor) -> Tensor:
+            with torch.autocast(device.type, torch.bfloat16):
+                return loss(inputs, columns).float()
+
+        return mixed
 
     def _disturb(self, network: Network, batch: int, epoch: int, draws: torch.Generator) -> None:
         """Add noise to the gradient. EEIL's code adds it to that of a sum over the batch; ours is of a mean."""
@@ -160,7 +186,7 @@ def _state(network: Network, optimiser: torch.optim.Optimizer, epoch: int) -> di
 
 def _go_on(network: Network, optimiser: torch.optim.Optimizer, snapshots: Snapshots | None) -> int:
     """Take over the last snapshot, if there is one, and say how many epochs were done."""
-    state = snapshots.load() if snapshots is not None else None
+    state = parallel.once(lambda: snapshots.load() if snapshots is not None else None)
     if state is None:
         return 0
     epoch = int(state.pop("epoch"))

@@ -1,0 +1,103 @@
+"""Several processes that work as one, as torchrun would start them, without the seconds that it takes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import SECONDS, Command, be_engram, warm
+from torch.distributed import TCPStore
+
+from engram.network import parallel
+
+
+@contextmanager
+def launched(size: int) -> Iterator[list[dict[str, str]]]:
+    """The variables that torchrun sets in each of so many processes; it keeps their store, as is done here."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    yield [
+        {**shared, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        for rank in map(str, range(size))
+    ]
+
+
+def together(work: Callable[..., Any], *arguments: Any, size: int = 2, enters: bool = True) -> list[Any]:
+    """What `work(*arguments)`, a function of a module in this folder, gives in each of so many processes.
+
+    It is called in the world of all, unless it enters that itself.
+    """
+    with launched(size) as variables:
+        pipes = [warm().Pipe(duplex=False) for _ in variables]
+        processes = [
+            warm().Process(target=_work, args=(there, each, work, arguments, enters))
+            for (_, there), each in zip(pipes, variables, strict=True)
+        ]
+        for process in processes:
+            process.start()
+        for _, there in pipes:
+            there.close()
+        try:
+            return [_received(here) for here, _ in pipes]
+        finally:
+            for process in processes:
+                process.join(30)
+                process.kill()
+
+
+def _received(pipe: Connection) -> Any:
+    if not pipe.poll(SECONDS):
+        pytest.fail("a process gave no answer")
+    return pickle.loads(pipe.recv_bytes())
+
+
+def _work(
+    pipe: Connection, variables: dict[str, str], work: Callable[..., Any], arguments: Sequence[Any], enters: bool
+) -> None:
+    os.environ.update(variables)
+    with parallel.world("cpu") if enters else nullcontext():
+        answer = work(*arguments)
+    pipe.send_bytes(pickle.dumps(answer))  # by value, where multiprocessing's own would share tensors' memory
+
+
+class Rank(Command):
+    """One of the processes of `engram` with these arguments."""
+
+    def __init__(self, *arguments: str, cwd: Path, variables: dict[str, str]) -> None:
+        self.place = tempfile.TemporaryDirectory()
+        self.arguments = arguments
+        place = Path(self.place.name)
+        self.process = warm().Process(target=_be_rank, args=(arguments, cwd, place, variables))
+        self.process.start()
+        self.pid = self.process.pid
+
+
+def _be_rank(arguments: tuple[str, ...], cwd: Path, place: Path, variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    be_engram(arguments, cwd, place, leads=False)
+
+
+@contextmanager
+def ranks(*arguments: str, cwd: Sequence[Path]) -> Iterator[list[Rank]]:
+    """`engram` with these arguments as several processes under way, one in each of the folders."""
+    with launched(len(cwd)) as variables:
+        started = [Rank(*arguments, cwd=place, variables=each) for place, each in zip(cwd, variables, strict=True)]
+        try:
+            yield started
+        finally:
+            for each in started:
+                each.process.kill()
+
+
+def engram_together(*arguments: str, cwd: Sequence[Path]) -> list[subprocess.CompletedProcess[str]]:
+    """How `engram` with these arguments ended in each of several processes, and what each wrote."""
+    with ranks(*arguments, cwd=cwd) as started:
+        return [each.wait() for each in started]
