@@ -62,7 +62,7 @@ def _counts(tasks: Sequence[Task]) -> Tensor:
 
 
 def _kept_bytes(learner: Learner, stream: Stream, dataset: Dataset) -> int:
-    classes, image = len(stream.classes), dataset.train.batch(torch.arange(1)).nbytes
+    classes, image = len(stream.classes), dataset.train.sample_bytes
     if isinstance(learner, Joint):
         return sum(len(task.train) for task in stream) * image
     counts = _counts(stream.tasks)
