@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ BATCHES = 2  # that are made while another is used
 
 def in_order(
     work: Callable[[Item], Result], items: Iterable[Item], *, workers: int, ahead: int
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """What `work` makes of each item, in order; no more than `ahead` are begun before they are asked for.
 
     An error of `work` shows where its result would have been. Whoever does not go through to the end closes this: what
@@ -39,7 +39,7 @@ def in_order(
             pool.shutdown(cancel_futures=True)
 
 
-def batches_of(samples: Samples, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+def batches_of(samples: Samples, parts: Iterable[Tensor]) -> Generator[Tensor, None, None]:
     """The inputs at the positions of each part, in order. Those that are not in memory are made ahead of their use.
 
     To be closed by whoever may not go through to the end (`contextlib.closing`).

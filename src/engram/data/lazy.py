@@ -61,9 +61,9 @@ class Joined(Lazy):
 
 
 def filled(count: int, shape: tuple[int, ...], make: Callable[[int, Pixels], None], workers: int | None) -> Tensor:
-    """Images (count, *shape), each written by `make(number, pixels)`, by several threads: decoders release Python's lock.
+    """Images (count, *shape), each written by `make(number, pixels)`, by threads: decoders release Python's lock.
 
-    They are as many as torch may use, where nothing else is asked for, so that one setting limits both.
+    Where no number of workers is asked for they are as many as torch may use, so that one setting limits both.
     """
     images = torch.empty((count, *shape), dtype=torch.uint8)
     # As numpy's: a copy by torch could start threads of its own in every one of these.
