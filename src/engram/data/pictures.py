@@ -304,7 +304,7 @@ def _found(
     source: Path, labelled: Iterable[tuple[str, Path]], places: Mapping[str, str], left_out: list[LeftOut]
 ) -> Found:
     """Name the classes and sort the pictures. `places` says where each spelling of a class was met."""
-    _check_spellings(places)
+    check_spellings(places)
     named = sorted((unicodedata.normalize("NFC", name), path) for name, path in labelled)
     class_names = tuple(dict.fromkeys(name for name, _ in named))
     label_of = {name: label for label, name in enumerate(class_names)}
@@ -313,7 +313,7 @@ def _found(
     return Found(source, class_names, tuple(path for _, path in named), labels, tuple(left_out))
 
 
-def _check_spellings(places: Mapping[str, str]) -> None:
+def check_spellings(places: Mapping[str, str]) -> None:
     """Refuse names that are not text, and two spellings that a person, or another system, takes for one."""
     met: dict[str, str] = {}
     for name, place in places.items():
