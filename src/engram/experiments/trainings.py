@@ -40,7 +40,9 @@ class Trainings:
         if not _shares(learner) or not (path := self.path(learner, tasks)).exists():
             return None
         tensors = storage.load_tensors(path)
-        network = restore_network(learner.network, learner.head, shape, tensors, last_relu=learner.last_relu)
+        network = restore_network(
+            learner.network, learner.head, shape, tensors, last_relu=learner.last_relu, side=learner.training.crop
+        )
         return network.requires_grad_(False).to(choose_device(learner.device))
 
     def save(self, learner: Learner, tasks: list[str], network: Network) -> None:

@@ -73,4 +73,5 @@ def dimension_of(learner: Learner, samples: Samples) -> int:
     """d: how long the feature vectors of samples like these are, or will be."""
     if learner.network_ is not None:
         return learner.network_.dimension
-    return make_network(learner.network, learner.head, samples.select(torch.arange(1)), seed=0).dimension
+    one = samples.select(torch.arange(1))
+    return make_network(learner.network, learner.head, one, seed=0, side=learner.training.crop).dimension

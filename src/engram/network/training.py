@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -12,8 +13,10 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from engram.data import Samples
+from engram.data.ahead import batches_of
 from engram.data.augment import change_light, crop_and_flip
-from engram.errors import TrainingError
+from engram.data.crops import random_crop, random_resized_crop
+from engram.errors import TrainingError, UsageError
 from engram.network.network import Network
 from engram.network.optimisers import uncompiled
 from engram.progress import SILENT, Progress
@@ -47,10 +50,26 @@ class Training:
     warm_up: PositiveFloat = 0.3  # of one-cycle: the share of the steps in which the rate rises
     pad: NonNegativeInt = 4  # iCaRL's code: zeros around an image before it is cropped back at random
     flip: bool = True  # iCaRL's code: mirror half of the images
+    crop: PositiveInt | None = (
+        None  # iCaRL's code: 224 of ImageNet's 256; a window at random, and in answers the middle
+    )
+    crop_area: tuple[float, float] | None = None  # windows of such a share of the area, say .08 to 1, scaled to `crop`
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # ... and their width over height
     brightness: NonNegativeFloat = 0.0  # EEIL, §4.1: 63; the most that is added to a third of the images
     contrast: NonNegativeFloat = 0.0  # EEIL, §4.1: 0.8; the most by which another third's differs from 1
     gradient_noise: NonNegativeFloat = 0.0  # EEIL, §4.1: η = 0.3, of noise on the gradient of a batch's sum
     gradient_noise_decay: NonNegativeFloat = 0.55  # EEIL, §4.1: γ; the noise of epoch e is η / (1 + e)^γ
+
+    def __post_init__(self) -> None:
+        if self.crop_area is not None:
+            if self.crop is None:
+                raise UsageError("Windows of a share of the area are scaled to a size: give crop with crop_area.")
+            if not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
+                raise UsageError(
+                    f"The shares of the area must lie between 0 and 1, the smaller first; found {self.crop_area}."
+                )
+            if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+                raise UsageError(f"Width over height must be above 0, the smaller first; found {self.crop_ratio}.")
 
     def rate_at(self, step: int, steps: int) -> float:
         """The learning rate at a step, counted from 0, of so many."""
@@ -63,18 +82,31 @@ class Training:
             return self.rate * (step + 1) / (rising + 1)
         return self.rate * (1 + math.cos(math.pi * (step - rising) / max(1.0, steps - rising))) / 2
 
-    def batches(self, samples: Samples, seed: int, task: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs, augmented, and positions of each batch of an epoch: a function of the arguments alone."""
+    def batches(
+        self, samples: Samples, seed: int, task: int, epoch: int
+    ) -> Generator[tuple[Tensor, Tensor], None, None]:
+        """Inputs, augmented, and positions of each batch of an epoch: a function of the arguments alone.
+
+        To be closed by whoever may not go through to the end: threads may be reading ahead.
+        """
         order = torch.randperm(len(samples), generator=generator(seed, "order", task, epoch))
         # Parts of equal size, within one: a last batch of a few samples would upset batch norm.
-        for number, positions in enumerate(order.tensor_split(self.batches_per_epoch(samples))):
-            inputs = samples.batch(positions)
-            if inputs.ndim == 4:
-                draws = generator(seed, "augment", task, epoch, number)
-                inputs = crop_and_flip(inputs, self.pad, self.flip, draws)
-                if self.brightness or self.contrast:
-                    inputs = change_light(inputs, self.brightness, self.contrast, draws)
-            yield inputs, positions
+        parts = order.tensor_split(self.batches_per_epoch(samples))
+        with closing(batches_of(samples, parts)) as ready:
+            for number, (positions, inputs) in enumerate(zip(parts, ready, strict=True)):
+                if inputs.ndim == 4:
+                    inputs = self._augmented(inputs, generator(seed, "augment", task, epoch, number))
+                yield inputs, positions
+
+    def _augmented(self, images: Tensor, draws: torch.Generator) -> Tensor:
+        if self.crop is not None and self.crop_area is not None:
+            images = random_resized_crop(images, self.crop, self.crop_area, self.crop_ratio, draws)
+        elif self.crop is not None:
+            images = random_crop(images, self.crop, draws)
+        images = crop_and_flip(images, self.pad, self.flip, draws)
+        if self.brightness or self.contrast:
+            images = change_light(images, self.brightness, self.contrast, draws)
+        return images
 
     def batches_per_epoch(self, samples: Samples) -> int:
         """How many batches an epoch has."""
@@ -103,12 +135,13 @@ class Training:
         per_epoch = self.batches_per_epoch(samples)
         steps = self.epochs * per_epoch
         first = _go_on(network, optimiser, snapshots)
-        with progress.phase(phase, steps) as running:
+        with progress.phase(phase, steps) as running, ExitStack() as reading:
             running.advance(first * per_epoch)
             for epoch in range(first, self.epochs):
                 network.train()
                 losses = []
-                for number, (inputs, positions) in enumerate(self.batches(samples, seed, task, epoch)):
+                batches = reading.enter_context(closing(self.batches(samples, seed, task, epoch)))
+                for number, (inputs, positions) in enumerate(batches):
                     optimiser.param_groups[0]["lr"] = self.rate_at(epoch * per_epoch + number, steps)
                     optimiser.zero_grad()
                     value = loss(inputs, columns[positions].to(network.mean.device))
