@@ -154,7 +154,7 @@ def scan(root: Path, parts: Sequence[str], progress: Progress = SILENT, threads:
 
 def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
     """What lies in one folder. One that contains itself, by a link, is not entered again."""
-    path = os.path.join(root, folder)
+    path = os.path.join(root, folder) if folder else root
     pictures: list[tuple[bytes, int]] = []
     inner: list[bytes] = []
     left_out: list[tuple[bytes, str]] = []
