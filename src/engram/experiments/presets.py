@@ -98,5 +98,6 @@ def _kept(method: str, dataset: Dataset) -> dict[str, Any]:
 
 
 def classes_per_task(dataset: Dataset) -> int:
-    """The field's usual number for this data set; a fifth of the classes for one's own."""
-    return CLASSES_PER_TASK.get(dataset.name, max(1, len(dataset.class_names) // 5))
+    """The field's usual number for this data set; a fifth of the classes for one's own, or of a few chosen ones."""
+    usual, classes = CLASSES_PER_TASK.get(dataset.name), len(dataset.class_names)
+    return usual if usual is not None and usual < classes else max(1, classes // 5)
