@@ -53,7 +53,7 @@ def measure(root: Path, *, packed: bool) -> dict[str, object]:
     from torch import Tensor, nn
     from torch.nn import functional as F
 
-    from engram.data import Reading, load
+    from engram.data import Reading, concatenate, load
     from engram.network import Training, extract, make_network
 
     class Glance(nn.Module):
@@ -69,7 +69,7 @@ def measure(root: Path, *, packed: bool) -> dict[str, object]:
     found: dict[str, object] = {"peak_mb_at_start": peak()}
     begin = time.perf_counter()
     dataset = load("folder", root, reading=Reading(size=SIDE, cache=2**40 if packed else None))
-    samples = dataset.train
+    samples = concatenate(dataset.train, dataset.test)
     found |= {"images": len(samples), "load_seconds": round(time.perf_counter() - begin, 1), "peak_mb_loaded": peak()}
     network = make_network(Glance(), "linear", samples, seed=0).grown(CLASSES, 0)
     begin = time.perf_counter()

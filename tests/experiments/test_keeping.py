@@ -44,15 +44,15 @@ def test_what_this_machine_cannot_hold_is_refused_before_a_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = split(patterns(), classes_per_task=2, seed=0)  # 48 images of 192 bytes
-    monkeypatch.setattr(keeping, "machine_memory", lambda: 2 * 48 * 192 - 1)
+    monkeypatch.setattr(keeping, "machine_memory", lambda: 3 * 48 * 192 - 1)
     with pytest.raises(
         UsageError,
-        match=r"^The method 'joint' would keep 48 images of 192 bytes, 0\.0 GB, and 2 times that .* with --image-size",
+        match=r"^The method 'joint' would keep 48 images of 192 bytes, 0\.0 GB, and 3 times that .* with --image-size",
     ):
         run(make("joint", **QUICK), stream, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert run(make("joint", **QUICK), stream.first(1)).memory_bytes == 24 * 192
-    monkeypatch.setattr(keeping, "machine_memory", lambda: 2 * 48 * 192)
+    monkeypatch.setattr(keeping, "machine_memory", lambda: 3 * 48 * 192)
     assert run(make("joint", **QUICK), stream).memory_bytes == 48 * 192
 
 

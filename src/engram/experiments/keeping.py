@@ -12,7 +12,7 @@ from engram.data import Stream, Task
 from engram.errors import UsageError
 from engram.methods import Features, Joint, Learner, Rehearsing, dimension_of
 
-COPIES = 2  # of the kept images are there for a moment: those before a task and those after it
+COPIES = 3  # of the kept images are there for a moment: themselves, and what is made of them to be saved
 GIGABYTE = 2**30
 
 
@@ -37,7 +37,7 @@ def check_memory(learner: Learner, stream: Stream) -> None:
     if COPIES * images * each > memory:
         raise UsageError(
             f"The method '{learner.name}' would keep {images:,} images of {each:,} bytes, "
-            f"{images * each / GIGABYTE:,.1f} GB, and {COPIES} times that while it learns a task; this machine has "
+            f"{images * each / GIGABYTE:,.1f} GB, and {COPIES} times that while they are saved; this machine has "
             f"{memory / GIGABYTE:,.1f} GB of memory. Keep fewer, make them smaller with --image-size, or take fewer "
             "--tasks."
         )
