@@ -65,6 +65,15 @@ def test_crops_are_a_function_of_the_generator_alone(crop: str) -> None:
     assert not torch.equal(cropped(1), cropped(2))
 
 
+def test_a_part_of_a_batch_gets_the_windows_that_it_has_in_the_whole() -> None:
+    images, rows = torch.from_numpy(RANDOM.integers(0, 256, (7, 16, 16, 3), dtype=np.uint8)), slice(2, 5)
+    area, ratio = (0.1, 1.0), (3 / 4, 4 / 3)
+    part = random_crop(images[rows], 9, draws(), (rows, 7))
+    assert torch.equal(part, random_crop(images, 9, draws())[rows])
+    part = random_resized_crop(images[rows], 9, area, ratio, draws(), (rows, 7))
+    assert torch.equal(part, random_resized_crop(images, 9, area, ratio, draws())[rows])
+
+
 def test_boxes_have_the_shares_and_shapes_that_are_asked_for_and_lie_inside() -> None:
     boxes = _boxes(4000, 30, 40, (0.2, 0.6), (0.5, 2.0), draws()).double()
     top, left, height, width = boxes.unbind(1)

@@ -7,6 +7,9 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 Range = tuple[float, float]
+# Which rows of a batch the images are, and how many the whole batch has. Draws are made for all of it, so that they are
+# the same however it is divided; None: the images are the batch.
+Part = tuple[slice, int] | None
 
 TRIES = 10  # drawings of area and shape, of which the first that fits into the image counts
 
@@ -18,22 +21,26 @@ def middle(images: Tensor, side: int) -> Tensor:
     return images[:, top : top + side, left : left + side]
 
 
-def random_crop(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
+def random_crop(images: Tensor, side: int, generator: torch.Generator, part: Part = None) -> Tensor:
     """Of each image (n, h, w, c) a window (side, side, c) at random."""
     count, height, width, _ = images.shape
-    tops = torch.randint(0, height - side + 1, (count,), generator=generator)
-    lefts = torch.randint(0, width - side + 1, (count,), generator=generator)
+    rows, batch = part or (slice(0, count), count)
+    tops = torch.randint(0, height - side + 1, (batch,), generator=generator)[rows]
+    lefts = torch.randint(0, width - side + 1, (batch,), generator=generator)[rows]
     windows = zip(images, tops.tolist(), lefts.tolist(), strict=True)
     return torch.stack([image[top : top + side, left : left + side] for image, top, left in windows])
 
 
-def random_resized_crop(images: Tensor, side: int, area: Range, ratio: Range, generator: torch.Generator) -> Tensor:
+def random_resized_crop(
+    images: Tensor, side: int, area: Range, ratio: Range, generator: torch.Generator, part: Part = None
+) -> Tensor:
     """Of each image (n, h, w, c) a window of a random share of its area and a random shape, scaled to (side, side, c).
 
     Shares are drawn evenly from `area`, width over height from `ratio` on a logarithmic scale (Szegedy et al., 2015).
     """
     count, height, width, _ = images.shape
-    boxes = _boxes(count, height, width, area, ratio, generator)  # (n, 4)
+    rows, batch = part or (slice(0, count), count)
+    boxes = _boxes(batch, height, width, area, ratio, generator)[rows]  # (n, 4)
     steps = (torch.arange(side) + 0.5) / side  # the centres of the pixels of a window, as shares of its side
     down = (boxes[:, 0:1] + steps * boxes[:, 2:3]) / height  # (n, side), as shares of the image
     across = (boxes[:, 1:2] + steps * boxes[:, 3:4]) / width

@@ -23,10 +23,7 @@ DATA: Mapping[str, dict[str, Any]] = {
     "tiny-imagenet-200": {"network": "resnet18-small", "pad": 8, "flip": True},
 }
 CAREFUL = {"pad": 0, "flip": False}  # for data nothing is known of
-CROPPED = {
-    "imagenet100": 7 / 8,
-    "imagenet1000": 7 / 8,
-}  # iCaRL's code: 224 of 256 pixels a side; of others in proportion
+CROPPED = {"imagenet100": 7 / 8, "imagenet1000": 7 / 8}  # iCaRL's code: 224 of 256 pixels a side; others in proportion
 
 # How long, and at which rates, each objective trains on ImageNet: the paper's own (§5.1), and what the authors of LUCIR
 # (§4.1 and their code) and BiC (§5.2 and their code) say of it. EEIL's stays as on CIFAR-100.

@@ -50,9 +50,7 @@ class Training:
     warm_up: PositiveFloat = 0.3  # of one-cycle: the share of the steps in which the rate rises
     pad: NonNegativeInt = 4  # iCaRL's code: zeros around an image before it is cropped back at random
     flip: bool = True  # iCaRL's code: mirror half of the images
-    crop: PositiveInt | None = (
-        None  # iCaRL's code: 224 of ImageNet's 256; a window at random, and in answers the middle
-    )
+    crop: PositiveInt | None = None  # iCaRL's code: 224 of ImageNet's 256; at random, and when answering the middle
     crop_area: tuple[float, float] | None = None  # windows of such a share of the area, say .08 to 1, scaled to `crop`
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # ... and their width over height
     brightness: NonNegativeFloat = 0.0  # EEIL, §4.1: 63; the most that is added to a third of the images
