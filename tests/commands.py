@@ -42,10 +42,12 @@ def warm() -> BaseContext:
 class Command:
     """`engram` with these arguments, under way in the folder `cwd`; if it leads, in a process group of its own."""
 
-    def __init__(self, *arguments: str, cwd: Path, leads: bool = False) -> None:
+    def __init__(self, *arguments: str, cwd: Path, leads: bool = False, **environment: str) -> None:
         self.place = tempfile.TemporaryDirectory()
         self.arguments = arguments
-        self.process = warm().Process(target=be_engram, args=(arguments, cwd, Path(self.place.name), leads))
+        self.process = warm().Process(
+            target=be_engram, args=(arguments, cwd, Path(self.place.name), leads, environment)
+        )
         self.process.start()
         self.pid = self.process.pid
 
@@ -71,24 +73,26 @@ def _written(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def be_engram(arguments: tuple[str, ...], cwd: Path, place: Path, leads: bool) -> None:
+def be_engram(
+    arguments: tuple[str, ...], cwd: Path, place: Path, leads: bool, environment: dict[str, str] | None = None
+) -> None:
     """What `python -m engram` does once it has started."""
     if leads:
         os.setsid()
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     os.chdir(cwd)
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT, **(environment or {}))
     sys.argv = ["engram", *arguments]
     runpy.run_module("engram", run_name="__main__", alter_sys=True)
 
 
-def engram(*arguments: str, cwd: Path, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+def engram(*arguments: str, cwd: Path, fresh: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `engram` with these arguments in the folder `cwd`; if it is to be fresh, from an interpreter's start on."""
     if not fresh:
-        return Command(*arguments, cwd=cwd).wait()
-    command = [sys.executable, "-m", "engram", *arguments]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
+        return Command(*arguments, cwd=cwd, **environment).wait()
+    command, variables = [sys.executable, "-m", "engram", *arguments], {**ENVIRONMENT, **environment}
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=SECONDS)
 
 
 def wait_for_the_end_of_all(group: int) -> None:

@@ -74,7 +74,7 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     # Infinity is refused with NaN: no setting means it, and a result file cannot hold it.
     config = pydantic.ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
     adapter = pydantic.TypeAdapter(kind, config=config)
-    if isinstance(value, str) and typing.get_origin(kind) is tuple:
+    if isinstance(value, str) and any(typing.get_origin(each) is tuple for each in (kind, *typing.get_args(kind))):
         value = [part for part in value.split(",") if part.strip()]
     try:
         return adapter.validate_python(value)

@@ -80,7 +80,7 @@ def test_without_out_every_run_gets_its_own_folder_and_resume_takes_the_last(tmp
 def test_the_datasets_are_listed_one_line_each(tmp_path: Path) -> None:
     lines = engram("datasets", cwd=tmp_path, fresh=True).stdout.splitlines()
     rows = json.loads(engram("datasets", "--json", cwd=tmp_path).stdout)["datasets"]
-    names = ["digits", "cifar100", "cifar10", "arrays"]
+    names = ["digits", "cifar100", "cifar10", "arrays", "folder", "imagenet100", "imagenet1000", "tiny-imagenet-200"]
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows] == names
 
 

@@ -118,3 +118,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, Answe
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of one's own, outside of the data."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("ENGRAM_DATA", str(folder))
+    return folder

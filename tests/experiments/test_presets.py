@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from conftest import blobs
+from torch import Tensor
 
 from engram.data import Dataset, Samples, load
+from engram.data.lazy import Lazy
 from engram.errors import UsageError
 from engram.experiments import PRESETS, Plan
+from engram.experiments.jobs import Order, facts, jobs_of, variants
+from engram.experiments.keeping import kept_bytes
 from engram.experiments.presets import classes_per_task, preset
 from engram.methods import METHODS, OBJECTIVES, setting_names
 
@@ -136,7 +142,16 @@ def test_the_loss_is_divided_by_the_classes_of_the_data(name: str, method: str) 
 
 @pytest.mark.parametrize(
     ("name", "classes", "expected"),
-    [("digits", 10, 2), ("cifar10", 10, 2), ("cifar100", 100, 10), ("mine", 10, 2), ("mine", 33, 6), ("mine", 3, 1)],
+    [
+        ("digits", 10, 2),
+        ("cifar10", 10, 2),
+        ("cifar100", 100, 10),
+        ("mine", 10, 2),
+        ("mine", 33, 6),
+        ("mine", 3, 1),
+        ("imagenet100", 8, 1),
+        ("imagenet1000", 200, 100),
+    ],
 )
 def test_tasks_have_the_fields_usual_number_of_classes_or_a_fifth(name: str, classes: int, expected: int) -> None:
     dataset = named(name, classes)
@@ -159,3 +174,114 @@ def test_a_method_that_keeps_images_in_all_keeps_so_many_of_each_digit_unless_as
 def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"^There is no preset 'papre'\. Did you mean 'paper'\?$"):
         Plan(preset="papre").learner(blobs())
+
+
+# ImageNet
+
+
+class Unmade(Lazy):
+    """Images that nobody asks for: only their number and shape matter."""
+
+    def __init__(self, count: int, side: int) -> None:
+        self.shape = (count, side, side, 3)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return torch.zeros(len(rows), *self.shape[1:], dtype=torch.uint8)
+
+    def identity(self, rows: Tensor) -> Iterator[bytes]:
+        yield b""
+
+
+def imagenet(name: str, classes: int, side: int = 256, per_class: int = 300) -> Dataset:
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    samples = Samples(Unmade(len(labels), side), torch.arange(len(labels)), labels)
+    return Dataset(
+        name, samples, samples.select(torch.arange(0, len(labels), per_class)), tuple(map(str, range(classes)))
+    )
+
+
+PAPER_TRAINING = {"eeil": (40, 128, 1e-4), "lucir": (90, 128, 1e-4), "bic": (100, 256, 1e-4)}
+MILESTONES = {
+    "eeil": [10, 20, 30],
+    "lucir": [30, 60],
+    "bic": [30, 60, 80, 90],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("name", "classes"), [("imagenet100", 100), ("imagenet1000", 1000)])
+def test_the_paper_preset_for_imagenet_is_the_papers(name: str, classes: int, method: str) -> None:
+    dataset = imagenet(name, classes, per_class=2)
+    learner = Plan(method=method, preset="paper").learner(dataset)
+    training, own = learner.training, METHODS[method].objective
+    assert (training.epochs, training.batch_size, training.weight_decay) == PAPER_TRAINING.get(own, (60, 128, 1e-5))
+    milestones = MILESTONES.get(own, [20, 30, 40, 50])
+    assert [round(share * training.epochs) for share in training.milestones] == milestones
+    assert (training.rate, training.decay) == ((2.0, 5.0) if own in ("distillation", "classification") else (0.1, 10.0))
+    assert (training.crop, training.crop_area, training.pad, training.flip) == (224, None, 0, True)
+    assert learner.network == "resnet18"
+    settings = learner.settings()
+    assert settings.get("less_forget", 10.0) == 10.0  # LUCIR's λ_base on ImageNet
+    assert settings.get("expected_classes", classes) == classes
+    assert settings.get("features_per_class", 250) == 250
+    stream = Plan(preset="paper").stream(dataset)
+    assert len(stream) == 10 and len(stream.tasks[0].classes) == classes // 10
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "megabytes"),
+    [
+        ("imagenet100", 100, {"features": 48.8, "hybrid": 236.3, "icarl": 375.0, "lucir": 375.0, "lwf": 0.0}),
+        ("imagenet1000", 1000, {"features": 488.3, "hybrid": 2363.3, "eeil": 3750.0, "gamma-icarl": 3750.0}),
+    ],
+)
+def test_runs_and_the_suite_of_table_1_keep_what_the_paper_counts(
+    name: str, classes: int, megabytes: dict[str, float]
+) -> None:
+    dataset = imagenet(name, classes)
+    order = Order(suite="table1", dataset=name, preset="paper")
+    suite = {variant.method: variant for variant in variants(order, dataset)}
+    for method, expected in megabytes.items():
+        (job,) = jobs_of(suite[method], order, dataset)
+        for plan in (job.plan, Plan(method=method, preset="paper")):
+            learner, stream = plan.learner(dataset), plan.stream(dataset)
+            assert round(kept_bytes(learner, stream) / 2**20, 1) == expected, method
+
+
+def test_on_imagenet_1000_the_paper_varies_m_from_50_to_200() -> None:
+    assert facts(imagenet("imagenet1000", 1000, per_class=2), "paper").task_sizes() == [50, 100, 200]
+
+
+@pytest.mark.parametrize(("side", "crop"), [(256, 224), (64, 56), (32, 28)])
+@pytest.mark.parametrize("name", PRESETS)
+def test_windows_are_seven_eighths_of_whatever_size_images_have(name: str, side: int, crop: int) -> None:
+    training = Plan(preset=name).learner(imagenet("imagenet100", 10, side, per_class=1)).training
+    assert training.crop == crop
+    assert Plan(preset=name, settings={"crop": 9}).learner(imagenet("imagenet100", 10, side, 1)).training.crop == 9
+
+
+def test_the_short_preset_for_imagenet_is_short_and_the_data_stay_what_they_are() -> None:
+    learner = Plan(method="lucir").learner(imagenet("imagenet100", 100, per_class=1))
+    assert (learner.training.epochs, learner.training.schedule, learner.training.crop) == (10, "one-cycle", 224)
+    assert learner.settings()["less_forget"] == 10.0 and learner.network == "resnet18"
+
+
+def test_tiny_imagenet_has_a_network_and_borders_for_its_size() -> None:
+    dataset = imagenet("tiny-imagenet-200", 200, side=64, per_class=1)
+    for name, epochs in (("paper", 60), ("short", 10)):
+        learner = Plan(method="icarl", preset=name).learner(dataset)
+        assert (learner.network, learner.training.epochs) == ("resnet18-small", epochs)
+        assert (learner.training.crop, learner.training.pad, learner.training.flip) == (None, 8, True)
+        assert learner.settings()["images_total"] == 4000
+    assert classes_per_task(dataset) == 20
+
+
+def test_a_job_on_files_goes_by_their_size_and_classes_too() -> None:
+    order = Order(suite="table1", dataset="imagenet100", methods=("lwf",))
+
+    def folder(dataset: Dataset) -> str:
+        return jobs_of(variants(order, dataset)[0], order, dataset)[0].folder
+
+    small, large, fewer = (imagenet("imagenet100", *each, 2) for each in ((20, 32), (20, 64), (10, 32)))
+    assert len({folder(small), folder(large), folder(fewer)}) == 3
+    assert folder(small) == folder(imagenet("imagenet100", 20, 32, 2))

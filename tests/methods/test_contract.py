@@ -2,10 +2,12 @@
 
 import copy
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from lazy_made import as_lazy
 from safetensors.torch import save
 
 from engram.data import Dataset, Samples, Stream, Task, split
@@ -52,6 +54,12 @@ class TestEveryMethod:
     def test_learns_images_too(self, method: str, images: Stream) -> None:
         learner = learned(method, images)
         assert learner.scores(images.tasks[0].test.batch(torch.arange(3))).shape == (3, 4)
+
+    def test_learns_the_same_from_images_that_must_be_made(self, method: str, images: Stream) -> None:
+        made = [replace(task, train=as_lazy(task.train), test=as_lazy(task.test)) for task in images]
+        here, there = learned(method, images, crop=6), learned(method, replace(images, tasks=tuple(made)), crop=6)
+        assert same(here.state(), there.state())
+        assert here.memory.images.rows.shape[1:] in ((0,), (8, 8, 3))  # kept whole, not as they were cropped
 
     def test_same_seed_same_result_another_seed_another(self, method: str, vectors: Stream) -> None:
         first = learned(method, vectors).state()

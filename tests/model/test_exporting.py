@@ -117,6 +117,15 @@ def test_deep_networks_answer_in_onnx_as_they_do_here(network: str, images: Stre
     assert_answers_alike(tmp_path / "model.onnx", named(learner), larger[:7])
 
 
+def test_a_network_that_sees_the_middle_of_images_does_so_in_onnx_too(images: Stream, tmp_path: Path) -> None:
+    model = named(learned("features", images, crop=6))
+    export(model, tmp_path / "model.onnx")
+    assert_answers_alike(tmp_path / "model.onnx", model, inputs_of(images))
+    borders = inputs_of(images).clone()
+    borders[:, 0] = borders[:, :, -1] = 0
+    assert torch.equal(model.scores(borders), model.scores(inputs_of(images)))
+
+
 @pytest.fixture(scope="module")
 def graph(features: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(features, tmp_path_factory.mktemp("graph") / "model.onnx", generation=3).path

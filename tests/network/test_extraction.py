@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lazy_made import as_lazy
 from torch import Tensor, nn
 
 from engram.data import Samples
@@ -50,3 +51,16 @@ def test_features_that_are_not_finite_are_refused(bad: float) -> None:
     vectors[29, 0] = 100
     with pytest.raises(TrainingError, match=r"features that are not finite\. Nothing of this task was kept"):
         extract(network, Samples.of(vectors, torch.zeros(30, dtype=torch.int64)))
+
+
+def test_features_of_what_is_read_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extraction, "BATCH", 7)
+    network = make_network("small", "cosine", SAMPLES, seed=0)
+    assert torch.equal(extract(network, as_lazy(SAMPLES)), extract(network, SAMPLES))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((12,), 500), ((32, 32, 3), 500), ((96, 96, 3), 500), ((224, 224, 3), 91), ((4096, 4096, 3), 1)]
+)
+def test_of_large_images_fewer_are_extracted_at_a_time(shape: tuple[int, ...], size: int) -> None:
+    assert extraction.batch_size(shape) == size

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lazy_made import FromMemory, as_lazy
 from torch import Tensor, nn
 
 from engram.data import Samples
+from engram.data.crops import middle
 from engram.errors import UsageError
 from engram.network import HEADS, Network, make_network, restore_network
 from engram.network.network import IMAGENET_MEAN, IMAGENET_STD, normalise
@@ -177,3 +179,56 @@ def test_a_network_comes_back_from_a_file_with_the_same_answers_bit_for_bit(
             assert torch.equal(found, expected)
     for name, tensor in saved.state_dict().items():
         assert torch.equal(restored.state_dict()[name], tensor), name
+
+
+# What it sees
+
+
+def test_a_network_with_a_side_sees_the_middle_of_larger_images_and_all_of_those_that_are_cropped() -> None:
+    network = make_network("small", "cosine", SAMPLES, seed=0, side=6).grown(2, 0).eval()
+    images = all_of(SAMPLES)
+    assert torch.equal(network(images)[1], network(images[:, 1:7, 2:8])[1])
+    torch.testing.assert_close(network.features(images), network.frozen().features(images), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(network.features(images), make_network("small", "cosine", SAMPLES, seed=0).features(images))
+    assert torch.equal(network.features(images), network.features(middle(images, 6)))
+
+
+def test_the_network_goes_by_what_it_sees_and_a_side_changes_none_of_its_tensors() -> None:
+    large = Samples.of(torch.zeros(2, 72, 72, 3, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+    assert make_network("auto", "cosine", large, seed=0).dimension == 512  # resnet18
+    assert make_network("auto", "cosine", large, seed=0, side=63).dimension == 64  # resnet32
+    plain = make_network("small", "cosine", SAMPLES, seed=0).state_dict()
+    cropping = make_network("small", "cosine", SAMPLES, seed=0, side=5).state_dict()
+    assert plain.keys() == cropping.keys() and all(torch.equal(plain[name], cropping[name]) for name in plain)
+
+
+def test_a_network_comes_back_with_its_side() -> None:
+    network = make_network("small", "cosine", SAMPLES, seed=0, side=6).grown(2, 0).eval()
+    restored = restore_network("small", "cosine", SAMPLES.shape, network.state_dict(), side=6)
+    assert torch.equal(restored(all_of(SAMPLES))[1], network(all_of(SAMPLES))[1])
+
+
+def test_a_window_larger_than_the_images_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^Images are 8 x 10 pixels: no window of 9 can be cut out\. Lower crop\.$"):
+        make_network("small", "cosine", SAMPLES, seed=0, side=9)
+
+
+def test_the_statistics_of_images_that_must_be_made_are_the_same() -> None:
+    here, there = (make_network("small", "cosine", samples, seed=0) for samples in (SAMPLES, as_lazy(SAMPLES)))
+    torch.testing.assert_close(here.mean, there.mean, rtol=1e-6, atol=0)
+    torch.testing.assert_close(here.std, there.std, rtol=1e-6, atol=0)
+    grey = Samples.of(torch.full((9, 4, 4, 3), 7, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64))
+    assert make_network("small", "cosine", as_lazy(grey), seed=0).std.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_of_images_that_must_be_made_no_more_than_some_are_looked_at_a_few_at_a_time() -> None:
+    asked: list[int] = []
+
+    class Watched(FromMemory):
+        def __getitem__(self, rows: Tensor) -> Tensor:
+            asked.append(len(rows))
+            return super().__getitem__(rows)
+
+    images = torch.zeros(5000, 2, 2, 3, dtype=torch.uint8)
+    make_network("small", "cosine", Samples(Watched(images), torch.arange(5000), torch.zeros(5000).long()), seed=0)
+    assert sum(asked) == 1000 and max(asked) <= 32

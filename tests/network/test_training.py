@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,15 +12,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from lazy_made import as_lazy
 from lessons import lesson
 from torch import Tensor, nn
 
 from engram.data import Samples
-from engram.errors import TrainingError
+from engram.data.crops import random_crop, random_resized_crop
+from engram.errors import TrainingError, UsageError
+from engram.methods import make
 from engram.methods.objectives import Classification, Distillation
 from engram.network import Network, Training, make_network
 from engram.network.losses import softmax_cross_entropy
 from engram.progress import Phase, Stopwatch
+from engram.randomness import generator
 
 
 def tiny_images(count: int = 40, classes: int = 4) -> Samples:
@@ -163,6 +168,95 @@ def test_light_is_changed_of_images_alone() -> None:
     samples = numbered(9)
     ((inputs, positions),) = Training(brightness=63.0, contrast=0.8).batches(samples, 0, 0, 0)
     assert torch.equal(inputs, samples.batch(positions))
+
+
+# Windows
+
+
+def test_with_a_crop_every_batch_is_of_windows_drawn_for_it() -> None:
+    samples = tiny_images(12)
+    for area in (None, (0.2, 0.9)):
+        training = Training(batch_size=6, pad=0, flip=False, crop=5, crop_area=area)
+        for number, (inputs, positions) in enumerate(training.batches(samples, 3, 1, 2)):
+            draws, images = generator(3, "augment", 1, 2, number), samples.batch(positions)
+            if area is None:
+                expected = random_crop(images, 5, draws)
+            else:
+                expected = random_resized_crop(images, 5, area, (3 / 4, 4 / 3), draws)
+            assert inputs.shape == (6, 5, 5, 1) and torch.equal(inputs, expected)
+
+
+def test_windows_are_flipped_too() -> None:
+    image = tiny_images(1).inputs
+    samples = Samples.of(image.repeat(64, 1, 1, 1), torch.zeros(64, dtype=torch.int64))
+    ((inputs, _),) = Training(pad=0, flip=True, crop=7).batches(samples, 0, 0, 0)
+    windows = [image[0, top : top + 7, left : left + 7] for top in (0, 1) for left in (0, 1)]
+    kinds = [window.numpy().tobytes() for window in windows] + [window.flip(1).numpy().tobytes() for window in windows]
+    assert {each.numpy().tobytes() for each in inputs} == set(kinds)
+
+
+def test_vectors_are_not_cropped() -> None:
+    ((inputs, positions),) = Training(crop=5).batches(numbered(4), 0, 0, 0)
+    assert torch.equal(inputs[:, 0].long(), positions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop_area": (0.1, 1.0)}, "give crop with crop_area"),
+        ({"crop": 5, "crop_area": (0.5, 0.1)}, r"between 0 and 1, the smaller first; found \(0\.5, 0\.1\)"),
+        ({"crop": 5, "crop_area": (0.5, 1.1)}, "between 0 and 1"),
+        ({"crop": 5, "crop_area": (0.5, 1.0), "crop_ratio": (0.0, 1.0)}, "Width over height must be above 0"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Training(**settings)  # type: ignore[arg-type]
+
+
+def test_windows_can_be_asked_for_on_a_command_line() -> None:
+    training = make("features", crop="56", crop_area="0.08,1", crop_ratio="0.5,2").training
+    assert (training.crop, training.crop_area, training.crop_ratio) == (56, (0.08, 1.0), (0.5, 2.0))
+    assert make("features", crop="none", crop_area="none").training.crop is None
+
+
+# What is not in memory
+
+
+@pytest.mark.parametrize("settings", [{}, {"crop": 6}, {"brightness": 20.0}])
+def test_batches_that_are_read_ahead_are_the_same_to_the_last_bit(settings: dict[str, object]) -> None:
+    samples, training = tiny_images(50), Training(batch_size=16, pad=1, **settings)  # type: ignore[arg-type]
+    pairs = zip(training.batches(samples, 1, 2, 3), training.batches(as_lazy(samples), 1, 2, 3), strict=True)
+    for (inputs, positions), (others, places) in pairs:
+        assert torch.equal(inputs, others) and torch.equal(positions, places)
+
+
+def test_training_on_what_is_read_ahead_gives_the_same_network() -> None:
+    samples, states = tiny_images(), []
+    for each in (samples, as_lazy(samples)):
+        network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
+        Training(epochs=2, batch_size=16, rate=0.1).fit(
+            network, each, each.labels, cross_entropy(network), seed=0, task=0
+        )
+        states.append(state_of(network))
+    assert_same(*states)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_no_thread_is_left_behind_when_training_is_interrupted(error: type[BaseException]) -> None:
+    before, samples = threading.active_count(), as_lazy(tiny_images())
+    network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
+    seen: list[BaseException] = []
+
+    def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+        assert threading.active_count() > before
+        raise error
+
+    try:
+        Training(epochs=2, batch_size=4).fit(network, samples, samples.labels, loss, seed=0, task=0)
+    except error as stopped:
+        seen.append(stopped)  # with its traceback, which keeps all frames alive
+    assert seen and threading.active_count() == before
 
 
 # Steps

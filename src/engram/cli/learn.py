@@ -15,7 +15,7 @@ from engram.errors import UsageError
 from engram.text import shown
 
 if TYPE_CHECKING:
-    from engram.data.pictures import LeftOut
+    from engram.data.left_out import LeftOut
     from engram.model import Judgement, Learned, ModelFolder, Proposal, Wishes
     from engram.progress import Progress
 

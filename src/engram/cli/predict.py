@@ -19,7 +19,7 @@ from engram.errors import DataError, UsageError
 from engram.text import csv_text, shown
 
 if TYPE_CHECKING:
-    from engram.data.pictures import LeftOut
+    from engram.data.left_out import LeftOut
     from engram.model import Prediction
 
 NONE = "none of these"
@@ -46,7 +46,7 @@ def predict(
     if json and csv:
         raise UsageError("Choose one of --json and --csv.")
     from engram.cli.display import Display
-    from engram.data.pictures import LeftOut
+    from engram.data.left_out import LeftOut
     from engram.model import ModelFolder, load, pictures_among
     from engram.model import predict as predict_pictures
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from engram.cli.reading import Cache, ClassList, FitOption, ImageSize, Workers, reading_of, tell_of
 from engram.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ def run(
     method: Annotated[str, typer.Argument(help="Which method; `engram methods` lists them.")] = "features",
     dataset: Annotated[str, typer.Option(help="Which data set; `engram datasets` lists them.")] = "digits",
     data: Annotated[Path | None, typer.Option(help="Where its files are: a folder, or for arrays the file.")] = None,
+    image_size: ImageSize = None,
+    fit: FitOption = None,
+    class_list: ClassList = None,
+    cache: Cache = None,
+    workers: Workers = None,
     network: Annotated[
         str | None, typer.Option(help="resnet32, resnet18, resnet18-small, small, mlp; by default it goes by the data.")
     ] = None,
@@ -93,8 +99,10 @@ def run(
             )
             folder = Path(parallel.once(lambda: str(folder)))
             make(method, **settings)  # a mistyped method or setting is told before any data is read
+            reading = reading_of(image_size, fit, class_list, cache, workers)
             shared = None if trainings is None else Trainings(trainings)
-            loaded = parallel.by_turns(lambda: load(dataset, data, display))
+            loaded = parallel.by_turns(lambda: load(dataset, data, display, reading))
+            tell_of(loaded, display)
             if budget is not None:
                 display.say(f"{budget} for {_chosen(plan.chosen(loaded), len(plan.stream(loaded).classes))}")
             results = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from engram.cli.listing import Json, show
+from engram.cli.reading import Cache, ClassList, FitOption, ImageSize, Workers, reading_of, tell_of
 from engram.cli.run import pairs
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ def suite(
     name: Annotated[str, typer.Argument(help="Which table or figure; `engram suites` lists them.")],
     dataset: Annotated[str, typer.Option(help="Which data set; `engram datasets` lists them.")] = "digits",
     data: Annotated[Path | None, typer.Option(help="Where its files are: a folder, or for arrays the file.")] = None,
+    image_size: ImageSize = None,
+    fit: FitOption = None,
+    class_list: ClassList = None,
+    cache: Cache = None,
+    workers: Workers = None,
     preset: Annotated[
         Literal["paper", "short"], typer.Option(help="paper: the paper's settings; short: a few epochs, one cycle.")
     ] = "short",
@@ -49,7 +55,6 @@ def suite(
 ) -> None:
     """Run a table or figure of the paper: every method, every value, every seed."""
     from engram.cli.display import Display
-    from engram.data import load
     from engram.experiments import jobs as planning
     from engram.experiments import many
     from engram.experiments.local import Site
@@ -67,10 +72,12 @@ def suite(
         settings=pairs(set or []),
     )
     planning.check(order)
-    site = Site(out or many.default_folder(order), dataset, data)
+    reading = reading_of(image_size, fit, class_list, cache, workers)
+    site = Site(out or many.default_folder(order), dataset, data, reading)
     with Display(quiet=quiet) as display:
         try:
-            loaded = load(dataset, data, display)
+            loaded = site.load(display)
+            tell_of(loaded, display)
             programme = many.programme(order, site, loaded)
             if plan:
                 _print_plan(programme, json)

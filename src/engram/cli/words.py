@@ -10,7 +10,7 @@ import typer
 from engram.text import shown
 
 if TYPE_CHECKING:
-    from engram.data.pictures import LeftOut
+    from engram.data.left_out import LeftOut
 
 LISTED = 20  # files that were left out, before only their number is told
 NARROWEST = 8  # columns that the last one of a table has, however narrow the terminal
@@ -36,11 +36,14 @@ def counted(number: int, what: str) -> str:
 
 def tell_left_out(left_out: Iterable[LeftOut]) -> None:
     """A line on stderr for each file that was left out, up to a number."""
-    lines = [f"left out: {each}" for each in left_out]
-    for line in lines[:LISTED]:
+    for line in left_out_lines(left_out, "; --json lists all"):
         typer.echo(line, err=True)
-    if len(lines) > LISTED:
-        typer.echo(f"left out: {len(lines) - LISTED:,} more; --json lists all", err=True)
+
+
+def left_out_lines(left_out: Iterable[LeftOut], see: str = "") -> list[str]:
+    """A line for each file that was left out, up to a number; `see`: where the others are."""
+    lines = [f"left out: {each}" for each in left_out]
+    return [*lines[:LISTED], f"left out: {len(lines) - LISTED:,} more{see}"] if len(lines) > LISTED else lines
 
 
 def columns_there_are() -> int:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engram.data import arrays, cifar, digits, download
+from engram.data import arrays, cifar, digits, download, folder, imagenet, tiny_imagenet
+from engram.data.reading import Reading
 from engram.data.samples import Dataset, Samples, concatenate
 from engram.data.tasks import Stream, Task, split
 from engram.errors import UsageError, unknown
 from engram.progress import SILENT, Progress
 
-__all__ = ["DATASETS", "Dataset", "Samples", "Source", "Stream", "Task", "concatenate", "load", "split"]
+__all__ = ["DATASETS", "Dataset", "Reading", "Samples", "Source", "Stream", "Task", "concatenate", "load", "split"]
 
 
 @dataclass(frozen=True)
@@ -21,25 +22,39 @@ class Source:
     """A data set that can be loaded by name."""
 
     description: str  # one line
-    load: Callable[[Path | None, Progress], Dataset]
+    load: Callable[[Path | None, Reading, Progress], Dataset]
+    of_files: bool = False  # whether it is read as `Reading` asks, from a folder that must be named
 
 
-def _digits(root: Path | None, progress: Progress) -> Dataset:
+def _digits(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
     return digits.load()
 
 
-def _cifar100(root: Path | None, progress: Progress) -> Dataset:
+def _cifar100(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
     return cifar.load(cifar.CIFAR100, root or download.cache_folder(), progress)
 
 
-def _cifar10(root: Path | None, progress: Progress) -> Dataset:
+def _cifar10(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
     return cifar.load(cifar.CIFAR10, root or download.cache_folder(), progress)
 
 
-def _arrays(root: Path | None, progress: Progress) -> Dataset:
+def _arrays(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
     if root is None:
         raise UsageError("The data set 'arrays' is a file of your own. Name it with --data FILE.npz.")
     return arrays.load(root)
+
+
+def _of_files(name: str, description: str, load: Callable[[Path, Reading, Progress], Dataset]) -> Source:
+    def named(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
+        if root is None:
+            raise UsageError(f"The data set '{name}' is a folder of your own. Name it with --data DIR.")
+        return load(root, reading, progress)
+
+    return Source(description, named, of_files=True)
+
+
+def _imagenet(name: str, description: str) -> Source:
+    return _of_files(name, description, lambda root, reading, progress: imagenet.load(name, root, reading, progress))
 
 
 DATASETS = {
@@ -47,15 +62,37 @@ DATASETS = {
     "cifar100": Source("60,000 colour images of 32 x 32 pixels, 100 classes; downloads 169 MB once", _cifar100),
     "cifar10": Source("60,000 colour images of 32 x 32 pixels, 10 classes; downloads 171 MB once", _cifar10),
     "arrays": Source("images or vectors of your own, in one .npz file: --data FILE.npz", _arrays),
+    "folder": _of_files(
+        "folder", "pictures of your own, a folder per class, or train and val: --data DIR", folder.load
+    ),
+    "imagenet100": _imagenet("imagenet100", "a hundred of ImageNet's classes, train/CLASS and val/CLASS: --data DIR"),
+    "imagenet1000": _imagenet("imagenet1000", "ImageNet, ILSVRC 2012, train/CLASS and val/CLASS: --data DIR"),
+    "tiny-imagenet-200": _of_files(
+        "tiny-imagenet-200",
+        "200 of ImageNet's classes at 64 x 64 pixels, as it is published: --data DIR",
+        tiny_imagenet.load,
+    ),
 }
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None, progress: Progress = SILENT) -> Dataset:
+def load(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    progress: Progress = SILENT,
+    reading: Reading | None = None,
+) -> Dataset:
     """The data set `name` of `DATASETS`.
 
     `root` is, for cifar100 and cifar10, the folder that has or receives their files (by default $ENGRAM_DATA, or
-    `engram` in the user's cache), and for arrays the .npz file.
+    `engram` in the user's cache), for arrays the .npz file, and for data sets of files their folder; `reading` says how
+    those become images.
     """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS, "engram datasets")
-    return DATASETS[name].load(None if root is None else Path(root).expanduser(), progress)
+    source, reading = DATASETS[name], reading or Reading()
+    if reading.asked and not source.of_files:
+        others = ", ".join(other for other, each in DATASETS.items() if each.of_files)
+        raise UsageError(
+            f"{name} is not read from pictures: image size, fit, class list, cache and workers are for {others}."
+        )
+    return source.load(None if root is None else Path(root).expanduser(), reading, progress)

@@ -9,7 +9,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -92,21 +92,26 @@ TURNS = {
 ORIENTATION = 0x0112  # EXIF's tag
 INTEGERS = {1: "B", 3: "H", 4: "I"}  # EXIF's types of whole numbers
 
+Fit = Literal["middle", "stretch"]  # how a picture becomes a square: the middle of its longer side, or all, squeezed
+
 JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # those that a length follows, and the end
-SCAN, END = b"\xff\xda", b"\xff\xd9"
+SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
 ANIMATION = (b"acTL", b"fcTL", b"fdAT")  # a PNG's chunks that programs which know no animation pass over
 FRAME, EXTENSION = b",!"  # what a GIF's blocks begin with
 
 
-def decode(source: str | os.PathLike[str] | bytes, *, size: int | None = None, limit: int = LIMIT) -> Tensor:
+def decode(
+    source: str | os.PathLike[str] | bytes, *, size: int | None = None, fit: Fit = "middle", limit: int = LIMIT
+) -> Tensor:
     """The picture of a file, or of the bytes of one, upright and in colour: uint8 (h, w, 3).
 
-    With `size`, the square that a network takes: the shorter side scaled to `size`, the middle of the longer one. Of a
-    moving picture, the first frame. More than `limit` pixels are refused before any is decoded.
+    With `size`, the square that a network takes: the shorter side scaled to `size` and the middle of the longer one or,
+    to "stretch", both sides scaled to it. Of a moving picture, the first frame. More than `limit` pixels are refused
+    before any is decoded.
     """
     if size is not None:
         check_side(size)
-    content = source if isinstance(source, bytes) else _content(source)
+    content = source if isinstance(source, bytes) else content_of(source)
     kind = _kind(content)
     try:
         image = _opened(kind, content, limit)
@@ -114,7 +119,7 @@ def decode(source: str | os.PathLike[str] | bytes, *, size: int | None = None, l
         image.load()  # before the EXIF block is asked for: a PNG may have it after the pixels
         seen = _in_colour(image, kind)
         if size is not None:
-            seen = _square(seen, size, extent)
+            seen = _square(seen, size, extent, fit)
         seen = _on_white(seen)
         orientation = _orientation(image.info.get("exif"))
         if orientation in TURNS:
@@ -133,7 +138,7 @@ def decode(source: str | os.PathLike[str] | bytes, *, size: int | None = None, l
 
 def extent(source: str | os.PathLike[str] | bytes, *, limit: int = LIMIT) -> tuple[int, int]:
     """(width, height) in pixels as they are stored, from the header alone."""
-    content = source if isinstance(source, bytes) else _content(source)
+    content = source if isinstance(source, bytes) else content_of(source)
     kind = _kind(content)
     try:
         return _opened(kind, content, limit).size
@@ -149,7 +154,8 @@ def check_side(size: int) -> None:
         raise UsageError(f"The side of an image must be at least 1 pixel; found {size}.")
 
 
-def _content(path: str | os.PathLike[str]) -> bytes:
+def content_of(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a picture's file, or why they cannot be had."""
     if not os.path.isfile(path):  # a pipe or a device could be read for ever
         raise UnreadableImage("It is not a file." if os.path.exists(path) else "There is no such file.")
     try:
@@ -266,7 +272,7 @@ def _scans(content: bytes) -> int:
     """How many passes over its pixels a JPEG asks for, up to its end, without which half a picture may be decoded."""
     scans = 0
     marker = JPEG_MARKER.search(content)
-    while marker and marker[0] != END:
+    while marker and marker[0] != JPEG_END:
         scans += marker[0] == SCAN
         length = int.from_bytes(content[marker.end() : marker.end() + 2])
         marker = JPEG_MARKER.search(content, marker.end() + length)
@@ -303,8 +309,10 @@ def _on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
-def _square(image: Image.Image, size: int, extent: tuple[float, float]) -> Image.Image:
+def _square(image: Image.Image, size: int, extent: tuple[float, float], fit: Fit) -> Image.Image:
     width, height = extent
+    if fit == "stretch":
+        return image.resize((size, size), Image.Resampling.BICUBIC, (0, 0, width, height))
     side = min(extent)
     left, top = (width - side) / 2, (height - side) / 2
     box = (left, top, left + side, top + side)

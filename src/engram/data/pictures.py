@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import os
 import unicodedata
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from engram.data.ahead import in_order
 from engram.data.images import LIMIT, UnreadableImage, check_side, decode
+from engram.data.left_out import LeftOut
 from engram.data.samples import Samples
 from engram.errors import DataError
 from engram.progress import SILENT, Phase, Progress
@@ -32,17 +32,6 @@ SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "tes
 
 EXPECTED = "one sub-folder per class, such as {}/cat/1.jpg, or a .csv file with the columns path and label"
 PROBLEMS_SHOWN = 10
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A file or folder that is not among the pictures, and a sentence that says why."""
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{shown(self.path)}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -120,8 +109,7 @@ def decoded(
             return LeftOut(path, str(error))
 
     workers = threads or torch.get_num_threads()  # as many as torch may use, so that one setting limits both
-    with ThreadPoolExecutor(workers) as pool:
-        yield from _in_order(pool, attempt, paths, 2 * workers)
+    yield from in_order(attempt, paths, workers=workers, ahead=2 * workers)
 
 
 def pictures_below(folder: Path) -> tuple[list[Path], list[LeftOut]]:
@@ -140,19 +128,6 @@ def _room(count: int, size: int) -> Tensor:
             f"{count:,} pictures of {size} x {size} pixels take {gigabytes:,.1f} GB, which this machine does not have. "
             "Take fewer pictures at a time, or a smaller size."
         ) from error
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, work: Callable[[Path], Tensor | LeftOut], paths: Iterable[Path], ahead: int
-) -> Iterator[Tensor | LeftOut]:
-    """What `work` makes of each path, in order; no more than `ahead` are begun before they are asked for."""
-    begun: deque[Future[Tensor | LeftOut]] = deque()
-    for path in paths:
-        begun.append(pool.submit(work, path))
-        if len(begun) == ahead:
-            yield begun.popleft().result()
-    while begun:
-        yield begun.popleft().result()
 
 
 def _check_classes(found: Found, kept: list[int], unreadable: list[LeftOut]) -> None:

@@ -1,14 +1,17 @@
-"""`Samples`: images or vectors with their labels, as a view of rows of one tensor that is never copied or changed."""
+"""`Samples`: images or vectors with their labels, as a view of rows of one source that is never copied or changed."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engram.data.lazy import Joined, Lazy
+from engram.data.left_out import LeftOut
 from engram.errors import DataError
 
 
@@ -19,7 +22,8 @@ class Samples:
     Make one with `Samples.of(inputs, labels)`.
     """
 
-    inputs: Tensor  # uint8 images (N, h, w, c) or float32 vectors (N, d), shared by every view
+    # uint8 images (N, h, w, c) or float32 vectors (N, d), shared by every view; or images that are made when asked for
+    inputs: Tensor | Lazy
     rows: Tensor  # int64 (n,): which rows of `inputs` these samples are
     labels: Tensor  # int64 (n,)
 
@@ -55,6 +59,11 @@ class Samples:
         """The shape of one sample: (h, w, c) or (d,)."""
         return tuple(self.inputs.shape[1:])
 
+    @property
+    def sample_bytes(self) -> int:
+        """How many bytes one sample takes in memory."""
+        return math.prod(self.shape) * self.inputs.dtype.itemsize
+
     def batch(self, positions: Tensor) -> Tensor:
         """The inputs at these positions, (len(positions), *shape)."""
         return self.inputs[self.rows[positions]]
@@ -72,19 +81,29 @@ class Samples:
         return tuple(self.labels.unique().tolist())
 
     def fingerprint(self) -> str:
-        """A SHA-256 over shapes, inputs, and labels, the same for the same samples."""
+        """A SHA-256 over shapes, inputs, and labels, the same for the same samples.
+
+        Of inputs that are made when asked for, over what tells them apart, such as the names and sizes of files.
+        """
         digest = hashlib.sha256(repr((self.inputs.dtype, self.shape, len(self))).encode())
-        for positions in torch.arange(len(self)).split(4096):
-            digest.update(self.batch(positions).numpy().tobytes())
+        if isinstance(self.inputs, Lazy):
+            for part in self.inputs.identity(self.rows):
+                digest.update(part)
+        else:
+            for positions in torch.arange(len(self)).split(4096):
+                digest.update(self.batch(positions).numpy().tobytes())
         digest.update(self.labels.numpy().tobytes())
         return digest.hexdigest()
 
 
 def concatenate(*parts: Samples) -> Samples:
-    """One `Samples` of all parts, in order. Views of the same tensor stay views of it."""
+    """One `Samples` of all parts, in order. Views of the same inputs stay views of them, and files stay unread."""
     labels = torch.cat([part.labels for part in parts])
     if all(part.inputs is parts[0].inputs for part in parts):
         return Samples(parts[0].inputs, torch.cat([part.rows for part in parts]), labels)
+    if any(isinstance(part.inputs, Lazy) for part in parts):
+        joined = Joined([(part.inputs, part.rows) for part in parts])
+        return Samples(joined, torch.arange(len(labels)), labels)
     inputs = torch.cat([part.batch(torch.arange(len(part))) for part in parts])
     return Samples(inputs, torch.arange(len(labels)), labels)
 
@@ -97,6 +116,7 @@ class Dataset:
     train: Samples
     test: Samples
     class_names: tuple[str, ...]  # by label
+    left_out: tuple[LeftOut, ...] = ()  # files that are not among its samples, and why
 
     def __post_init__(self) -> None:
         labels = torch.cat([self.train.labels, self.test.labels])

@@ -66,10 +66,8 @@ def _work(site: Site, job: Job) -> str | None:
     """What a worker of the cluster does."""
     import torch
 
-    from engram.data import load
-
     torch.set_num_threads(1)
-    return site.carry_out(job, load(site.dataset, site.data))
+    return site.carry_out(job, site.load())
 
 
 def _error(ray: Any, reference: Any, site: Site, job: Job) -> str | None:

@@ -13,6 +13,7 @@ import torch
 
 from engram import storage
 from engram.data import Dataset
+from engram.data.lazy import Lazy
 from engram.errors import UsageError, nearest, unknown
 from engram.experiments.plan import Plan
 from engram.experiments.presets import classes_per_task, preset
@@ -51,13 +52,13 @@ def facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> Facts:
     counts = torch.bincount(dataset.train.labels)
     fewest = int(counts[counts > 0].min())
     fewest = max(1, fewest - max(1, round(validation * fewest))) if validation else fewest
-    known = preset(preset_name, "hybrid", dataset)
+    features, images = (preset(preset_name, method, dataset) for method in ("features", "gamma-icarl"))
     return Facts(
         classes=len(dataset.train.classes()),
         per_class=fewest,
         classes_per_task=classes_per_task(dataset),
-        features_per_class=min(fewest, known.get("features_per_class", 250)),
-        images_per_class=min(fewest, known.get("images_per_class", LIKE_PAPER)),
+        features_per_class=min(fewest, features.get("features_per_class", 250)),
+        images_per_class=min(fewest, images.get("images_per_class", LIKE_PAPER)),
         whole=preset_name == "paper",
     )
 
@@ -108,6 +109,8 @@ def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
         "tasks": len(plan.stream(dataset)),
         "validation": plan.validation,
     }
+    if isinstance(dataset.train.inputs, Lazy):  # files may become images of any size, and classes be chosen
+        stream |= {"shape": list(dataset.train.shape), "classes": len(dataset.class_names)}
     settings = {name: value for name, value in learner.settings().items() if name not in ("seed", "device")}
     kept = learner.exemplars.numbers() if isinstance(learner, Rehearsing) else None
     own = None if learner.shares_training else plan.method

@@ -9,7 +9,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engram import storage
-from engram.data import Dataset, load
+from engram.data import Dataset, Reading, load
 from engram.errors import BusyError, EngramError
 from engram.experiments.jobs import Job
 from engram.experiments.trainings import Trainings
@@ -40,6 +40,11 @@ class Site:
     folder: Path
     dataset: str
     data: Path | None
+    reading: Reading = field(default_factory=Reading)
+
+    def load(self, progress: Progress = SILENT) -> Dataset:
+        """The data set."""
+        return load(self.dataset, self.data, progress, self.reading)
 
     def done(self, job: Job) -> bool:
         """Whether the job's result is there."""
@@ -177,7 +182,7 @@ def _work(pipe: Connection, site: Site, threads: int) -> None:
 
     warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"  # for people: without the line of code
     torch.set_num_threads(threads)
-    dataset = load(site.dataset, site.data)
+    dataset = site.load()
     while True:
         try:
             job = pipe.recv()

@@ -16,6 +16,7 @@ from engram.data import Stream, Task
 from engram.errors import EngramError, UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
 from engram.experiments.events import EventLog, Listener, Reporting
+from engram.experiments.keeping import check_memory
 from engram.experiments.measuring import Measurement, measure
 from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
 from engram.experiments.results import Result, environment, megabytes
@@ -50,6 +51,7 @@ def run(
         if learner.tasks_:
             raise UsageError("run() wants a learner that has learned nothing yet. Make a new one.")
         learner.check(len(stream.classes))
+        check_memory(learner, stream)
         fingerprints = stream.fingerprints()
         request = _request(learner, stream, fingerprints)
         parallel.agree([__version__, request], "the data or the settings")

@@ -48,7 +48,9 @@ class Trainings:
         tensors = parallel.once(lambda: storage.load_tensors(path) if path.exists() else None)
         if tensors is None:
             return None
-        network = restore_network(learner.network, learner.head, shape, tensors, last_relu=learner.last_relu)
+        network = restore_network(
+            learner.network, learner.head, shape, tensors, last_relu=learner.last_relu, side=learner.training.crop
+        )
         return network.requires_grad_(False).to(choose_device(learner.device))
 
     def save(self, learner: Learner, tasks: list[str], network: Network) -> None:

@@ -18,6 +18,7 @@ from engram.errors import EngramWarning
 from engram.features.herding import herd
 
 MEGABYTE = 2**20  # the paper's MB
+AT_A_TIME = 1024  # rows that are copied
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,11 @@ class _Grouped:
 
     def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor) -> Self:
         """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of this one's rows −1 − s."""
-        rows = torch.cat([self.rows, new_rows])
-        places = torch.where(sources < 0, -1 - sources, sources + len(self.rows))
-        return type(self)(rows[places], counts)
+        rows = new_rows.new_empty((len(sources), *new_rows.shape[1:]))
+        for some in torch.arange(len(sources)).split(AT_A_TIME):  # images may be most of what the memory can hold
+            old, new = some[sources[some] < 0], some[sources[some] >= 0]
+            rows[old], rows[new] = self.rows[-1 - sources[old]], new_rows[sources[new]]
+        return type(self)(rows, counts)
 
 
 class FeatureMemory(_Grouped):

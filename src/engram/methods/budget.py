@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +61,7 @@ def _costs(learner: Learner, classes: int, samples: Samples) -> dict[str, int]:
     """The bytes, over all classes, of one more of each thing that can be chosen."""
     costs: dict[str, int] = {}
     if isinstance(learner, Rehearsing):
-        image = math.prod(samples.shape) * samples.inputs.element_size()
+        image = samples.sample_bytes
         total = learner.exemplars.images_total is not None
         costs |= {"images_total": image} if total else {"images_per_class": classes * image}
     if isinstance(learner, Features):
@@ -74,4 +73,5 @@ def dimension_of(learner: Learner, samples: Samples) -> int:
     """d: how long the feature vectors of samples like these are, or will be."""
     if learner.network_ is not None:
         return learner.network_.dimension
-    return make_network(learner.network, learner.head, samples.select(torch.arange(1)), seed=0).dimension
+    one = samples.select(torch.arange(1))
+    return make_network(learner.network, learner.head, one, seed=0, side=learner.training.crop).dimension

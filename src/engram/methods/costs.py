@@ -14,8 +14,10 @@ from engram.features import Pairs
 from engram.methods.features import Features
 from engram.methods.learner import Learner, choose_device
 from engram.network import Network, extract, make_network, threads_for
+from engram.network.extraction import BATCH
 
 STEPS = 3  # timed of each kind; the fastest counts
+PIXELS = BATCH * 32 * 32  # in a step; of large images a few tell as much as many
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,22 @@ class Costs:
 def measure_costs(learner: Learner, samples: Samples, classes: int) -> Costs:
     """Time a few steps of what this learner would do with samples like these, of so many classes."""
     with threads_for(samples.shape):
-        batch = samples.batch(torch.arange(min(len(samples), learner.training.batch_size)))
-        base = make_network(learner.network, learner.head, samples, seed=0, last_relu=learner.last_relu)
+        most = _most(samples.shape)
+        batch = samples.batch(torch.arange(min(len(samples), learner.training.batch_size, most)))
+        side = learner.training.crop
+        base = make_network(learner.network, learner.head, samples, seed=0, last_relu=learner.last_relu, side=side)
         student = base.grown(classes, 0).to(choose_device(learner.device))
         teacher = student.frozen()
         first = _fastest(lambda: _step(student.train(), None, batch)) / len(batch)
         taught = _fastest(lambda: _step(student.train(), teacher, batch)) / len(batch)
-        some = samples.select(torch.arange(min(len(samples), 500)))
+        some = samples.select(torch.arange(min(len(samples), most)))
         extracted = _fastest(lambda: extract(teacher, some)) / len(some)
         return Costs(first, taught, extracted, _adapter_step(learner, student.dimension))
+
+
+def _most(shape: tuple[int, ...]) -> int:
+    """How many samples of this shape are in a step that is timed, at most."""
+    return BATCH if len(shape) == 1 else max(8, min(BATCH, PIXELS // (shape[0] * shape[1])))
 
 
 def _step(student: Network, teacher: Network | None, batch: Tensor) -> None:

@@ -190,6 +190,7 @@ class Learner(ABC):
             scale=self.scale,
             last_relu=self.last_relu,
             weights=self.weights,
+            side=self.training.crop,
         )
         classes = self.classes_with(task)
         student = base.grown(len(classes) - base.classes, self.seed, "head", self.tasks_).to(choose_device(self.device))
@@ -255,7 +256,9 @@ class Learner(ABC):
             self.shape_ = tuple(state["shape"].tolist())
             self.tasks_ = int(state["tasks"])
             tensors = _part(state, "network")
-            network = restore_network(self.network, self.head, self.shape_, tensors, last_relu=self.last_relu)
+            network = restore_network(
+                self.network, self.head, self.shape_, tensors, last_relu=self.last_relu, side=self.training.crop
+            )
             self.network_ = network.requires_grad_(False).to(choose_device(self.device))
             features = FeatureMemory(**_part(state, "memory.features"))
             self.memory_ = Memory(features, ImageMemory(**_part(state, "memory.images")))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.data.pictures import LeftOut, read, scan
+from engram.data.left_out import LeftOut
+from engram.data.pictures import read, scan
 from engram.errors import DataError, UsageError
 from engram.model.calibration import calibration_error
 from engram.model.model import Model

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Task
 from engram.data.holdout import hold_out
-from engram.data.pictures import LeftOut, Pictures, read, scan
+from engram.data.left_out import LeftOut
+from engram.data.pictures import Pictures, read, scan
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.methods import Features, Learner
 from engram.model.calibration import calibrate

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.data.pictures import LeftOut, decoded, pictures_below
+from engram.data.left_out import LeftOut
+from engram.data.pictures import decoded, pictures_below
 from engram.errors import UsageError
 from engram.model.model import Model
 from engram.progress import SILENT, Progress

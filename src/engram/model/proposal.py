@@ -239,7 +239,7 @@ def _within(learner: Learner, arrived: list[int], budget: int | None, shape: tup
     images = 0
     if isinstance(learner, Rehearsing):
         per_class = learner.exemplars.per_class(len(arrived))
-        images = one.inputs.nbytes * sum(min(count, per_class) for count in _available(learner.memory.images, arrived))
+        images = one.sample_bytes * sum(min(count, per_class) for count in _available(learner.memory.images, arrived))
     if not isinstance(learner, Features):
         return learner, images
     available = _available(learner.memory.features, arrived)

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 from torch import Tensor
 
 from engram.data import Samples
+from engram.data.ahead import batches_of
 from engram.errors import TrainingError
 from engram.network import parallel
 from engram.network.network import Network
 from engram.progress import SILENT, Progress
 
 BATCH = 500  # large enough to keep every core busy, small enough to stay in cache
+PIXELS = BATCH * 96 * 96  # of larger images fewer, as what a network makes of them on its way would fill the memory
 
 
 def extract(network: Network, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
     """h_θ of all samples, float32 (n, d) on the CPU, not normalised; the network answers as if in evaluation mode."""
     network = network.frozen()
     # Of several processes each takes some of the batches, which are those that one process would take.
-    batches = torch.arange(len(samples)).split(BATCH)
+    batches = torch.arange(len(samples)).split(batch_size(samples.shape))
     own = batches[parallel.part(len(batches))]
     features, done = torch.empty(sum(map(len, own)), network.dimension), 0
-    with torch.no_grad(), progress.phase(phase, len(features)) as running:
-        for positions in own:
-            features[done : done + len(positions)] = network.features(samples.batch(positions)).cpu()
-            done += len(positions)
-            running.advance(len(positions))
+    with torch.no_grad(), progress.phase(phase, len(features)) as running, closing(batches_of(samples, own)) as ready:
+        for inputs in ready:
+            features[done : done + len(inputs)] = network.features(inputs).cpu()
+            done += len(inputs)
+            running.advance(len(inputs))
     features = parallel.whole(features)
     if not bool(torch.isfinite(features).all()):
         raise TrainingError("The network gives features that are not finite. Nothing of this task was kept.")
     return features
+
+
+def batch_size(shape: tuple[int, ...]) -> int:
+    """How many samples of this shape are extracted at a time."""
+    return BATCH if len(shape) == 1 else max(1, min(BATCH, PIXELS // (shape[0] * shape[1])))

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from engram.data import Samples
+from engram.data.crops import middle
+from engram.data.lazy import Lazy
+from engram.errors import UsageError
 from engram.network.extractors import (
     feature_dimension,
     fold_batch_norms,
@@ -34,15 +37,17 @@ def normalise(inputs: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 class Network(nn.Module):
     """An extractor and a head behind the normalisation of their inputs.
 
-    Takes uint8 images (n, h, w, c) or float vectors (n, d), as `Samples` hold them.
+    Takes uint8 images (n, h, w, c) or float vectors (n, d), as `Samples` hold them. Of images larger than `side` it
+    sees the middle.
     """
 
     mean: Tensor
     std: Tensor
     is_frozen = False
 
-    def __init__(self, extractor: nn.Module, head: Head, mean: Tensor, std: Tensor) -> None:
+    def __init__(self, extractor: nn.Module, head: Head, mean: Tensor, std: Tensor, side: int | None = None) -> None:
         super().__init__()
+        self.side = side
         self.extractor = extractor
         self.head = head
         self.register_buffer("mean", mean)  # (c,) of images in 0..1, or of vectors
@@ -50,6 +55,8 @@ class Network(nn.Module):
 
     def features(self, inputs: Tensor) -> Tensor:
         """h_θ(x), (n, d), not normalised."""
+        if self.side is not None:
+            inputs = middle(inputs, self.side)
         return self.extractor(normalise(inputs, self.mean, self.std))  # type: ignore[no-any-return]
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,16 +100,22 @@ def make_network(
     scale: float = 16.0,
     last_relu: bool = True,
     weights: str | None = None,
+    side: int | None = None,
 ) -> Network:
-    """A new network without classes for samples like these, initialised from `seed` or from published weights."""
+    """A new network without classes for samples like these, initialised from `seed` or from published weights.
+
+    With `side`, one that sees so many pixels of their width and height, the middle.
+    """
+    shape = _seen(samples.shape, side)
     with seeded(seed, "weights"):
-        extractor = make_extractor(network, samples.shape, last_relu=last_relu)
+        extractor = make_extractor(network, shape, last_relu=last_relu)
     if weights is not None:
         load_weights(extractor, Path(weights))
     extractor = _channels_last(extractor)
     mean, std = _statistics(samples, None if weights is None else Path(weights))
-    dimension = feature_dimension(extractor, normalise(samples.batch(torch.arange(1)), mean, std))
-    return Network(extractor, make_head(head, dimension, scale), mean, std)
+    one = torch.zeros(1, *shape, dtype=samples.inputs.dtype)
+    dimension = feature_dimension(extractor, normalise(one, mean, std))
+    return Network(extractor, make_head(head, dimension, scale), mean, std, side)
 
 
 def restore_network(
@@ -112,14 +125,24 @@ def restore_network(
     tensors: Mapping[str, Tensor],
     *,
     last_relu: bool = True,
+    side: int | None = None,
 ) -> Network:
-    """The network whose state dict `tensors` is, for samples of this shape."""
+    """The network whose state dict `tensors` is, for samples of this shape, of which it sees `side` pixels."""
     classes, dimension = tensors["head.weight"].shape
-    extractor = _channels_last(make_extractor(network, shape, last_relu=last_relu))
-    restored = Network(extractor, make_head(head, dimension, scale=1.0), tensors["mean"], tensors["std"])
+    extractor = _channels_last(make_extractor(network, _seen(shape, side), last_relu=last_relu))
+    restored = Network(extractor, make_head(head, dimension, scale=1.0), tensors["mean"], tensors["std"], side)
     restored.head.grow(classes)
     restored.load_state_dict(dict(tensors))
     return restored.eval()
+
+
+def _seen(shape: tuple[int, ...], side: int | None) -> tuple[int, ...]:
+    """The shape of what a network sees of samples of this shape."""
+    if side is None or len(shape) == 1:
+        return shape
+    if side > min(shape[:2]):
+        raise UsageError(f"Images are {shape[0]} x {shape[1]} pixels: no window of {side} can be cut out. Lower crop.")
+    return side, side, shape[2]
 
 
 def _channels_last(extractor: nn.Module) -> nn.Module:
@@ -130,16 +153,31 @@ def _channels_last(extractor: nn.Module) -> nn.Module:
 def _statistics(samples: Samples, weights: Path | None) -> tuple[Tensor, Tensor]:
     """Mean and deviation per channel, or per dimension of vectors: those that weights were trained with, or our own.
 
-    These are of at most 10,000 samples spread over the whole.
+    These are of at most 10,000 samples spread over the whole, or of 1,000 where each has to be made.
     """
     published = None if weights is None else published_statistics(weights)
     if published is not None:
         return published
     if weights is not None and len(samples.shape) == 3 and samples.shape[-1] == 3:
         return torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    if isinstance(samples.inputs, Lazy):
+        return _moments(samples)
     inputs = samples.batch(torch.arange(0, len(samples), max(1, len(samples) // 10_000)))
     values = inputs.flatten(0, -2).double() / (255 if inputs.ndim == 4 else 1)
     std = values.std(0, correction=0)
     # A constant channel carries nothing but rounding; dividing by its deviation would carry that, or NaN.
     varies = std > 1e-9 * values.abs().amax(0)
     return values.mean(0).float(), torch.where(varies, std, torch.ones_like(std)).float()
+
+
+def _moments(samples: Samples) -> tuple[Tensor, Tensor]:
+    """Mean and deviation per channel, from sums of whole numbers, so that a few images are in memory at a time."""
+    channels = samples.shape[-1]
+    total, squares, count = torch.zeros(channels).long(), torch.zeros(channels).long(), 0
+    for some in torch.arange(0, len(samples), max(1, len(samples) // 1_000)).split(32):
+        values = samples.batch(some).flatten(0, -2).int()  # (pixels, c)
+        total, squares, count = total + values.sum(0), squares + values.square().sum(0), count + len(values)
+    mean = total.double() / count
+    variance = (squares.double() / count - mean.square()).clamp(min=0)
+    std = torch.where(variance > 0, variance.sqrt() / 255, torch.ones(()).double())
+    return (mean / 255).float(), std.float()

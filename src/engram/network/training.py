@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -12,8 +13,10 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from engram.data import Samples
+from engram.data.ahead import batches_of
 from engram.data.augment import Part, change_light, crop_and_flip
-from engram.errors import TrainingError
+from engram.data.crops import random_crop, random_resized_crop
+from engram.errors import TrainingError, UsageError
 from engram.network import parallel
 from engram.network.network import Network
 from engram.network.optimisers import uncompiled
@@ -48,6 +51,9 @@ class Training:
     warm_up: PositiveFloat = 0.3  # of one-cycle: the share of the steps in which the rate rises
     pad: NonNegativeInt = 4  # iCaRL's code: zeros around an image before it is cropped back at random
     flip: bool = True  # iCaRL's code: mirror half of the images
+    crop: PositiveInt | None = None  # iCaRL's code: 224 of ImageNet's 256; at random, and when answering the middle
+    crop_area: tuple[float, float] | None = None  # windows of such a share of the area, say .08 to 1, scaled to `crop`
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # ... and their width over height
     brightness: NonNegativeFloat = 0.0  # EEIL, §4.1: 63; the most that is added to a third of the images
     contrast: NonNegativeFloat = 0.0  # EEIL, §4.1: 0.8; the most by which another third's differs from 1
     gradient_noise: NonNegativeFloat = 0.0  # EEIL, §4.1: η = 0.3, of noise on the gradient of a batch's sum
@@ -55,6 +61,17 @@ class Training:
     precision: Literal["float32", "bfloat16"] = (
         "float32"  # bfloat16: mixed, for GPUs that have it; weights stay float32
     )
+
+    def __post_init__(self) -> None:
+        if self.crop_area is not None:
+            if self.crop is None:
+                raise UsageError("Windows of a share of the area are scaled to a size: give crop with crop_area.")
+            if not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
+                raise UsageError(
+                    f"The shares of the area must lie between 0 and 1, the smaller first; found {self.crop_area}."
+                )
+            if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+                raise UsageError(f"Width over height must be above 0, the smaller first; found {self.crop_ratio}.")
 
     def rate_at(self, step: int, steps: int) -> float:
         """The learning rate at a step, counted from 0, of so many."""
@@ -67,22 +84,34 @@ class Training:
             return self.rate * (step + 1) / (rising + 1)
         return self.rate * (1 + math.cos(math.pi * (step - rising) / max(1.0, steps - rising))) / 2
 
-    def batches(self, samples: Samples, seed: int, task: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, samples: Samples, seed: int, task: int, epoch: int
+    ) -> Generator[tuple[Tensor, Tensor], None, None]:
         """Inputs, augmented, and positions of each batch of an epoch: a function of the arguments alone.
 
-        Of several processes each gets the inputs of its share of the batch (`parallel.share`), and all positions.
+        Of several processes each gets the inputs of its share of the batch (`parallel.share`), and all positions. To be
+        closed by whoever may not go through to the end: threads may be reading ahead.
         """
         order = torch.randperm(len(samples), generator=generator(seed, "order", task, epoch))
         # Parts of equal size, within one: a last batch of a few samples would upset batch norm.
-        for number, positions in enumerate(order.tensor_split(self.batches_per_epoch(samples))):
-            part = Part(parallel.share(len(positions)).rows, len(positions))
-            inputs = samples.batch(positions[part.rows])
-            if inputs.ndim == 4:
-                draws = generator(seed, "augment", task, epoch, number)
-                inputs = crop_and_flip(inputs, self.pad, self.flip, draws, part)
-                if self.brightness or self.contrast:
-                    inputs = change_light(inputs, self.brightness, self.contrast, draws, part)
-            yield inputs, positions
+        whole = order.tensor_split(self.batches_per_epoch(samples))
+        parts = [Part(parallel.share(len(positions)).rows, len(positions)) for positions in whole]
+        own = [positions[part.rows] for positions, part in zip(whole, parts, strict=True)]
+        with closing(batches_of(samples, own)) as ready:
+            for number, (positions, part, inputs) in enumerate(zip(whole, parts, ready, strict=True)):
+                if inputs.ndim == 4:
+                    inputs = self._augmented(inputs, generator(seed, "augment", task, epoch, number), part)
+                yield inputs, positions
+
+    def _augmented(self, images: Tensor, draws: torch.Generator, part: Part) -> Tensor:
+        if self.crop is not None and self.crop_area is not None:
+            images = random_resized_crop(images, self.crop, self.crop_area, self.crop_ratio, draws, part)
+        elif self.crop is not None:
+            images = random_crop(images, self.crop, draws, part)
+        images = crop_and_flip(images, self.pad, self.flip, draws, part)
+        if self.brightness or self.contrast:
+            images = change_light(images, self.brightness, self.contrast, draws, part)
+        return images
 
     def batches_per_epoch(self, samples: Samples) -> int:
         """How many batches an epoch has."""
@@ -115,13 +144,15 @@ class Training:
         device = network.mean.device
         with (
             progress.phase(phase, steps) as running,
+            ExitStack() as reading,
             parallel.trained_together(network, self._at_precision(loss, device)) as step,
         ):
             running.advance(first * per_epoch)
             for epoch in range(first, self.epochs):
                 network.train()
                 losses = []
-                for number, (inputs, positions) in enumerate(self.batches(samples, seed, task, epoch)):
+                batches = reading.enter_context(closing(self.batches(samples, seed, task, epoch)))
+                for number, (inputs, positions) in enumerate(batches):
                     optimiser.param_groups[0]["lr"] = self.rate_at(epoch * per_epoch + number, steps)
                     optimiser.zero_grad()
                     share = parallel.share(len(positions))

@@ -1,0 +1,134 @@
+"""From an index of pictures to a data set: which class each is of, which classes are taken, what is left out."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engram.data.files import Files
+from engram.data.images import Fit
+from engram.data.index import NAMED, Index
+from engram.data.left_out import LeftOut
+from engram.data.packed import pack
+from engram.data.pictures import check_spellings
+from engram.data.reading import Reading
+from engram.data.samples import Dataset, Samples
+from engram.errors import DataError, UsageError, unknown
+from engram.progress import Progress
+from engram.text import shown
+
+SHOWN = 5  # of what was found, in an error
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """How a data set's pictures become images where nothing else is asked for."""
+
+    size: int
+    fit: Fit
+
+    def files(self, index: Index, reading: Reading) -> Files:
+        """The pictures of an index as images, as asked for or as here."""
+        return Files(index, reading.size or self.size, reading.fit or self.fit, reading.workers)
+
+
+def folders_in(root: Path) -> list[str]:
+    """The names of the folders in a data set's folder, or why there are none."""
+    if not root.is_dir():
+        what = "is not a folder" if root.exists() else "cannot be found"
+        raise DataError(f"{shown(root)} {what}. Name the data set's folder with --data DIR.")
+    return [entry.name for entry in os.scandir(root) if entry.is_dir()]
+
+
+def wrong_layout(root: Path, expected: str) -> DataError:
+    """The error for a folder that is not laid out as it should be."""
+    found = sorted(os.listdir(root))
+    what = ", ".join(shown(name) for name in found[:SHOWN]) + (", …" if len(found) > SHOWN else "")
+    return DataError(f"{shown(root)} holds {what or 'nothing'}. Expected {expected}.")
+
+
+# Which class
+
+
+def classes_in(index: Index, part: str) -> dict[str, list[int]]:
+    """The classes that have pictures in a part of the tree, each with the numbers of all folders that belong to it."""
+    classes: dict[str, list[int]] = {}
+    above = os.fsencode(f"{part}/" if part else "")
+    for number in index.folder_of.unique().tolist():
+        folder = index.folders[number]
+        if folder.startswith(above) and (name := folder[len(above) :].split(b"/")[0]):
+            classes.setdefault(os.fsdecode(name), []).append(number)
+    check_spellings({name: f"the folder {shown(index.root / part / name)}" for name in classes})
+    return {unicodedata.normalize("NFC", name): numbers for name, numbers in classes.items()}
+
+
+def labels_in(index: Index, part: str, names: Sequence[str]) -> Tensor:
+    """The label of each picture, int64 (N,), by its folder in this part; -1 where it is of none of these classes."""
+    by_folder = torch.full((len(index.folders),), -1)
+    classes = classes_in(index, part)
+    for label, name in enumerate(names):
+        by_folder[classes.get(name, [])] = label
+    return by_folder[index.folder_of.long()]
+
+
+def samples_of(files: Files, labels: Tensor) -> Samples:
+    """The pictures that have a label, of labels (N,) for all that are in the index, and are not empty."""
+    rows = ((labels >= 0) & (files.index.sizes > 0)).nonzero().squeeze(1)
+    return Samples(files, rows, labels[rows])
+
+
+def fewest(samples: Samples, names: Sequence[str]) -> dict[str, int]:
+    """The classes with the fewest samples, and how many they have."""
+    counts = torch.bincount(samples.labels, minlength=len(names))
+    least = int(counts.min())
+    return {name: least for name, count in zip(names, counts.tolist(), strict=True) if count == least}
+
+
+def listed(path: Path, names: Sequence[str]) -> list[str]:
+    """Those of the names that a file has, one a line; sorted."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The list of classes {shown(path)} cannot be read. One name a line is expected.") from error
+    wanted = {unicodedata.normalize("NFC", line.strip()) for line in lines if line.strip()}
+    for name in sorted(wanted):
+        if name not in names:
+            raise unknown("class", name, names, f"the lines of {path}")
+    if not wanted:
+        raise UsageError(f"The list of classes {shown(path)} names none. One name a line is expected.")
+    return sorted(wanted)
+
+
+# The whole
+
+
+def finished(
+    name: str, names: Sequence[str], train: Samples, test: Samples, files: Files, reading: Reading, progress: Progress
+) -> Dataset:
+    """The data set of these samples, packed if that is asked for."""
+    if reading.cache is not None:
+        packed = pack(files, torch.cat([train.rows, test.rows]).unique(), reading.cache, progress)
+        train, test = (Samples(packed, part.rows, part.labels) for part in (train, test))
+    return Dataset(name, train, test, tuple(names), tuple(_left_out(files.index)))
+
+
+def _left_out(index: Index) -> Iterator[LeftOut]:
+    """What is not among the samples, though no one has asked for that."""
+    yield from index.left_out
+    beside = torch.isin(index.folder_of, torch.tensor(index.tops, dtype=torch.int32))
+    yield from _some(index, beside, "It lies beside the class folders, so it has no class.")
+    yield from _some(index, ~beside & (index.sizes == 0), "It is empty. Copy it again.")
+
+
+def _some(index: Index, which: Tensor, reason: str) -> Iterator[LeftOut]:
+    rows = which.nonzero().squeeze(1).tolist()
+    for row in rows[:NAMED]:
+        yield LeftOut(index.path(row), reason)
+    if len(rows) > NAMED:
+        yield LeftOut(index.root, f"Likewise {len(rows) - NAMED:,} more of its files. {reason}")

@@ -1,0 +1,19 @@
+"""`LeftOut`: a file that is not among the pictures, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engram.text import shown
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file or folder that is not among the pictures, and a sentence that says why."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.path)}: {self.reason}"

@@ -1,0 +1,31 @@
+"""`Reading`: how the files of a folder data set become images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engram.data.images import Fit, check_side
+from engram.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What may be asked of a data set of files. None leaves it to the data set."""
+
+    size: int | None = None  # pixels a side of the squares that pictures become
+    fit: Fit | None = None  # how they become squares
+    class_list: Path | None = None  # a file that names the classes to take, one a line
+    cache: int | None = None  # bytes that decoded images may take on disk, to be read instead of the files; None: none
+    workers: int | None = None  # threads that read and decode; None: as many as torch may use
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            check_side(self.size)
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"At least one worker must read the files; found {self.workers}.")
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything is asked for at all."""
+        return self != Reading()

@@ -1,0 +1,100 @@
+"""Work is begun ahead of its use, a bounded part of it, and nothing is left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+
+import pytest
+import torch
+from lazy_made import IMAGES, LABELS, lazy
+
+from engram.data import Samples
+from engram.data.ahead import BATCHES, batches_of, in_order
+
+
+def test_results_come_in_order_whatever_the_order_they_are_ready_in() -> None:
+    def work(item: int) -> int:
+        time.sleep(0.001 * (item % 3))
+        return item * item
+
+    assert list(in_order(work, range(20), workers=4, ahead=6)) == [item * item for item in range(20)]
+    assert list(in_order(work, [], workers=2, ahead=3)) == []
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_no_more_than_so_many_are_begun_before_they_are_asked_for(ahead: int) -> None:
+    begun: list[int] = []
+    with closing(in_order(begun.append, range(30), workers=2, ahead=ahead)) as results:
+        for number, _ in enumerate(results):
+            time.sleep(0.002)
+            assert len(begun) <= number + 1 + ahead
+    assert begun == sorted(begun) or len(begun) == 30
+
+
+def test_while_one_is_used_the_next_are_made() -> None:
+    begun: list[int] = []
+    with closing(in_order(begun.append, range(9), workers=1, ahead=2)) as results:
+        next(results)
+        for _ in range(500):
+            if len(begun) == 3:
+                break
+            time.sleep(0.01)
+        assert begun == [0, 1, 2]
+
+
+def test_an_error_shows_where_its_result_would_have_been_and_no_thread_is_left() -> None:
+    before = threading.active_count()
+
+    def work(item: int) -> int:
+        if item == 3:
+            raise ValueError("three")
+        return item
+
+    seen: list[int] = []
+    with pytest.raises(ValueError, match="three"):
+        seen.extend(in_order(work, range(100), workers=2, ahead=5))
+    results = in_order(work, range(100), workers=2, ahead=5)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="three"):
+        next(results)
+    assert threading.active_count() == before
+
+
+def test_whoever_stops_early_and_closes_leaves_no_thread_and_no_work() -> None:
+    before, begun = threading.active_count(), []
+
+    def work(item: int) -> None:
+        begun.append(item)
+        time.sleep(0.005)
+
+    with pytest.raises(KeyboardInterrupt), closing(in_order(work, range(1000), workers=1, ahead=4)) as results:
+        next(results)
+        raise KeyboardInterrupt
+    assert threading.active_count() == before
+    count = len(begun)
+    time.sleep(0.03)
+    assert len(begun) == count <= 6
+
+
+def test_batches_are_the_same_from_memory_and_ahead() -> None:
+    parts = torch.randperm(20).split(6)
+    for samples in (Samples.of(IMAGES, LABELS), lazy()):
+        for part, batch in zip(parts, batches_of(samples, parts), strict=True):
+            assert torch.equal(batch, IMAGES[part])
+
+
+def test_what_is_in_memory_is_not_read_ahead_and_what_is_not_is_read_so_many_batches_ahead() -> None:
+    before = threading.active_count()
+    parts = torch.arange(20).split(2)
+    with closing(batches_of(Samples.of(IMAGES, LABELS), parts)) as batches:
+        next(batches)
+        assert threading.active_count() == before
+    samples = lazy()
+    with closing(batches_of(samples, parts)) as batches:
+        next(batches)
+        assert threading.active_count() == before + 1
+        time.sleep(0.1)
+        assert len(samples.inputs.made) == 2 * (1 + BATCHES)  # type: ignore[union-attr]
+    assert threading.active_count() == before

@@ -1,0 +1,193 @@
+"""Files are decoded when asked for, as Pillow would, and one bad file does not end a run."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from folders_made import class_folders, picture, settle
+from pictures_made import encoded, exif, gradient, ycck
+from PIL import Image
+
+from engram.data import Samples
+from engram.data import files as decoding
+from engram.data.files import FEW, GREY, NAMED, Files
+from engram.data.images import Fit
+from engram.data.index import open_index, scan
+from engram.errors import DataError, EngramWarning
+
+
+@pytest.fixture
+def root(tmp_path: Path, cache: Path) -> Path:
+    return settle(class_folders(tmp_path / "data", classes=3, per_class=5))
+
+
+def everything(files: Files) -> np.ndarray:
+    return files[torch.arange(len(files.index))].numpy()
+
+
+def by_pillow(path: Path, size: int, fit: Fit) -> np.ndarray:
+    with Image.open(path) as image:
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        box = (0, 0, *image.size) if fit == "stretch" else (left, top, left + side, top + side)
+        return np.array(image.resize((size, size), Image.Resampling.BICUBIC, box))
+
+
+@pytest.mark.parametrize("fit", ["stretch", "middle"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_images_are_what_pillow_makes_of_the_files(fit: Fit, workers: int, root: Path) -> None:
+    files = Files(scan(root, ()), 16, fit, workers)
+    expected = np.stack([by_pillow(files.index.path(row), 16, fit) for row in range(15)])
+    assert files.shape == (15, 16, 16, 3)
+    assert np.array_equal(everything(files), expected)
+    assert np.array_equal(files[torch.tensor([7, 0, 7])].numpy(), expected[[7, 0, 7]])
+    assert files[torch.empty(0, dtype=torch.int64)].shape == (0, 16, 16, 3)
+
+
+def test_an_image_may_be_changed_and_is_decoded_anew(root: Path) -> None:
+    files = Files(scan(root, ()), 8, "stretch")
+    first = files[torch.tensor([2])]
+    before = first.clone()
+    first.zero_()
+    assert torch.equal(files[torch.tensor([2])], before)
+
+
+def test_the_oddities_of_imagenet_are_decoded_rightly(tmp_path: Path) -> None:
+    plain = gradient(24, 32)
+    oddities = {
+        "a-png.JPEG": encoded(plain, "PNG"),
+        "cmyk.JPEG": encoded(Image.fromarray(plain).convert("CMYK"), "JPEG", quality=100),
+        "grey.JPEG": encoded(Image.fromarray(plain).convert("L"), "JPEG", quality=100),
+        "plain.JPEG": encoded(plain, "JPEG", quality=100),
+        "sideways.JPEG": encoded(np.rot90(plain), "JPEG", quality=100, exif=exif(6)),  # to be turned back by a quarter
+        "ycck.JPEG": ycck(plain),
+    }
+    (tmp_path / "data" / "class").mkdir(parents=True)
+    for name, content in oddities.items():
+        (tmp_path / "data" / "class" / name).write_bytes(content)
+    index = scan(tmp_path / "data", ())
+    assert [index.path(row).name for row in range(len(index))] == sorted(oddities)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images = dict(zip(sorted(oddities), everything(Files(index, 12, "stretch")).astype(int), strict=True))
+    expected = np.array(Image.fromarray(plain).resize((12, 12), Image.Resampling.BICUBIC)).astype(int)
+    for name in ("a-png.JPEG", "cmyk.JPEG", "plain.JPEG", "sideways.JPEG", "ycck.JPEG"):
+        assert np.abs(images[name] - expected).max() <= 6, name
+    grey = np.array(Image.fromarray(plain).convert("L").resize((12, 12), Image.Resampling.BICUBIC)).astype(int)
+    assert np.abs(images["grey.JPEG"] - grey[..., None]).max() <= 4
+
+
+@pytest.mark.parametrize("fit", ["stretch", "middle"])
+def test_a_large_jpeg_decoded_at_half_its_size_is_all_but_the_same(fit: Fit, tmp_path: Path) -> None:
+    small = np.random.default_rng(1).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+    large = Image.fromarray(small).resize((260, 180), Image.Resampling.BICUBIC)
+    (tmp_path / "data" / "class").mkdir(parents=True)
+    (tmp_path / "data" / "class" / "a.jpg").write_bytes(encoded(large, "JPEG", quality=95))
+    (tmp_path / "data" / "class" / "b.png").write_bytes(encoded(large, "PNG"))  # never decoded at less
+    drafted, whole = everything(Files(scan(tmp_path / "data", ()), 32, fit)).astype(int)
+    assert np.abs(drafted - whole).mean() < 1.5 and np.abs(drafted - whole).max() < 16
+
+
+# Files that are not whole
+
+
+def warned(files: Files, rows: list[int]) -> tuple[np.ndarray, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        images = files[torch.tensor(rows)].numpy()
+    assert all(issubclass(each.category, EngramWarning) for each in caught)
+    return images, [str(each.message) for each in caught]
+
+
+def test_of_a_jpeg_that_is_cut_short_what_there_is_is_used_and_told_once(root: Path) -> None:
+    path = scan(root, ()).path(4)
+    content = encoded(picture(0, 4), "JPEG", quality=100)
+    path.write_bytes(content[: len(content) * 7 // 10])
+    files = Files(scan(root, ()), 30, "stretch")
+    images, told = warned(files, [3, 4, 5])
+    assert len(told) == 1
+    assert told[0].startswith(f"{path}: It begins like a JPEG, but is damaged, cut short,")
+    assert told[0].endswith("What there is of it is used.")
+    whole = np.array(Image.open(io.BytesIO(content)).resize((30, 30), Image.Resampling.BICUBIC)).astype(int)
+    assert np.abs(images[1][:15] - whole[:15]).max() <= 2  # the upper half is there
+    assert (images[1][-1, -10:] == GREY).all()  # and the last corner is not
+    assert warned(files, [4, 4])[1] == []
+
+
+def test_a_grey_image_stands_in_for_what_cannot_be_decoded_and_is_told_once(root: Path) -> None:
+    index = scan(root, ())
+    index.path(1).write_bytes(b"x" * int(index.sizes[1]))
+    index.path(2).unlink()
+    files = Files(index, 8, "stretch", workers=2)
+    images, told = warned(files, list(range(15)))
+    assert (images[1] == GREY).all() and (images[2] == GREY).all() and not (images[3] == GREY).all()
+    assert told == [
+        f"{index.path(1)}: It is text and no picture; only JPEG, PNG, WebP, BMP and GIF are read. "
+        "A grey image stands in for it.",
+        f"{index.path(2)}: There is no such file. A grey image stands in for it.",
+    ]
+    assert warned(files, [0, 1, 2])[1] == []
+    assert sorted(files.problems) == [1, 2]
+
+
+def test_no_more_than_some_files_are_named(tmp_path: Path) -> None:
+    index = scan(class_folders(tmp_path / "data", classes=1, per_class=30), ())
+    for row in range(25):
+        index.path(row).write_bytes(b"x" * int(index.sizes[row]))
+    files = Files(index, 8, "stretch")
+    told = [sentence for some in torch.arange(25).split(5) for sentence in warned(files, some.tolist())[1]]
+    assert len(told) == NAMED + 1 and len(files.problems) == 25
+    assert told[-1] == f"More files in {tmp_path / 'data'} are like these."
+
+
+def test_too_many_at_once_are_no_accident_and_end_the_run(root: Path) -> None:
+    index = scan(root, ())
+    for row in range(FEW + 1):
+        index.path(row).unlink()
+    files = Files(index, 8, "stretch")
+    assert len(warned(files, list(range(FEW)))[1]) == FEW
+    with pytest.raises(
+        DataError, match=rf"^Of 15 files, {FEW + 1} cannot be read\. .*_0\.JPEG: There is no such file\. See"
+    ):
+        files[torch.arange(15)]
+
+
+def test_a_file_that_has_changed_in_place_is_told_and_the_next_run_sees_it(root: Path) -> None:
+    index = open_index(root, ())
+    path = index.path(0)
+    path.write_bytes(encoded(gradient(), "PNG"))  # its folder's time of change stays as it is
+    assert int(open_index(root, ()).sizes[0]) == int(index.sizes[0])
+    _, told = warned(Files(index, 8, "stretch"), [0])
+    assert len(told) == 1 and "bytes when it was found, and has" in told[0]
+    assert int(open_index(root, ()).sizes[0]) == path.stat().st_size
+
+
+# What tells files apart
+
+
+def test_the_fingerprint_decodes_nothing_and_goes_by_names_sizes_and_decoding(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(decoding, "decode", refuse)
+
+    def fingerprint(size: int = 8, fit: Fit = "stretch") -> str:
+        files = Files(scan(root, ()), size, fit)
+        return Samples(files, torch.arange(15), torch.arange(15) // 5).fingerprint()
+
+    first = fingerprint()
+    assert fingerprint() == first
+    others = {first, fingerprint(size=9), fingerprint(fit="middle")}
+    path = root / "n00000001" / "n00000001_0.JPEG"
+    path.write_bytes(path.read_bytes() + b"\0")
+    others.add(fingerprint())
+    path.rename(path.with_name("n00000001_00.JPEG"))
+    others.add(fingerprint())
+    assert len(others) == 5

@@ -1,0 +1,257 @@
+"""Folders of pictures as data sets: what is learned from and tested on, and what is said when they are not right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from folders_made import class_folders, imagenet, settle, write
+
+from engram.data import DATASETS, Dataset, Reading, Samples, load, split
+from engram.data.files import Files
+from engram.data.imagenet import field_subset
+from engram.data.packed import Packed
+from engram.errors import DataError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def alone(cache: Path) -> Path:
+    return cache
+
+
+def names_of(samples: Samples) -> list[str]:
+    assert isinstance(samples.inputs, Files)
+    root = samples.inputs.index.root
+    return [str(samples.inputs.index.path(row).relative_to(root)) for row in samples.rows.tolist()]
+
+
+def classes_of(dataset: Dataset, samples: Samples) -> list[str]:
+    return [dataset.class_names[label] for label in samples.labels.tolist()]
+
+
+SPLIT = ["folder", "imagenet1000", "imagenet100"]
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_train_is_learned_from_and_val_tested_on_the_classes_sorted(name: str, tmp_path: Path) -> None:
+    root = imagenet(tmp_path / "photos", classes=3, train=3, test=2)
+    (root / "imagenet100.txt").write_text("n00000002\n\nn00000000\nn00000001\n")
+    dataset = load(name, root)
+    assert dataset.name == ("photos" if name == "folder" else name)
+    assert dataset.class_names == ("n00000000", "n00000001", "n00000002")
+    for samples, part, count in ((dataset.train, "train", 3), (dataset.test, "val", 2)):
+        assert len(samples) == 3 * count
+        for path, known in zip(names_of(samples), classes_of(dataset, samples), strict=True):
+            assert path.startswith(f"{part}/{known}/")
+
+
+def test_each_has_a_size_and_a_way_to_make_squares_of_its_own_unless_asked_otherwise(tmp_path: Path) -> None:
+    root = imagenet(tmp_path / "data")
+
+    def how(name: str, reading: Reading | None = None) -> tuple[tuple[int, ...], str]:
+        inputs = load(name, root, reading=reading).train.inputs
+        assert isinstance(inputs, Files)
+        return inputs.shape[1:], inputs.fit
+
+    assert how("folder") == ((64, 64, 3), "middle")
+    assert how("imagenet1000") == ((256, 256, 3), "stretch")  # iCaRL's; an image is 196,608 bytes in the paper
+    assert load("imagenet1000", root).train.sample_bytes == 196_608
+    assert how("imagenet1000", Reading(size=12, fit="middle")) == ((12, 12, 3), "middle")
+
+
+@pytest.mark.parametrize("part", ["val", "validation", "test"])
+def test_the_part_that_is_tested_on_may_be_called_otherwise(part: str, tmp_path: Path) -> None:
+    root = imagenet(tmp_path / "data", classes=2)
+    (root / "val").rename(root / part)
+    if part == "val":
+        (root / "test").mkdir()  # as ImageNet's, whose pictures have no labels
+        write(root / "test" / "1.JPEG", 0, 0)
+    assert {path.split("/")[0] for path in names_of(load("folder", root).test)} == {part}
+
+
+def test_of_a_folder_of_classes_a_fifth_of_each_is_for_testing_the_same_each_time(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "mine", classes=3, per_class=10)
+    write(root / "n00000001" / "deeper" / "x.PNG", 1, 99, "PNG")
+    dataset = load("folder", root)
+    assert dataset.train.labels.bincount().tolist() == [8, 9, 8]
+    assert dataset.test.labels.bincount().tolist() == [2, 2, 2]
+    assert dataset.train.inputs is dataset.test.inputs
+    assert sorted(names_of(dataset.train) + names_of(dataset.test)) == sorted(
+        str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()
+    )
+    assert names_of(load("folder", root).test) == names_of(dataset.test)
+
+
+def test_classes_that_are_called_train_and_plane_are_classes(tmp_path: Path) -> None:
+    for label, name in enumerate(("plane", "train")):
+        for number in range(3):
+            write(tmp_path / "data" / name / f"{number}.jpg", label, number)
+    assert load("folder", tmp_path / "data").class_names == ("plane", "train")
+
+
+def test_a_class_list_chooses_and_the_order_of_its_lines_does_not_matter(tmp_path: Path) -> None:
+    root = imagenet(tmp_path / "data", classes=4, train=2, test=1)
+    listed = tmp_path / "some.txt"
+    listed.write_text("n00000003\nn00000001\n")
+    for name in SPLIT:
+        dataset = load(name, root, reading=Reading(class_list=listed))
+        assert dataset.class_names == ("n00000001", "n00000003")
+        assert (len(dataset.train), len(dataset.test)) == (4, 2)
+    assert load("folder", root / "train", reading=Reading(class_list=listed)).class_names == ("n00000001", "n00000003")
+
+
+def test_the_fields_hundred_classes_are_the_first_of_icarls_permutation() -> None:
+    names = [f"n{number:08d}" for number in range(1000)]
+    chosen = field_subset(names)
+    order = np.arange(1000)
+    np.random.seed(1993)  # as published code does it
+    np.random.shuffle(order)
+    assert chosen == sorted(names[number] for number in order[:100])
+    assert order[:5].tolist() == [54, 7, 894, 512, 126]  # as lists of the field's ImageNet order begin
+    assert field_subset(names[:100]) == names[:100]
+
+
+def test_samples_are_only_row_numbers_and_a_stream_of_them_decodes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = load("imagenet1000", imagenet(tmp_path / "data"))
+    monkeypatch.setattr("engram.data.files.decode", None)
+    stream = split(dataset, classes_per_task=2, seed=0, validation=0.2)
+    assert [len(task.train) for task in stream] == [16, 16] and [len(task.test) for task in stream] == [4, 4]
+    assert all(task.train.inputs is dataset.train.inputs for task in stream)
+    assert len(set(stream.fingerprints())) == 2
+
+
+def test_packed_images_take_the_place_of_files_and_leave_the_fingerprint(tmp_path: Path) -> None:
+    root = settle(imagenet(tmp_path / "data"))
+    plain = load("imagenet1000", root, reading=Reading(size=8))
+    packed = load("imagenet1000", root, reading=Reading(size=8, cache=10**6))
+    assert isinstance(packed.train.inputs, Packed) and packed.train.inputs is packed.test.inputs
+    for one, other in ((plain.train, packed.train), (plain.test, packed.test)):
+        assert one.fingerprint() == other.fingerprint()
+        everything = torch.arange(len(one))
+        assert torch.equal(one.batch(everything), other.batch(everything))
+
+
+def test_files_that_are_left_out_are_listed_as_learn_lists_them(tmp_path: Path) -> None:
+    root = imagenet(tmp_path / "data", classes=2, train=3)
+    (root / "train" / "n00000000" / "empty.JPEG").touch()
+    (root / "train" / "n00000000" / "notes.txt").touch()
+    write(root / "train" / "stray.JPEG", 0, 0)
+    dataset = load("imagenet1000", root)
+    assert [str(left).removeprefix(f"{root}/train/").split(".")[:2] for left in dataset.left_out] == [
+        ["n00000000/notes", "txt: Its name does not end like that of a picture: "],
+        ["stray", "JPEG: It lies beside the class folders, so it has no class"],
+        ["n00000000/empty", "JPEG: It is empty"],
+    ]
+    assert len(dataset.train) == 6
+    assert load("folder", root / "val").left_out == ()
+
+
+# What is said
+
+
+def test_a_folder_must_be_named_and_be_there(tmp_path: Path) -> None:
+    for name in ("folder", "imagenet100", "imagenet1000", "tiny-imagenet-200"):
+        with pytest.raises(
+            UsageError, match=f"^The data set '{name}' is a folder of your own. Name it with --data DIR.$"
+        ):
+            load(name)
+        with pytest.raises(DataError, match=r"gone cannot be found\. Name the data set's folder with --data DIR\."):
+            load(name, tmp_path / "gone")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"file is not a folder\."):
+        load("folder", tmp_path / "file")
+
+
+def test_a_wrong_layout_is_told_with_what_was_found_and_what_is_expected(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data", classes=7, per_class=2)
+    found = "n00000000, n00000001, n00000002, n00000003, n00000004, …"
+    with pytest.raises(DataError, match=f"data holds {found}. Expected train/CLASS/[*].JPEG and val/CLASS/[*].JPEG"):
+        load("imagenet1000", root)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        DataError, match=r"empty holds nothing\. Expected CLASS/\*\.jpg, or train/CLASS/\*\.jpg and val/"
+    ):
+        load("folder", tmp_path / "empty")
+
+
+def test_validation_pictures_that_are_not_sorted_into_classes_are_told(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
+    write(root / "val" / "ILSVRC2012_val_00000001.JPEG", 0, 0)
+    with pytest.raises(
+        DataError, match=r"val has no pictures of 2 of the 2 classes, such as n00000000\. Expected val/CLASS"
+    ):
+        load("imagenet1000", root)
+
+
+def test_train_without_anything_to_test_on_is_told(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
+    with pytest.raises(
+        DataError, match=r"data has train, but none of val, validation, test\. .* or name .*data/train, of"
+    ):
+        load("folder", root)
+    assert len(load("folder", root / "train").test) == 2
+
+
+def test_a_class_with_one_picture_is_told(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data", classes=2, per_class=3)
+    write(root / "single" / "1.jpg", 0, 0)
+    with pytest.raises(DataError, match=r"the class 'single' has 1 pictures that are not empty\. Two are needed"):
+        load("folder", root)
+
+
+def test_classes_that_differ_in_capitals_alone_are_refused_as_by_learn(tmp_path: Path) -> None:
+    for name in ("Cat", "cat"):
+        for number in range(2):
+            write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
+    with pytest.raises(DataError, match=r"The classes 'Cat' .* and 'cat' .* differ in capitals"):
+        load("folder", tmp_path / "data")
+
+
+def test_neither_a_hundred_nor_a_thousand_classes_need_a_list(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"drawn from 1,000, and there are 4\. Name those to take, .* imagenet100\.txt"
+    ):
+        load("imagenet100", imagenet(tmp_path / "data"))
+
+
+def test_a_list_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    root = imagenet(tmp_path / "data")
+    listed = tmp_path / "list.txt"
+
+    def attempt() -> Dataset:
+        return load("imagenet100", root, reading=Reading(class_list=listed))
+
+    with pytest.raises(UsageError, match=r"list\.txt cannot be read\. One name a line is expected\."):
+        attempt()
+    listed.write_text("\n")
+    with pytest.raises(UsageError, match=r"list\.txt names none"):
+        attempt()
+    listed.write_text("n00000001\nn0000002\n")
+    with pytest.raises(
+        UsageError, match=r"There is no class 'n0000002'\. Did you mean 'n00000002'\? See: the lines of"
+    ):
+        attempt()
+
+
+def test_how_files_are_read_is_not_asked_of_data_that_are_no_files() -> None:
+    for name in ("digits", "cifar100", "arrays"):
+        with pytest.raises(
+            UsageError, match=rf"^{name} is not read from pictures: image size, .* are for folder, imagenet"
+        ):
+            load(name, reading=Reading(size=12))
+
+
+@pytest.mark.parametrize("wrong", [{"size": 0}, {"workers": 0}])
+def test_readings_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="found 0"):
+        Reading(**wrong)  # type: ignore[arg-type]
+
+
+def test_data_sets_of_files_are_listed() -> None:
+    assert [name for name, source in DATASETS.items() if source.of_files] == [
+        *("folder", "imagenet100", "imagenet1000", "tiny-imagenet-200")
+    ]

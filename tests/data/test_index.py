@@ -1,0 +1,210 @@
+"""An index finds what `learn` would find, is kept, and is made anew when something has changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from folders_made import class_folders, imagenet, settle
+
+from engram.data import index as indexing
+from engram.data.index import Index, open_index, place_of, scan
+from engram.data.pictures import scan as scan_pictures
+from engram.errors import DataError, EngramWarning
+from engram.progress import Phase
+from engram.storage import load_tensors, save_tensors
+
+
+@pytest.fixture
+def tree(tmp_path: Path, cache: Path) -> Path:
+    return settle(imagenet(tmp_path / "data", classes=3, train=3, test=1))
+
+
+def paths(index: Index) -> list[Path]:
+    return [index.path(row) for row in range(len(index))]
+
+
+def test_all_pictures_are_found_in_order_with_their_sizes(tree: Path) -> None:
+    index = scan(tree, ("train", "val"))
+    expected = sorted(path for path in tree.rglob("*.JPEG"))
+    assert paths(index) == expected and len(index) == 12
+    assert index.sizes.tolist() == [path.stat().st_size for path in expected]
+    assert index.relative(0) == b"train/n00000000/n00000000_0.JPEG"
+    assert [index.folders[number] for number in index.tops] == [b"train", b"val"]
+
+
+def test_only_the_parts_that_are_asked_for_are_scanned(tree: Path) -> None:
+    assert paths(scan(tree, ("val",))) == sorted((tree / "val").rglob("*.JPEG"))
+    assert len(scan(tree, ())) == 12
+    assert scan(tree, ()).tops == [0]
+
+
+def test_the_number_of_threads_makes_no_difference(tree: Path) -> None:
+    one, many = scan(tree, (), threads=1), scan(tree, (), threads=16)
+    assert (one.folders, one.names) == (many.folders, many.names)
+    for field in ("changed", "folder_of", "ends", "sizes"):
+        assert torch.equal(getattr(one, field), getattr(many, field))
+
+
+def test_the_same_is_found_and_left_out_as_by_learn(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data", classes=2, per_class=2)
+    first = root / "n00000000"
+    for name in ("Thumbs.db", ".hidden.jpg", "notes.txt", "CAPITALS.JPG"):
+        (first / name).write_bytes(b"something")
+    (first / "deeper" / "still").mkdir(parents=True)
+    (first / "deeper" / "still" / "x.png").write_bytes(b"something")
+    (first / os.fsdecode(b"not-utf-8-\xff.jpg")).write_bytes(b"something")
+    (first / "gone.jpg").symlink_to("nowhere")
+    (first / "link.jpg").symlink_to("CAPITALS.JPG")
+    (first / "around").symlink_to(root)
+    (first / "itself").symlink_to("itself")
+    os.mkfifo(first / "pipe.jpg")
+    index, found = scan(root, ()), scan_pictures(root)
+    assert sorted(paths(index)) == sorted(found.paths)
+    assert {(left.path, left.reason) for left in index.left_out} == {
+        (left.path, left.reason) for left in found.left_out
+    }
+
+
+def test_progress_is_told(tree: Path) -> None:
+    class Watcher:
+        def __init__(self) -> None:
+            self.steps = 0
+
+        @contextmanager
+        def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+            assert name == "scan"
+            yield self
+
+        def advance(self, steps: int = 1, note: str = "") -> None:
+            self.steps += steps
+
+        def tell(self, **values: float) -> None:
+            pass
+
+    watcher = Watcher()
+    scan(tree, (), watcher)
+    assert watcher.steps == 12
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"The folder .*elsewhere cannot be read: No such file or directory\."):
+        scan(tmp_path / "elsewhere", ())
+
+
+def test_thousands_of_files_that_are_no_pictures_are_counted_and_not_all_named(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "NAMED", 3)
+    for number in range(5):
+        (tree / "val" / f"{number}.txt").touch()
+        (tree / "train" / f"{number}.txt").touch()
+    left_out = scan(tree, ()).left_out
+    assert [left.path.name for left in left_out[:3]] == ["0.txt", "1.txt", "2.txt"]
+    assert str(left_out[3]).endswith("data: 7 more of its files are left out, for such reasons.")
+    assert len(left_out) == 4
+
+
+# Keeping
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("scanned again")
+
+    monkeypatch.setattr(indexing, "scan", refuse)
+
+
+def test_an_index_is_kept_in_the_cache_and_found_again_whole(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "train" / "notes.txt").touch()
+    settle(tree)
+    made = open_index(tree, ("train", "val"))
+    assert made.place.parent == place_of(tree) and made.place.is_file()
+    forbid(monkeypatch)
+    kept = open_index(tree, ("train", "val"))
+    assert (kept.root, kept.folders, kept.names, kept.left_out) == (made.root, made.folders, made.names, made.left_out)
+    for field in ("changed", "folder_of", "ends", "sizes"):
+        assert torch.equal(getattr(kept, field), getattr(made, field))
+    assert kept.left_out and list(kept.identity(torch.arange(12))) == list(made.identity(torch.arange(12)))
+    assert not [path for path in tree.rglob("*") if path.name.startswith((".aside", ".lock", "index"))]
+
+
+def test_other_parts_have_an_index_of_their_own(tree: Path) -> None:
+    assert len(open_index(tree, ("train",))) == 9
+    assert len(open_index(tree, ("val",))) == 3
+    assert len(open_index(tree, ())) == 12
+
+
+def added(tree: Path) -> None:
+    (tree / "train" / "n00000001" / "more.JPEG").write_bytes(b"more")
+
+
+def removed(tree: Path) -> None:
+    (tree / "train" / "n00000001" / "n00000001_0.JPEG").unlink()
+
+
+def renamed(tree: Path) -> None:
+    (tree / "val" / "n00000002" / "n00000002_3.JPEG").rename(tree / "val" / "n00000002" / "other.JPEG")
+
+
+def class_added(tree: Path) -> None:
+    (tree / "train" / "n00000009").mkdir()
+
+
+def class_removed(tree: Path) -> None:
+    (tree / "val" / "n00000002" / "n00000002_3.JPEG").unlink()
+    (tree / "val" / "n00000002").rmdir()
+
+
+@pytest.mark.parametrize("change", [added, removed, renamed, class_added, class_removed])
+def test_an_index_is_made_anew_when_a_folder_has_changed(change: Callable[[Path], None], tree: Path) -> None:
+    before = open_index(tree, ("train", "val"))
+    change(tree)
+    after = open_index(tree, ("train", "val"))
+    assert paths(after) == sorted(tree.rglob("*.JPEG"))
+    assert (after.folders, after.names) != (before.folders, before.names)
+
+
+def test_a_folder_that_changed_a_moment_before_it_was_scanned_is_not_trusted(tree: Path) -> None:
+    (tree / "val" / "new").mkdir()  # this second: a change in the next millisecond might leave the time as it is
+    index = open_index(tree, ("train", "val"))
+    changed = dict(zip(index.folders, index.changed.tolist(), strict=True))
+    assert changed[b"val"] == changed[b"val/new"] == 0 < changed[b"train"]
+
+
+@pytest.mark.parametrize("damage", ["cut short", "another schema", "a part missing", "nonsense inside"])
+def test_a_damaged_index_is_made_anew(damage: str, tree: Path) -> None:
+    place = open_index(tree, ()).place
+    content, tensors = place.read_bytes(), load_tensors(place)
+    if damage == "cut short":
+        place.write_bytes(content[: len(content) // 2])
+    elif damage == "another schema":
+        save_tensors(place, {**tensors, "schema": torch.tensor([99])})
+    elif damage == "a part missing":
+        save_tensors(place, {name: tensor for name, tensor in tensors.items() if name != "changed"})
+    else:
+        save_tensors(place, {**tensors, "left_out": torch.tensor([1, 2], dtype=torch.uint8)})
+    assert len(open_index(tree, ())) == 12
+    assert place.read_bytes() == content
+
+
+def test_without_a_place_to_keep_it_the_index_is_made_each_time_with_a_warning(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ENGRAM_DATA", str(tmp_path / "file"))
+    for _ in range(2):
+        with pytest.warns(
+            EngramWarning, match=r"What was found in .*data cannot be kept\. The folder .* cannot be made"
+        ):
+            assert len(open_index(tree, ())) == 12
+
+
+def test_what_tells_pictures_apart_is_the_same_wherever_the_folder_lies(tree: Path, tmp_path: Path) -> None:
+    one = scan(tree, ())
+    moved = tree.rename(tmp_path / "moved")
+    assert list(scan(moved, ()).identity(torch.arange(12))) == list(one.identity(torch.arange(12)))

@@ -1,0 +1,87 @@
+"""Inputs that are made when asked for behave, in `Samples`, as a tensor does."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from lazy_made import IMAGES, LABELS, Counted, lazy
+from torch import Tensor
+
+from engram.data import Samples, concatenate
+from engram.data.lazy import Joined, filled
+
+
+def content(samples: Samples) -> Tensor:
+    return samples.batch(torch.arange(len(samples)))
+
+
+def test_views_of_lazy_samples_give_the_rows_that_a_tensors_would_and_make_no_others() -> None:
+    samples, resident = lazy(), Samples.of(IMAGES, LABELS)
+    chosen = samples.of_classes((1, 3)).select(torch.tensor([7, 0, 0]))
+    assert samples.shape == (4, 5, 3) and samples.sample_bytes == 60 == resident.sample_bytes
+    assert torch.equal(content(chosen), content(resident.of_classes((1, 3)).select(torch.tensor([7, 0, 0]))))
+    assert sorted(samples.inputs.made) == [1, 1, 15]  # type: ignore[union-attr]
+
+
+def test_parts_of_one_lazy_source_stay_views_of_it_when_they_are_put_together() -> None:
+    samples = lazy()
+    together = concatenate(samples.of_classes((2,)), samples.of_classes((0,)))
+    assert together.inputs is samples.inputs
+    assert torch.equal(content(together), torch.cat([IMAGES[LABELS == 2], IMAGES[LABELS == 0]]))
+
+
+def test_kept_images_and_lazy_ones_are_put_together_without_making_any() -> None:
+    kept, files = Samples.of(IMAGES[:3] + 1, torch.tensor([9, 9, 8])), lazy()
+    together = concatenate(kept, files.select(torch.tensor([19, 4])), kept.select(torch.tensor([2])))
+    assert files.inputs.made == []  # type: ignore[union-attr]
+    expected = torch.cat([IMAGES[:3] + 1, IMAGES[[19, 4]], IMAGES[2:3] + 1])
+    assert together.labels.tolist() == [9, 9, 8, 3, 0, 8]
+    assert together.shape == (4, 5, 3) and len(together) == 6
+    assert torch.equal(content(together), expected)
+    assert torch.equal(together.batch(torch.tensor([5, 3, 0, 3])), expected[[5, 3, 0, 3]])
+    assert torch.equal(content(concatenate(together, kept)), torch.cat([expected, IMAGES[:3] + 1]))
+
+
+def test_a_batch_without_positions_is_empty() -> None:
+    joined = Joined([(IMAGES, torch.arange(2)), (Counted(), torch.arange(3))])
+    assert joined[torch.empty(0, dtype=torch.int64)].shape == (0, 4, 5, 3)
+
+
+def test_fingerprints_of_lazy_samples_make_none_and_tell_rows_and_labels_apart() -> None:
+    samples = lazy()
+    prints = {
+        samples.fingerprint(),
+        samples.select(torch.arange(19)).fingerprint(),
+        samples.select(torch.arange(20).flip(0)).fingerprint(),
+        Samples(samples.inputs, samples.rows, LABELS.flip(0)).fingerprint(),
+        concatenate(samples, Samples.of(IMAGES, LABELS)).fingerprint(),
+        concatenate(samples, Samples.of(IMAGES + 1, LABELS)).fingerprint(),
+    }
+    assert len(prints) == 6
+    assert lazy().fingerprint() == samples.fingerprint()
+    assert samples.inputs.made == []  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, None])
+def test_images_are_filled_in_by_any_number_of_workers(workers: int | None) -> None:
+    def make(number: int, pixels: np.ndarray) -> None:
+        pixels[:] = IMAGES[number].numpy()
+
+    assert torch.equal(filled(20, (4, 5, 3), make, workers), IMAGES)
+    assert filled(0, (4, 5, 3), make, workers).shape == (0, 4, 5, 3)
+
+
+def test_an_error_of_a_worker_shows_and_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+
+    def make(number: int, pixels: np.ndarray) -> None:
+        if number == 7:
+            raise ValueError("seven")
+
+    for workers in (1, 3):
+        with pytest.raises(ValueError, match="seven"):
+            filled(20, (4, 5, 3), make, workers)
+    assert threading.active_count() == before

@@ -1,0 +1,188 @@
+"""Packed images are those that the files would give, are made once, and survive a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from folders_made import class_folders
+from torch import Tensor
+
+from engram.data import Samples, packed
+from engram.data.files import Files
+from engram.data.index import place_of, scan
+from engram.data.packed import Packed, pack
+from engram.errors import DataError, EngramWarning
+
+LENGTH = 8 * 8 * 3
+ROWS = torch.tensor([0, 2, 3, 5, 7, 8, 10, 11])
+PLENTY = 2**20
+
+
+class Counting(Files):
+    """Files, and how many of them were decoded."""
+
+    decoded = 0
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        self.decoded += len(rows)
+        return super().__getitem__(rows)
+
+
+@pytest.fixture
+def root(tmp_path: Path, cache: Path) -> Path:
+    return class_folders(tmp_path / "data", classes=3, per_class=4)
+
+
+def files_of(root: Path, size: int = 8) -> Counting:
+    return Counting(scan(root, ()), size, "stretch")
+
+
+def places(root: Path) -> list[str]:
+    return sorted(path.name for path in place_of(root).glob("packed-*"))
+
+
+def test_packed_images_are_those_of_the_files_and_so_is_what_tells_them_apart(root: Path) -> None:
+    files = files_of(root)
+    images = pack(files, ROWS, PLENTY)
+    assert isinstance(images, Packed) and images.shape == files.shape
+    for chosen in (ROWS, ROWS.flip(0), torch.tensor([7, 7, 0]), torch.empty(0, dtype=torch.int64)):
+        assert torch.equal(images[chosen], files[chosen])
+    labels = torch.zeros(len(ROWS), dtype=torch.int64)
+    assert Samples(images, ROWS, labels).fingerprint() == Samples(files, ROWS, labels).fingerprint()
+    assert images.path.stat().st_size == len(ROWS) * LENGTH
+    images[ROWS].zero_()
+    assert torch.equal(images[ROWS], files[ROWS])
+
+
+def test_nothing_is_decoded_twice(root: Path) -> None:
+    assert isinstance(pack(files_of(root), ROWS, PLENTY), Packed)
+    files = files_of(root)
+    images = pack(files, ROWS, PLENTY)
+    assert len(images[ROWS]) == 8 and files.decoded == 0
+
+
+def test_other_rows_another_size_and_changed_files_are_packed_anew(root: Path) -> None:
+    pack(files_of(root), ROWS, PLENTY)
+    pack(files_of(root), ROWS[:4], PLENTY)
+    pack(files_of(root, size=4), ROWS, PLENTY)
+    path = root / "n00000000" / "n00000000_0.JPEG"
+    path.write_bytes(path.read_bytes() + b"\0")
+    files = files_of(root)
+    pack(files, ROWS, PLENTY)
+    assert files.decoded == 8
+    assert len(places(root)) == 2 * 4  # each with its record
+
+
+def test_more_than_is_allowed_is_not_packed_and_told(root: Path) -> None:
+    files = files_of(root)
+    with pytest.warns(
+        EngramWarning, match=r"^8 images take 0\.00 GB, and are not packed: --cache allows 0\.00 GB\. They"
+    ):
+        assert pack(files, ROWS, 8 * LENGTH - 1) is files
+    assert isinstance(pack(files, ROWS, 8 * LENGTH), Packed)
+
+
+def test_a_disk_that_is_full_is_told_before_anything_is_decoded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        free = 100
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Full)
+    files = files_of(root)
+    with pytest.warns(EngramWarning, match=r"not packed: .*has 0\.00 GB free\."):
+        assert pack(files, ROWS, PLENTY) is files
+    assert files.decoded == 0
+
+
+def test_what_was_used_least_lately_gives_way(root: Path) -> None:
+    old, kept = (pack(files_of(root, size=size), ROWS, PLENTY) for size in (4, 5))
+    assert isinstance(old, Packed) and isinstance(kept, Packed)
+    os.utime(old.path, (1, 1))
+    os.utime(kept.path, (2, 2))
+    before = kept[ROWS]
+    new = pack(files_of(root), ROWS, 8 * LENGTH + 8 * 5 * 5 * 3)
+    assert isinstance(new, Packed)
+    assert not old.path.exists() and kept.path.exists() and new.path.exists()
+    assert torch.equal(kept[ROWS], before)
+    assert len(old[ROWS]) == 8  # whoever has it open keeps it
+
+
+def test_files_that_are_not_whole_are_told_each_time(root: Path) -> None:
+    index = scan(root, ())
+    index.path(3).write_bytes(b"x" * int(index.sizes[3]))
+    sentence = r"^1 of the packed images are of files .* One of them: .*_3\.JPEG: It is text and no picture"
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pack(files_of(root), ROWS, PLENTY)
+        assert any(re.search(sentence, str(each.message)) for each in caught)
+
+
+def test_a_file_that_was_cut_short_is_told_with_what_to_do(root: Path) -> None:
+    images = pack(files_of(root), ROWS, PLENTY)
+    assert isinstance(images, Packed)
+    os.truncate(images.path, 7 * LENGTH)
+    assert len(images[ROWS[:7]]) == 7
+    with pytest.raises(DataError, match=r"packed-\w+ is cut short\. Remove it: it is made anew the next time\."):
+        images[ROWS]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from engram.data import packed
+from engram.data.files import Files
+from engram.data.index import scan
+
+packed.CHUNK, packed.SURE = 2, 2 * 192
+
+class Mortal(Files):
+    left = 3
+    def __getitem__(self, rows):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(rows)
+
+packed.pack(Mortal(scan(Path(sys.argv[1]), ()), 8, "stretch"), torch.tensor([0, 2, 3, 5, 7, 8, 10, 11]), 2**20)
+"""
+
+
+def test_after_a_kill_it_goes_on_where_it_was(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(root)], env=environment, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (part,) = place_of(root).glob("packed-*.part")
+    record = json.loads(part.with_name(part.name.replace(".part", ".json")).read_text())
+    assert 2 <= record["images"] <= 4
+    part.write_bytes(part.read_bytes() + b"half of an image")  # what a write that was not finished may leave
+    files = files_of(root)
+    images = pack(files, ROWS, PLENTY)
+    assert isinstance(images, Packed) and files.decoded == 8 - record["images"]
+    assert torch.equal(images[ROWS], files[ROWS])
+    assert places(root) == [images.path.name, f"{images.path.name}.json"]
+
+
+def test_an_error_on_the_way_leaves_nothing_that_looks_whole(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "CHUNK", 2)
+
+    class Failing(Counting):
+        def __getitem__(self, rows: Tensor) -> Tensor:
+            if self.decoded >= 4:
+                raise DataError("enough")
+            return super().__getitem__(rows)
+
+    with pytest.raises(DataError, match="enough"):
+        pack(Failing(scan(root, ()), 8, "stretch"), ROWS, PLENTY)
+    assert all(name.endswith(".part") for name in places(root))
+    files = files_of(root)
+    assert torch.equal(pack(files, ROWS, PLENTY)[ROWS], files[ROWS])

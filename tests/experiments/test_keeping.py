@@ -1,0 +1,60 @@
+"""What will be kept is counted before anything is learned, and refused where it cannot be held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import blobs, patterns
+
+from engram.data import split
+from engram.errors import UsageError
+from engram.experiments import keeping, run
+from engram.experiments.keeping import images_before, kept_bytes
+from engram.methods import make
+
+QUICK = {"epochs": 1, "batch_size": 16, "rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("features", {"features_per_class": 5, "adapter_steps": 5}),
+        ("hybrid", {"features_per_class": 5, "adapter_steps": 5, "images_per_class": 3}),
+        ("icarl", {"images_total": 11}),
+        ("gamma-icarl", {"images_per_class": 50}),  # more than there are
+        ("finetune", {}),
+        ("joint", {}),
+    ],
+)
+def test_the_bytes_that_are_counted_before_are_those_that_are_kept_in_the_end(
+    method: str, settings: dict[str, int]
+) -> None:
+    for dataset in (patterns(), blobs()):
+        stream = split(dataset, classes_per_task=2, seed=0)
+        learner = make(method, **QUICK, **settings)
+        expected = kept_bytes(learner, stream)
+        for task in stream:
+            assert images_before(learner, stream, task.index) == len(learner.memory.images)
+            learner.learn(task)
+        assert learner.memory.nbytes == expected
+
+
+def test_what_this_machine_cannot_hold_is_refused_before_a_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = split(patterns(), classes_per_task=2, seed=0)  # 48 images of 192 bytes
+    monkeypatch.setattr(keeping, "machine_memory", lambda: 3 * 48 * 192 - 1)
+    with pytest.raises(
+        UsageError,
+        match=r"^The method 'joint' would keep 48 images of 192 bytes, 0\.0 GB, and 3 times that .* with --image-size",
+    ):
+        run(make("joint", **QUICK), stream, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert run(make("joint", **QUICK), stream.first(1)).memory_bytes == 24 * 192
+    monkeypatch.setattr(keeping, "machine_memory", lambda: 3 * 48 * 192)
+    assert run(make("joint", **QUICK), stream).memory_bytes == 48 * 192
+
+
+def test_the_memory_of_this_machine_is_known() -> None:
+    assert 2**28 < keeping.machine_memory() < 2**50

@@ -1,0 +1,70 @@
+"""Folders of pictures made on the spot, laid out as data sets are."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from pictures_made import encoded
+
+WIDTH, HEIGHT = 40, 30
+
+
+def picture(label: int, number: int) -> np.ndarray:
+    """A noisy picture (30, 40, 3) of a pattern of its class."""
+    pattern = np.random.default_rng(label).integers(0, 256, (3, 4, 3))
+    noise = np.random.default_rng((label, number)).integers(-30, 31, (HEIGHT, WIDTH, 3))
+    return np.clip(np.kron(pattern, np.ones((10, 10, 1))) + noise, 0, 255).astype(np.uint8)
+
+
+def write(path: Path, label: int, number: int, format: str = "JPEG") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encoded(picture(label, number), format))
+    return path
+
+
+def class_folders(root: Path, classes: int = 4, per_class: int = 10, first: int = 0) -> Path:
+    """`root/n00000000/n00000000_0.JPEG` and so on."""
+    for label in range(classes):
+        name = f"n{label:08d}"
+        for number in range(first, first + per_class):
+            write(root / name / f"{name}_{number}.JPEG", label, number)
+    return root
+
+
+def imagenet(root: Path, classes: int = 4, train: int = 10, test: int = 4) -> Path:
+    """As ImageNet is laid out."""
+    class_folders(root / "train", classes, train)
+    class_folders(root / "val", classes, test, first=train)
+    return root
+
+
+def tiny_imagenet(root: Path, classes: int = 3, train: int = 4, test: int = 2) -> Path:
+    """As Tiny ImageNet is published: lists, boxes beside the pictures, and all validation pictures in one folder."""
+    names = [f"n{label:08d}" for label in range(classes)]
+    annotations = []
+    for label, name in enumerate(names):
+        for number in range(train):
+            write(root / "train" / name / "images" / f"{name}_{number}.JPEG", label, number)
+        (root / "train" / name / f"{name}_boxes.txt").write_text("a box")
+        for number in range(test):
+            file = f"val_{number * classes + label}.JPEG"  # classes take turns
+            write(root / "val" / "images" / file, label, train + number)
+            annotations.append(f"{file}\t{name}\t0\t0\t9\t9")
+    (root / "val" / "val_annotations.txt").write_text("\n".join(annotations) + "\n")
+    (root / "wnids.txt").write_text("\n".join(reversed(names)) + "\n")
+    words = ["goldfish, Carassius auratus", "newt", "newt, eft"][:classes]
+    lines = [f"{name}\t{word}" for name, word in zip(names, words, strict=True)]
+    (root / "words.txt").write_text("\n".join(["n99999999\tsomething else", *lines]) + "\n")
+    (root / "test" / "images").mkdir(parents=True)
+    return root
+
+
+def settle(root: Path, age: float = 10.0) -> Path:
+    """As if nothing had changed in the folder for some time."""
+    then = time.time() - age
+    for folder, _, _ in os.walk(root):
+        os.utime(folder, (then, then))
+    return root

@@ -1,0 +1,53 @@
+"""Samples of which no image is in memory until it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.data import Samples
+from engram.data.lazy import Lazy
+
+IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (20, 4, 5, 3), dtype=np.uint8))
+LABELS = torch.arange(20) % 4
+
+
+class Counted(Lazy):
+    """The images above, and which of them were ever made."""
+
+    def __init__(self) -> None:
+        self.shape = tuple(IMAGES.shape)
+        self.made: list[int] = []
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        self.made += rows.tolist()
+        return IMAGES[rows]
+
+    def identity(self, rows: Tensor) -> Iterator[bytes]:
+        yield rows.numpy().tobytes()
+
+
+def lazy() -> Samples:
+    return Samples(Counted(), torch.arange(20), LABELS)
+
+
+class FromMemory(Lazy):
+    """The images of a tensor, as if each had to be made."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images, self.shape = images, tuple(images.shape)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.images[rows]
+
+    def identity(self, rows: Tensor) -> Iterator[bytes]:
+        yield rows.numpy().tobytes()
+
+
+def as_lazy(samples: Samples) -> Samples:
+    """The same samples, as if each had to be made."""
+    assert isinstance(samples.inputs, Tensor)
+    return Samples(FromMemory(samples.inputs), samples.rows, samples.labels)
