@@ -62,6 +62,18 @@ def results(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("resources", "taken"),
+    [
+        ({"CPU": 2.0, "memory": 9e9}, (1, 0)),
+        ({"CPU": 64.0, "GPU": 8.0}, (8, 1)),
+        ({"CPU": 4.0, "GPU": 8.0}, (1, 1)),
+    ],
+)
+def test_a_job_takes_a_gpu_and_its_part_of_the_cores(resources: dict[str, float], taken: tuple[int, int]) -> None:
+    assert tuple(cluster.share_of(resources).values()) == taken
+
+
 def test_a_killed_worker_costs_nothing_but_time(data: Path, tmp_path: Path) -> None:
     dataset = load("arrays", data)
     order = Order(suite="balance", dataset="arrays", settings=SETTINGS)

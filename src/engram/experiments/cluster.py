@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,9 @@ def run_on_ray(site: Site, jobs: Sequence[Job], after_task: AfterTask, workers: 
     """Each job as a task of Ray. Without `RAY_ADDRESS` a cluster of this machine alone is started, on loopback."""
     ray = _connect(workers)
     site = replace(site, folder=site.folder.resolve(), data=site.data.resolve() if site.data is not None else None)
-    work = ray.remote(max_retries=RETRIES, num_cpus=1)(_work)
-    under_way = {work.remote(site, job): job for job in jobs}
+    taken = share_of(ray.cluster_resources())
+    work = ray.remote(max_retries=RETRIES, **taken)(_work)
+    under_way = {work.remote(site, job, taken["num_cpus"]): job for job in jobs}
     outcomes = []
     try:
         while under_way:
@@ -33,6 +34,12 @@ def run_on_ray(site: Site, jobs: Sequence[Job], after_task: AfterTask, workers: 
     finally:
         ray.shutdown()
     return outcomes
+
+
+def share_of(resources: Mapping[str, float]) -> dict[str, int]:
+    """What one job takes of a cluster: where there are GPUs one of them, and its part of the cores; else one core."""
+    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
+    return {"num_cpus": max(1, cores // gpus) if gpus else 1, "num_gpus": min(gpus, 1)}
 
 
 def _connect(workers: int | None) -> Any:
@@ -62,11 +69,11 @@ def _connect(workers: int | None) -> Any:
     return ray
 
 
-def _work(site: Site, job: Job) -> str | None:
+def _work(site: Site, job: Job, threads: int) -> str | None:
     """What a worker of the cluster does."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     return site.carry_out(job, site.load())
 
 

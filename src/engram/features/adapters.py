@@ -21,6 +21,7 @@ from engram.network.optimisers import uncompiled
 from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
 
+START_PAIRS = 32_768  # that it is found from at the most: their hidden units, 16 d numbers each, are all in memory
 START_PENALTY = 0.1  # of the least squares an adapter begins with: the hidden layers are random, so not to be trusted
 
 Adapter = Callable[[Tensor], Tensor]  # unit vectors (n, d) of the old space -> unit vectors (n, d) of the new
@@ -94,7 +95,8 @@ class Adaptation:
     ) -> None:
         old, norms = F.normalize(pairs.old), pairs.new.norm(dim=1, keepdim=True)
         if self.adapter_start == "least-squares":
-            adapter.start_at(old, F.normalize(pairs.new))
+            some = slice(None, None, -(-len(old) // START_PAIRS))  # spread over all
+            adapter.start_at(old[some], F.normalize(pairs.new[some]))
         optimiser = uncompiled(torch.optim.Adam)(adapter.parameters(), self.adapter_rate, fused=True)
         with progress.phase("adapt", self.steps) as phase:
             for step, batch in enumerate(self._batches(len(old), seed, task)):
