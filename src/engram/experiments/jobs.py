@@ -15,6 +15,7 @@ from engram import storage
 from engram.data import Dataset
 from engram.data.lazy import Lazy
 from engram.errors import UsageError, nearest, unknown
+from engram.experiments.identity import identifying
 from engram.experiments.plan import Plan
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.suites import SUITES, Facts, Variant
@@ -111,7 +112,9 @@ def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
     }
     if isinstance(dataset.train.inputs, Lazy):  # files may become images of any size, and classes be chosen
         stream |= {"shape": list(dataset.train.shape), "classes": len(dataset.class_names)}
-    settings = {name: value for name, value in learner.settings().items() if name not in ("seed", "device")}
+    settings = {
+        name: value for name, value in identifying(learner.settings()).items() if name not in ("seed", "device")
+    }
     kept = learner.exemplars.numbers() if isinstance(learner, Rehearsing) else None
     own = None if learner.shares_training else plan.method
     return Job(

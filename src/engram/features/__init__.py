@@ -2,6 +2,7 @@
 
 from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, carry_over, fit_ridge
 from engram.features.classifiers import CLASSIFIERS, Classifier, LinearSVM, NearestMean, Ridge
+from engram.features.codecs import Codec, Coded, Coding
 from engram.features.herding import herd
 from engram.features.memory import (
     MEGABYTE,
@@ -19,6 +20,9 @@ __all__ = [
     "Adaptation",
     "Adapter",
     "Classifier",
+    "Codec",
+    "Coded",
+    "Coding",
     "FeatureMemory",
     "ImageMemory",
     "LinearSVM",

@@ -12,7 +12,7 @@ from typing import Any
 
 from engram.errors import unknown
 from engram.methods.bic import BiasCorrection
-from engram.methods.budget import dimension_of, fit_budget, parse_bytes
+from engram.methods.budget import dimension_of, fit_budget, largest, parse_bytes
 from engram.methods.costs import Costs, measure_costs
 from engram.methods.eeil import CrossDistillation
 from engram.methods.features import Features
@@ -150,6 +150,7 @@ __all__ = [
     "columns_of",
     "dimension_of",
     "fit_budget",
+    "largest",
     "make",
     "measure_costs",
     "override",

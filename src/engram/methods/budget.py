@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from engram.methods.learner import Learner
 from engram.methods.replay import Rehearsing
 from engram.network import make_network
 
+MOST = 2**60  # of anything
 UNITS = {"B": 1, "KB": 2**10, "MB": MEGABYTE, "GB": 2**30}  # the paper's MB
 
 
@@ -36,37 +38,49 @@ def fit_budget(
     `asked` are settings that must stay; `samples` are like those that are learned. Where images and features are both
     to be chosen, each gets half of the bytes.
     """
-    costs = _costs(learner, classes, samples)
-    if not costs:
+    sizes = _sizes(learner, classes, samples)
+    if not sizes:
         raise UsageError(f"What the method '{learner.name}' keeps cannot be chosen by a budget. Leave out --budget.")
-    given = {name: int(asked[name]) for name in costs if asked.get(name) is not None}
-    open_ones = [name for name in costs if name not in given]
+    given = {name: int(asked[name]) for name in sizes if asked.get(name) is not None}
+    open_ones = [name for name in sizes if name not in given]
     if not open_ones:
         raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
-    fewest = {name: classes if name == "images_total" else 1 for name in costs}
-    least = sum(costs[name] * given.get(name, fewest[name]) for name in costs)
+    fewest = {name: classes if name == "images_total" else 1 for name in sizes}
+    smallest = {name: sizes[name](given.get(name, fewest[name])) for name in sizes}
+    least = sum(smallest.values())
     if budget < least:
         raise UsageError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
     spare = budget - least  # beyond the fewest of each, which half of the bytes need not hold
     chosen: dict[str, int] = {}
     for number, name in enumerate(open_ones):
-        whole = spare + sum(costs[other] * fewest[other] for other in open_ones[number:])
+        whole = spare + sum(smallest[other] for other in open_ones[number:])
         share = whole // (len(open_ones) - number)
-        chosen[name] = max(fewest[name], min(share, spare + costs[name] * fewest[name]) // costs[name])
-        spare -= (chosen[name] - fewest[name]) * costs[name]
+        chosen[name] = max(fewest[name], largest(sizes[name], min(share, spare + smallest[name])))
+        spare -= sizes[name](chosen[name]) - smallest[name]
     return chosen
 
 
-def _costs(learner: Learner, classes: int, samples: Samples) -> dict[str, int]:
-    """The bytes, over all classes, of one more of each thing that can be chosen."""
-    costs: dict[str, int] = {}
+def largest(size: Callable[[int], int], room: int, most: int | None = None) -> int:
+    """The largest number, up to `most`, whose `size` in bytes is within `room`; 0 if not even 1 is.
+
+    `size` must not fall as the number grows; with no `most`, it must grow by a byte each time.
+    """
+    most = min(max(room, 0), MOST) if most is None else most
+    return bisect_right(range(1, 1 + most), room, key=size)
+
+
+def _sizes(learner: Learner, classes: int, samples: Samples) -> dict[str, Callable[[int], int]]:
+    """The bytes, over all classes, of so many of each thing that can be chosen."""
+    sizes: dict[str, Callable[[int], int]] = {}
     if isinstance(learner, Rehearsing):
         image = samples.sample_bytes
         total = learner.exemplars.images_total is not None
-        costs |= {"images_total": image} if total else {"images_per_class": classes * image}
+        each = image if total else classes * image
+        sizes["images_total" if total else "images_per_class"] = lambda number: number * each
     if isinstance(learner, Features):
-        costs["features_per_class"] = classes * dimension_of(learner, samples) * 4  # float32
-    return costs
+        coding, dimension = learner.coding, dimension_of(learner, samples)
+        sizes["features_per_class"] = lambda number: coding.nbytes(classes * number, dimension)
+    return sizes
 
 
 def dimension_of(learner: Learner, samples: Samples) -> int:

@@ -15,6 +15,7 @@ from engram.features import (
     Adaptation,
     Adapter,
     Classifier,
+    Coding,
     FeatureMemory,
     LinearSVM,
     Memory,
@@ -35,6 +36,7 @@ class Features(Learner):
     """Memory-efficient incremental learning through feature adaptation (Iscen et al., 2020): Algorithm 1."""
 
     features_per_class: PositiveInt = 250  # L, §5.3
+    coding: Coding = field(default_factory=Coding)
     adaptation: Adaptation = field(default_factory=Adaptation)
     classifier: Literal["svm", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
     C: PositiveFloat = 1.0  # of the SVM; LinearSVC's default
@@ -44,6 +46,10 @@ class Features(Learner):
     # What carried vectors over last, for whoever wants to know how well. It is not part of what is kept.
     adapter_: Adapter | None = field(default=None, init=False, repr=False)
 
+    def check(self, classes: int) -> None:
+        super().check(classes)
+        self.coding.check()
+
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         samples = self.rehearsal(task)
         columns = self.columns(task, samples.labels)
@@ -52,7 +58,8 @@ class Features(Learner):
         kept = len(samples) - len(task.train)  # images that were kept have features in the memory already
         with progress.phase("herd"):
             sources, counts = select(memory, features[kept:], columns[kept:], self.features_per_class)
-            memory = memory.rearranged(F.normalize(features[kept:]), sources, counts)
+            # Once for all that is kept, old and new: each time that a vector is encoded, it loses something.
+            memory = memory.rearranged(F.normalize(features[kept:]), sources, counts).encoded(self.coding)
             images, image_sources = self.keep_images(task, features)
         warn_of_small_classes(counts, self.in_task(task), self.features_per_class)
         with progress.phase("classify"):

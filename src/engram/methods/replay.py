@@ -60,11 +60,8 @@ class Rehearsing(Learner):
         return {**settings, **self.exemplars.numbers()} if self.tasks_ or self.objective.holds_out else settings
 
     def check(self, classes: int) -> None:
+        super().check(classes)
         self.exemplars.per_class(classes)
-
-    def rehearsal(self, task: Task) -> Samples:
-        self.check(len(self.classes_with(task)))  # what cannot be kept is told before training
-        return super().rehearsal(task)
 
     def keep_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
         columns = self.columns(task, task.train.labels)
