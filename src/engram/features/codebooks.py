@@ -37,9 +37,9 @@ def codebook_and_codes(vectors: Tensor, parts: int) -> tuple[Tensor, Tensor]:
 def _found(vectors: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     """K-means of all parts at once.
 
-    faiss finds the nearest centroids, which is the work. Its own k-means takes eight times as long, and ends further from
-    vectors that have many zeros: a centroid that is nearest to none becomes half of another there. Here it goes to the
-    worst served.
+    faiss finds the nearest centroids, which is the work. Its own k-means takes eight times as long, and ends further
+    from vectors that have many zeros: there, a centroid that is nearest to none becomes half of another; here it goes
+    to the worst served.
     """
     some = vectors[:: -(-len(vectors) // MOST)].contiguous()  # spread over all
     quantiser = _faiss().ProductQuantizer(vectors.shape[1], parts, 8)

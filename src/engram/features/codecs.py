@@ -33,8 +33,12 @@ class Coded(ABC):
         """The name of how they are kept."""
 
     @abstractmethod
+    def numbers(self) -> Tensor:
+        """What the codes stand for, float32 (n, d): vectors of almost unit length. Encoded again, it loses least."""
+
     def decoded(self) -> Tensor:
         """The vectors, float32 (n, d), of unit length."""
+        return self.numbers() if self.codec == "float32" else F.normalize(self.numbers())
 
     @abstractmethod
     def chosen(self, rows: Tensor) -> Self:
@@ -72,8 +76,8 @@ class Plain(Coded):
     def codec(self) -> Codec:
         return "float16" if self.rows.dtype == torch.float16 else "float32"
 
-    def decoded(self) -> Tensor:
-        return self.rows if self.codec == "float32" else F.normalize(self.rows.float())
+    def numbers(self) -> Tensor:
+        return self.rows.float()
 
     def chosen(self, rows: Tensor) -> Self:
         return type(self)(self.rows[rows])
@@ -102,11 +106,11 @@ class Scaled(Coded):
     def codec(self) -> Codec:
         return "int8"
 
-    def decoded(self) -> Tensor:
-        return F.normalize(torch.addcmul(self.lowest, self.codes.float(), self.steps))
+    def numbers(self) -> Tensor:
+        return torch.addcmul(self.lowest, self.codes.float(), self.steps)
 
     def chosen(self, rows: Tensor) -> Self:
-        return type(self).of(self.decoded()[rows])  # a range may have come from a vector that is not among them
+        return type(self).of(self.numbers()[rows])  # a range may have come from a vector that is not among them
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +130,9 @@ class Product(Coded):
     def codec(self) -> Codec:
         return "pq"
 
-    def decoded(self) -> Tensor:
+    def numbers(self) -> Tensor:
         parts = self.codebook.float()[torch.arange(len(self.codebook)), self.codes.long()]  # (n, m, d / m)
-        return F.normalize(parts.flatten(1))
+        return parts.flatten(1)
 
     def chosen(self, rows: Tensor) -> Self:
         """The same vectors to the last bit; centroids that none of them is near are gone."""

@@ -20,6 +20,7 @@ from engram.features.herding import herd
 
 MEGABYTE = 2**20  # the paper's MB
 AT_A_TIME = 1024  # rows that are copied
+EXACT = Coding()
 
 
 class _Grouped:
@@ -75,20 +76,18 @@ class FeatureMemory(_Grouped):
         """All that is kept, by name."""
         return {**self.vectors.tensors(), "counts": self.counts}
 
-    def encoded(self, coding: Coding) -> FeatureMemory:
-        """The same memory, its vectors kept in this way."""
-        return FeatureMemory(coding.encoded(self.rows), self.counts)
-
     def chosen(self, rows: Tensor, counts: Tensor) -> FeatureMemory:
         """The memory of these rows (k,) alone, kept in the same way."""
         return FeatureMemory(self.vectors.chosen(rows), counts)
 
-    def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor) -> FeatureMemory:
+    def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor, coding: Coding = EXACT) -> FeatureMemory:
         """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of this one's rows −1 − s.
 
-        They are float32: it is for whoever has all of them together to encode them, once.
+        All of them are encoded together, and kept in the way that `coding` says.
         """
-        return FeatureMemory(_gathered(self.rows, new_rows, sources), counts)
+        # Vectors that were brought to unit length are no longer where their codes put them, and would move once more.
+        old_rows = self.vectors.numbers() if self.codec == coding.codec else self.rows
+        return FeatureMemory(coding.encoded(_gathered(old_rows, new_rows, sources)), counts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,8 +58,7 @@ class Features(Learner):
         kept = len(samples) - len(task.train)  # images that were kept have features in the memory already
         with progress.phase("herd"):
             sources, counts = select(memory, features[kept:], columns[kept:], self.features_per_class)
-            # Once for all that is kept, old and new: each time that a vector is encoded, it loses something.
-            memory = memory.rearranged(F.normalize(features[kept:]), sources, counts).encoded(self.coding)
+            memory = memory.rearranged(F.normalize(features[kept:]), sources, counts, self.coding)
             images, image_sources = self.keep_images(task, features)
         warn_of_small_classes(counts, self.in_task(task), self.features_per_class)
         with progress.phase("classify"):
