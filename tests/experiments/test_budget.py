@@ -104,6 +104,33 @@ def test_a_budget_chooses_what_the_method_keeps(method: str, dataset: Dataset, c
     assert {name: learner.settings()[name] for name in chosen} == chosen
 
 
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [
+        ({"codec": "float16"}, 13),  # 10,000 / 6 / 128
+        ({"codec": "int8"}, 24),  # (10,000 - 512) / 6 / 64
+        ({"codec": "pq"}, 10),  # 6 x 10 vectors are all centroids: 60 x (32 + 128) are 9,600
+        ({"codec": "pq", "codec_bytes": 16}, 11),  # 66 x (16 + 128) are 9,504
+    ],
+)
+@pytest.mark.parametrize("method", ["features", "features-unadapted"])
+def test_a_budget_counts_what_the_codec_takes(method: str, settings: dict[str, Any], chosen: int) -> None:
+    assert planned(method, 10_000, **settings).chosen(VECTORS) == {"features_per_class": chosen}
+
+
+def test_a_codebook_is_counted_once() -> None:
+    codebook = 256 * 64 * 2
+    plan = planned("features", codebook + 6 * 50 * 32, codec="pq")
+    assert plan.chosen(VECTORS) == {"features_per_class": 50}
+    assert planned("features", codebook + 6 * 50 * 32 - 1, codec="pq").chosen(VECTORS) == {"features_per_class": 49}
+
+
+def test_coded_features_have_what_images_leave() -> None:
+    chosen = planned("hybrid", 10_000, codec="int8").chosen(IMAGES)
+    assert chosen == {"images_per_class": 6, "features_per_class": (10_000 - 4 * 6 * IMAGE - 512) // 4 // 64}
+    assert learned(planned("hybrid", 10_000, codec="int8"), IMAGES).memory.nbytes <= 10_000
+
+
 def test_the_bytes_that_images_leave_of_their_half_go_to_the_features() -> None:
     budget = 5472  # half is 2,736: three images of each of four classes take 2,304 of it
     assert planned("hybrid", budget).chosen(IMAGES) == {"images_per_class": 3, "features_per_class": 3}
