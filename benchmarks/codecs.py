@@ -1,6 +1,6 @@
 """What codecs lose over ten tasks: stored vectors are carried over, joined by new ones and encoded, again and again.
 
-    python benchmarks/codecs.py [--seeds 3]
+    python benchmarks/codecs.py [--seeds 3]  (a minute a seed)
 
 The drift is made: ten maps that are known exactly stand for the adapters, so whatever is lost, the codec has lost. Each
 task brings ten classes of fifty vectors of 64 numbers that are never negative. What is compared, by the mean cosine to

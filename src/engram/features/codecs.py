@@ -77,7 +77,7 @@ class Plain(Coded):
         return "float16" if self.rows.dtype == torch.float16 else "float32"
 
     def numbers(self) -> Tensor:
-        return self.rows.float()
+        return self.rows.float() if self.codec == "float16" else self.rows
 
     def chosen(self, rows: Tensor) -> Self:
         return type(self)(self.rows[rows])
