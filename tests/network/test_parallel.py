@@ -122,6 +122,13 @@ def test_the_same_features_give_the_same_memory_to_the_last_bit() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_the_same_vectors_give_the_same_codes_to_the_last_bit() -> None:
+    vectors = torch.randn(400, 16, generator=torch.Generator().manual_seed(0))
+    expected = shared_work.encoded(vectors)
+    for found in together(shared_work.encoded, vectors):
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.mark.slow
 def test_the_first_may_work_alone_for_longer_than_a_process_may_be_silent() -> None:
     seconds = lifeline.PATIENCE * lifeline.BEAT + 5
