@@ -146,7 +146,7 @@ def test_another_codec_holds_from_the_next_task_on(
 
 
 def test_vectors_that_do_not_move_are_not_worn_by_being_kept(stream: Stream) -> None:
-    """The network stays, and a class at a time comes: what was stored first is the same in the end."""
+    """Vectors are not adapted, and more classes come: what was stored first is nearly the same in the end."""
     learner = quick("features-unadapted", **MANY, codec="pq")
     learner.learn(stream.tasks[0])
     assert learner.network_ is not None
