@@ -9,11 +9,11 @@ from engram.data import Stream
 from engram.methods import Learner, make, setting_names
 
 QUICK: Mapping[str, Any] = {
-    "epochs": 6,
+    "epochs": 2,
     "batch_size": 16,
     "rate": 0.2,
     "expected_classes": 6,
-    "adapter_steps": 20,
+    "adapter_steps": 10,
     "features_per_class": 8,
     "images_per_class": 5,
 }

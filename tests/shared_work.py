@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from conftest import blobs
+from learners_made import quick
 from torch import Tensor, nn
 
 from engram.data import Samples, Stream, split
@@ -20,7 +21,6 @@ from engram.errors import EngramError, TrainingError
 from engram.experiments import run
 from engram.features import Coding, select
 from engram.features.memory import FeatureMemory
-from engram.methods import Learner, make, setting_names
 from engram.network import Network, Training, extract, make_network, parallel
 from engram.network.parallel import norms, steps
 from engram.network.parallel.ranks import rank
@@ -259,31 +259,15 @@ def extracted(counts: tuple[int, ...]) -> list[Tensor]:
 # Methods
 
 
-QUICK = {
-    "epochs": 2,
-    "batch_size": 16,
-    "rate": 0.2,
-    "expected_classes": 6,
-    "adapter_steps": 10,
-    "features_per_class": 8,
-    "images_per_class": 5,
-}
-
-
 def stream() -> Stream:
     return split(blobs(), classes_per_task=2, seed=0).first(2)
-
-
-def quick(method: str) -> Learner:
-    known = setting_names(method)
-    return make(method, device="cpu", **{name: value for name, value in QUICK.items() if name in known})
 
 
 def learned(methods: list[str]) -> dict[str, dict[str, Tensor]]:
     """The state of each method after two tasks."""
     states = {}
     for method in methods:
-        learner = quick(method)
+        learner = quick(method, device="cpu")
         for task in stream():
             learner.learn(task)
         states[method] = learner.state()
@@ -297,4 +281,4 @@ def ran_twice(folder: Path) -> list[dict[str, Any]]:
     """Two runs from Python, one after another; each process has a folder of its own, and only the first writes."""
     own = folder / os.environ["RANK"]
     assert not parallel.together()
-    return [run(quick("features"), stream(), out=own / name).to_json() for name in ("a", "b")]
+    return [run(quick("features", device="cpu"), stream(), out=own / name).to_json() for name in ("a", "b")]

@@ -231,6 +231,7 @@ def test_under_torchrun_a_killed_process_ends_all_and_the_next_run_goes_on(data:
     assert engram(*options, cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow  # the same on CIFAR-100: benchmarks/distributed.py
 def test_accuracy_is_that_of_one_process_over_three_seeds(places: list[Path], tmp_path: Path) -> None:
     options = ["run", "features", "--tasks", "2", "--epochs", "2", "--seeds", "3", "--out", "run", "--json", "--quiet"]
     first, _ = engram_together(*options, cwd=places)

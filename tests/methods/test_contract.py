@@ -3,37 +3,15 @@
 import copy
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from lazy_made import as_lazy
+from learners_made import learned, quick
 from safetensors.torch import save
 
 from engram.data import Dataset, Samples, Stream, Task, split
-from engram.methods import METHODS, Learner, make, setting_names
-
-QUICK = {
-    "epochs": 2,
-    "batch_size": 16,
-    "rate": 0.2,
-    "expected_classes": 6,
-    "adapter_steps": 10,
-    "features_per_class": 8,
-    "images_per_class": 5,
-}
-
-
-def quick(method: str, **settings: Any) -> Learner:
-    known = setting_names(method)
-    return make(method, **{name: value for name, value in {**QUICK, **settings}.items() if name in known})
-
-
-def learned(method: str, stream: Stream, **settings: Any) -> Learner:
-    learner = quick(method, **settings)
-    for task in stream:
-        learner.learn(task)
-    return learner
+from engram.methods import METHODS
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:

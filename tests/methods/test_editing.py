@@ -18,11 +18,13 @@ from engram.methods import METHODS, Learner, make
 from engram.methods.editing import forget, merge
 from engram.network import CorrectedHead, CosineHead, LinearHead
 
+LONGER = {"epochs": 6, "adapter_steps": 20}  # so that what is forgotten was known
+
 
 @pytest.fixture(scope="module")
 def learn_once(vectors: Stream) -> Callable[[str], Learner]:
     """Gives a learner of all of `vectors`, to do things to: a copy of one that has learned them once for all."""
-    once = functools.cache(lambda method: learned(method, vectors))
+    once = functools.cache(lambda method: learned(method, vectors, **LONGER))
     return lambda method: copy.deepcopy(once(method))
 
 
@@ -92,7 +94,7 @@ class TestEveryMethod:
         learner = learn_once(method)
         merge(learner, vectors.classes[0], vectors.classes[5])
         forget(learner, vectors.classes[2])
-        other = quick(method)
+        other = quick(method, **LONGER)
         other.restore(learner.state())
         inputs = vectors.tasks[0].test.batch(torch.arange(6))
         assert torch.equal(other.scores(inputs), learner.scores(inputs))
@@ -114,7 +116,7 @@ def test_two_names_of_one_thing_are_joined_and_it_is_still_recognised(method: st
         test=halved(vectors.tasks[1].test),
     )
     stream = replace(vectors, tasks=(vectors.tasks[0], second))
-    learner = learned(method, stream)
+    learner = learned(method, stream, **LONGER)
     truth, before = answers(learner, stream)
     merge(learner, 100, twice)
     _, after = answers(learner, stream)
@@ -124,7 +126,7 @@ def test_two_names_of_one_thing_are_joined_and_it_is_still_recognised(method: st
 
 
 def test_the_rows_of_joined_classes_are_herded_together_to_as_many_as_the_larger_had(vectors: Stream) -> None:
-    learner = learned("features", vectors, features_per_class=6)
+    learner = learned("features", vectors, features_per_class=6, **LONGER)
     rows, columns = learner.memory.features.rows, learner.memory.features.columns
     both = torch.cat([rows[columns == 1], rows[columns == 4]])
     merge(learner, vectors.classes[4], vectors.classes[1])
@@ -164,7 +166,7 @@ def test_what_cannot_be_edited_is_refused_and_left_as_it_was(vectors: Stream) ->
 
 
 def test_classes_forgotten_at_once_are_as_those_forgotten_one_by_one(vectors: Stream) -> None:
-    at_once, one_by_one = learned("features", vectors), learned("features", vectors)
+    at_once, one_by_one = (learned("features", vectors, **LONGER) for _ in range(2))
     labels = vectors.classes[4], vectors.classes[1]
     forget(at_once, *labels, labels[0])
     for label in labels:

@@ -21,10 +21,12 @@ from engram.model import (
     Wishes,
     evaluate,
     expected_seconds,
+    forget,
     learn,
     load,
     propose,
     remake,
+    verify,
 )
 from engram.network import extract
 
@@ -81,6 +83,24 @@ def test_a_single_new_class_does_not_swallow_the_others(tmp_path: Path) -> None:
     assert not propose(load(folder), scan(blue), Wishes()).trains
     learn(folder, blue)
     assert evaluate(load(folder), paint(tmp_path / "again", ("red", "green", "blue"), 10, seed=1)).mean_accuracy > 0.9
+
+
+def test_a_model_that_learned_a_single_class_is_whole_and_can_be_changed_and_taught(
+    small_model: ModelFolder, tmp_path: Path
+) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    learned = learn(folder, draw(tmp_path / "rose", ("rose",), 12), Wishes())
+    assert learned.new == {"rose": 12} and verify(folder).problems == ()
+    network = load(folder).learner.trained
+    before = load(small_model).learner.trained
+    assert torch.equal(network.head.weight[:3], before.head.weight) and network.classes == 4
+    vectors = load(folder).learner.memory.features
+    mean = F.normalize(vectors.rows[vectors.columns == 3].mean(0), dim=0)
+    torch.testing.assert_close(network.head.weight[3], mean)
+    learn(folder, draw(tmp_path / "two", ("iris", "lily"), 12), Wishes(epochs=1))
+    assert verify(folder).problems == ()
+    forget(folder, ["rose"])
+    assert verify(folder).problems == () and "rose" not in load(folder).names
 
 
 def test_a_single_new_class_is_trained_on_beside_images_of_others(hybrid_model: ModelFolder, tmp_path: Path) -> None:

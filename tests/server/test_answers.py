@@ -79,6 +79,14 @@ def test_a_class_that_is_taught_is_known(client: TestClient) -> None:
     assert [each["id"] for each in client.get("/api/jobs").json()["jobs"]] == [job["id"]]
 
 
+def test_a_single_class_is_taught_without_training_and_put_in_use(serve: Serve) -> None:
+    client = serve(epochs=None)
+    job = over(client, client.post("/api/teach", **lesson("grey")).json()["id"])
+    assert job["state"] == "done", job
+    assert client.get("/readyz").json() == {"generation": 3, "damaged": None}
+    assert client.post("/api/forget", json={"classes": ["grey"]}).status_code == 200
+
+
 def test_the_first_lesson_makes_the_model(serve: Serve, tmp_path: Path) -> None:
     client = serve(ModelFolder(tmp_path / "new"))
     both = {name: [picture(name, seed) for seed in range(6)] for name in (TULIP, DAISY)}

@@ -15,6 +15,7 @@ from engram.data.labelling import (
     folders_in,
     labels_in,
     listed,
+    refuse_empty_classes,
     samples_of,
     wrong_layout,
 )
@@ -78,11 +79,11 @@ def load_split(
     files = defaults.files(index, reading)
     train, test = (samples_of(files, labels_in(index, part, names)) for part in (TRAIN, test_part))
     for part, samples in ((TRAIN, train), (test_part, test)):
-        without = [each for each, count in fewest(samples, names).items() if not count]
-        if without:
-            raise DataError(
-                f"{shown(root / part)} has no pictures of {len(without):,} of the {len(names):,} classes, such as "
-                f"{shown(without[0])}. Expected {part}/CLASS/*.JPEG for each: sort them into such folders, or name the "
-                "classes to take with --class-list FILE."
-            )
+        refuse_empty_classes(
+            root / part,
+            samples,
+            names,
+            f"Expected {part}/CLASS/*.JPEG for each: sort them into such folders, or name the classes to take with "
+            "--class-list FILE.",
+        )
     return finished(name, names, train, test, files, reading, progress)

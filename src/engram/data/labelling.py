@@ -90,6 +90,16 @@ def fewest(samples: Samples, names: Sequence[str]) -> dict[str, int]:
     return {name: least for name, count in zip(names, counts.tolist(), strict=True) if count == least}
 
 
+def refuse_empty_classes(place: Path, samples: Samples, names: Sequence[str], advice: str, *, of: str = "") -> None:
+    """Refuse a part of a data set, at `place`, that has no picture of some class; `of` says whence the classes are."""
+    without = [name for name, count in fewest(samples, names).items() if not count]
+    if without:
+        raise DataError(
+            f"{shown(place)} has no pictures of {len(without):,} of the {len(names):,} classes{of}, such as "
+            f"{shown(without[0])}. {advice}"
+        )
+
+
 def listed(path: Path, names: Sequence[str]) -> list[str]:
     """Those of the names that a file has, one a line; sorted."""
     try:

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from engram.data.index import Index, open_index
-from engram.data.labelling import Defaults, fewest, finished, folders_in, labels_in, listed, samples_of, wrong_layout
+from engram.data.labelling import (
+    Defaults,
+    finished,
+    folders_in,
+    labels_in,
+    listed,
+    refuse_empty_classes,
+    samples_of,
+    wrong_layout,
+)
 from engram.data.reading import Reading
 from engram.data.samples import Dataset
 from engram.errors import DataError
@@ -39,12 +48,8 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
     train = samples_of(files, labels_in(index, TRAIN, identifiers))
     test = samples_of(files, _annotated(index, identifiers))
     for part, samples in ((TRAIN, train), (TEST, test)):
-        without = [each for each, count in fewest(samples, identifiers).items() if not count]
-        if without:
-            raise DataError(
-                f"{shown(root / part)} has no pictures of {len(without):,} of the {len(identifiers):,} classes in "
-                f"{LIST}, such as {without[0]}. Expected {EXPECTED}: unpack it again."
-            )
+        advice = f"Expected {EXPECTED}: unpack it again."
+        refuse_empty_classes(root / part, samples, identifiers, advice, of=f" in {LIST}")
     dataset = finished(NAME, _words(root, identifiers), train, test, files, reading, progress)
     # Its lists and boxes are no pictures, and are not meant to be.
     return replace(dataset, left_out=tuple(left for left in dataset.left_out if left.path.suffix != ".txt"))

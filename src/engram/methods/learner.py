@@ -16,7 +16,7 @@ from engram.data import Samples, Task, concatenate
 from engram.errors import DataError, EngramError
 from engram.features import Classifier, FeatureMemory, ImageMemory, Memory
 from engram.methods.objectives import Distillation, Lesson, Objective
-from engram.network import Network, Snapshots, Training, extract, make_network, parallel, restore_network
+from engram.network import CosineHead, Network, Snapshots, Training, extract, make_network, parallel, restore_network
 from engram.progress import SILENT, Progress
 from engram.settings import flatten
 
@@ -219,10 +219,26 @@ class Learner(ABC):
         self.brought_by_ = self._brought_by(task)
         self.classes_ = self.classes_with(task)
         self.shape_ = task.train.shape
-        self.network_ = network
+        self.network_ = self._with_all_rows(network, memory.features)
         self.memory_ = memory
         self.classifier_ = classifier
         self.tasks_ += 1
+
+    def _with_all_rows(self, network: Network, features: FeatureMemory) -> Network:
+        """The network with a row of its head for every class.
+
+        One that was not trained on the task has none for its new classes. Theirs begin at the mean of their vectors, so
+        that it does not teach nonsense of them when the next one is trained.
+        """
+        missing = len(self.classes_) - network.classes
+        if not missing:
+            return network
+        grown = network.grown(missing, self.seed, "head", self.tasks_)
+        rows = features.rows.split(features.counts.tolist())
+        if isinstance(grown.head, CosineHead) and len(rows) == len(self.classes_):
+            with torch.no_grad():
+                grown.head.weight[-missing:] = F.normalize(torch.stack([each.mean(0) for each in rows[-missing:]]))
+        return grown.eval().requires_grad_(False)
 
     def refit(self, network: Network, memory: Memory) -> Classifier | None:
         """The classifier that follows from a network and a memory alone, with no task; None where the head answers."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,24 +18,14 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import nn
 
 from engram.data import Samples
-from engram.errors import DataError, UsageError
-from engram.methods import METHODS, make, setting_names
-from engram.model import Model, ModelFolder, Wishes, load, propose_samples, remake, save, settings_of, teach, with_facts
+from engram.estimator.errors import InvalidInput, as_value_errors
+from engram.estimator.parameters import parameters_of, wishes_of
+from engram.model import Model, ModelFolder, load, propose_samples, remake, save, teach, with_facts
 from engram.model.labels import kind_of, kind_of_names, names_of, values_of
-from engram.model.recipe import array_epochs, array_settings
 
 Array = NDArray[Any]
 
 BLOCK = 256  # inputs that are answered for at once
-OWN = ("network", "epochs", "features_per_class", "images_per_class", "seed", "device")  # settings with a parameter
-
-
-class InvalidParameter(UsageError, ValueError):
-    """A parameter or setting that cannot be; a ValueError, as scikit-learn has it."""
-
-
-class InvalidInput(DataError, ValueError):
-    """X or y that cannot be learned from or answered for; a ValueError, as scikit-learn has it."""
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -175,7 +164,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         A model of pictures takes uint8 images (n, height, width, channels) of the size it has learned.
         """
         model = load(ModelFolder(Path(path)), device=device)
-        classifier = cls(**_parameters(model), device=device)
+        classifier = cls(**parameters_of(model), device=device)
         classifier._become(with_facts(model, labels=kind_of_names(model)))
         if len(model.learner.shape_) == 1:
             classifier.n_features_in_ = model.learner.shape_[0]
@@ -206,7 +195,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         else:
             self._expect_vectors(X, anew=anew)
             inputs, labels = validate_data(self, X, y, reset=anew, dtype=np.float32, order="C")
-        with _errors():
+        with as_value_errors():
             kind_of(labels, None)
         check_classification_targets(labels)
         return inputs, labels
@@ -250,7 +239,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if classes is None:
             return labels[:0]
         announced: Array = np.unique(column_or_1d(classes))
-        with _errors():
+        with as_value_errors():
             kind_of(announced, kind_of(labels, None))
         known: Array | None = getattr(self, "classes_", None)
         if known is not None and not np.array_equal(known, announced):
@@ -267,17 +256,18 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _taught(self, model: Model | None, inputs: Array, labels: Array, announced: Array) -> Model:
         """The model that follows. This one stays as it is."""
-        with _errors():
+        with as_value_errors():
             kind = kind_of(labels, None if model is None else model.facts.labels)
             said = set(names_of(announced, kind_of(announced, kind)))
         said |= set(() if model is None else model.facts.announced)
         values, codes = np.unique(labels, return_inverse=True)
         names = names_of(values, kind)
-        with _errors():
+        with as_value_errors():
             if model is not None and model.learner.device != self.device:
                 model = dataclasses.replace(model, learner=remake(model.learner, device=self.device))
             arriving = dict(zip(names, np.bincount(codes).tolist(), strict=True))
-            wishes = self._wishes(model, inputs)
+            seed = self._seed() if model is None else model.learner.seed
+            wishes = wishes_of(self.get_params(deep=False), len(inputs), inputs.shape[1:], seed)
             proposal = propose_samples(model, arriving, inputs.shape[1:], wishes)
             columns = torch.tensor([proposal.labels[name] for name in names])[torch.from_numpy(codes)]
             taught, _, _ = teach(model, proposal, Samples.of(_writable(inputs), columns), wishes)
@@ -286,38 +276,6 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             labels=kind,
             announced=tuple(sorted(said - set(taught.names))),
             feature_names=tuple(getattr(self, "feature_names_in_", ())),
-        )
-
-    def _wishes(self, model: Model | None, inputs: Array) -> Wishes:
-        """The parameters in the words of the model room, for inputs like these."""
-        given = _plain(self.settings if self.settings is not None else {})
-        if owned := [name for name in OWN if name in given]:
-            parameter = "random_state" if owned[0] == "seed" else owned[0]
-            raise InvalidParameter(f"`settings` cannot hold '{owned[0]}'. Give it as the parameter {parameter}.")
-        known = setting_names(self.method, given.get("objective"))
-        images = _whole("images_per_class", self.images_per_class)
-        if images is not None and "images_per_class" not in known:
-            raise InvalidParameter(
-                f"The method '{self.method}' keeps no inputs as they are. Use another, such as 'hybrid', or leave "
-                "images_per_class out."
-            )
-        features = _whole("features_per_class", self.features_per_class)
-        settings = {
-            **array_settings(self.method, given.get("objective"), inputs.shape[1:]),
-            "epochs": array_epochs(len(inputs), inputs.shape[1:]),
-            **given,
-        }
-        return Wishes(
-            method=self.method,
-            network=self.network,
-            epochs=_whole("epochs", self.epochs),
-            features_per_class=features if "features_per_class" in known else None,
-            images_per_class=images,
-            budget=_whole("budget", self.budget),
-            settings=settings,
-            hold_out=_share("validation_fraction", self.validation_fraction),
-            seed=self._seed() if model is None else model.learner.seed,
-            device=self.device,
         )
 
     def _seed(self) -> int:
@@ -335,7 +293,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Scores (n, n_classes), columns in the order of `classes_`; lowest for a class that has not come yet."""
         check_is_fitted(self)
         inputs = self._inputs(X)
-        with _errors():
+        with as_value_errors():
             scores = np.concatenate([self._answered(block) for block in _blocks(inputs)])
         absent = scores.min(axis=1, keepdims=True) - 1
         return np.where(self._columns >= 0, scores[:, self._columns], absent)
@@ -348,17 +306,6 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         padded = np.concatenate([inputs, np.zeros_like(inputs, shape=(missing, *inputs.shape[1:]))])
         scores = self.model_.scores(torch.from_numpy(padded))[: len(inputs)]
         return scores.double().numpy()
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """What engram refuses as scikit-learn would."""
-    try:
-        yield
-    except UsageError as error:
-        raise InvalidParameter(str(error)) from error
-    except DataError as error:
-        raise InvalidInput(str(error)) from error
 
 
 def _array(X: Any) -> Any:
@@ -382,47 +329,3 @@ def _blocks(inputs: Array) -> list[Array]:
 def _writable(inputs: Array) -> Array:
     # Nothing is ever written to it, but torch warns of memory that is not writable.
     return inputs if inputs.flags.writeable else inputs.copy()
-
-
-def _plain(settings: Any) -> dict[str, Any]:
-    if not isinstance(settings, Mapping):
-        raise InvalidParameter(f"`settings` must map names to values; found {settings!r}.")
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
-
-
-def _whole(name: str, value: Any) -> int | None:
-    """A parameter that is a number of things, be it one of numpy's, or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InvalidParameter(f"{name} must be a whole number, at least 1; found {value!r}.")
-    return int(value)
-
-
-def _share(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < 1:
-        raise InvalidParameter(f"{name} must be at least 0 and less than 1; found {value!r}.")
-    return float(value)
-
-
-def _parameters(model: Model) -> dict[str, Any]:
-    """The parameters with which a new classifier would learn as this model does, but for the device."""
-    learner, facts = model.learner, model.facts
-    settings = settings_of(learner)
-    objective = settings["objective"] if settings["objective"] != METHODS[learner.name].objective else None
-    usual = {**array_settings(learner.name, objective, learner.shape_), "objective": objective}
-    base = settings_of(make(learner.name, **usual))
-    other = {name: value for name, value in settings.items() if name not in OWN and value != base[name]}
-    other |= {"objective": objective} if objective is not None else {}
-    images = settings.get("images_per_class")
-    return {
-        "method": learner.name,
-        "network": learner.network,
-        "epochs": facts.epochs,
-        "features_per_class": facts.features_per_class or 250,
-        "images_per_class": images if images != base.get("images_per_class") else None,
-        "budget": facts.budget,
-        "validation_fraction": facts.hold_out,
-        "random_state": learner.seed,
-        "settings": other or None,
-    }

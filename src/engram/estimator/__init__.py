@@ -1,0 +1,8 @@
+"""The scikit-learn front door."""
+
+from __future__ import annotations
+
+from engram.estimator.classifier import IncrementalClassifier
+from engram.estimator.errors import InvalidInput, InvalidParameter
+
+__all__ = ["IncrementalClassifier", "InvalidInput", "InvalidParameter"]

@@ -1,0 +1,92 @@
+"""The parameters of the scikit-learn front door, and what they are in the words of the model room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from engram.estimator.errors import InvalidParameter
+from engram.methods import METHODS, make, setting_names
+from engram.model import Model, Wishes, settings_of
+from engram.model.recipe import array_epochs, array_settings
+
+OWN = ("network", "epochs", "features_per_class", "images_per_class", "seed", "device")  # settings with a parameter
+
+
+def wishes_of(parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...], seed: int) -> Wishes:
+    """A classifier's parameters in the words of the model room, for so many samples of this shape."""
+    given = _plain(parameters["settings"] if parameters["settings"] is not None else {})
+    if owned := [name for name in OWN if name in given]:
+        parameter = "random_state" if owned[0] == "seed" else owned[0]
+        raise InvalidParameter(f"`settings` cannot hold '{owned[0]}'. Give it as the parameter {parameter}.")
+    known = setting_names(parameters["method"], given.get("objective"))
+    images = _whole("images_per_class", parameters["images_per_class"])
+    if images is not None and "images_per_class" not in known:
+        raise InvalidParameter(
+            f"The method '{parameters['method']}' keeps no inputs as they are. Use another, such as 'hybrid', or leave "
+            "images_per_class out."
+        )
+    features = _whole("features_per_class", parameters["features_per_class"])
+    settings = {
+        **array_settings(parameters["method"], given.get("objective"), shape),
+        "epochs": array_epochs(samples, shape),
+        **given,
+    }
+    return Wishes(
+        method=parameters["method"],
+        network=parameters["network"],
+        epochs=_whole("epochs", parameters["epochs"]),
+        features_per_class=features if "features_per_class" in known else None,
+        images_per_class=images,
+        budget=_whole("budget", parameters["budget"]),
+        settings=settings,
+        hold_out=_share("validation_fraction", parameters["validation_fraction"]),
+        seed=seed,
+        device=parameters["device"],
+    )
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise InvalidParameter(f"`settings` must map names to values; found {settings!r}.")
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+
+
+def _whole(name: str, value: Any) -> int | None:
+    """A parameter that is a number of things, be it one of numpy's, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InvalidParameter(f"{name} must be a whole number, at least 1; found {value!r}.")
+    return int(value)
+
+
+def _share(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < 1:
+        raise InvalidParameter(f"{name} must be at least 0 and less than 1; found {value!r}.")
+    return float(value)
+
+
+def parameters_of(model: Model) -> dict[str, Any]:
+    """The parameters with which a new classifier would learn as this model does, but for the device."""
+    learner, facts = model.learner, model.facts
+    settings = settings_of(learner)
+    objective = settings["objective"] if settings["objective"] != METHODS[learner.name].objective else None
+    usual = {**array_settings(learner.name, objective, learner.shape_), "objective": objective}
+    base = settings_of(make(learner.name, **usual))
+    other = {name: value for name, value in settings.items() if name not in OWN and value != base[name]}
+    other |= {"objective": objective} if objective is not None else {}
+    images = settings.get("images_per_class")
+    return {
+        "method": learner.name,
+        "network": learner.network,
+        "epochs": facts.epochs,
+        "features_per_class": facts.features_per_class or 250,
+        "images_per_class": images if images != base.get("images_per_class") else None,
+        "budget": facts.budget,
+        "validation_fraction": facts.hold_out,
+        "random_state": learner.seed,
+        "settings": other or None,
+    }
