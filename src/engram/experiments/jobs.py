@@ -121,7 +121,7 @@ def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
         label,
         plan,
         f"runs/{plan.method}-{_digest([plan.method, settings, stream])}/seed-{plan.seed}",
-        _digest([learner.training_settings(), kept, own, stream]),
+        _digest([identifying(learner.training_settings()), kept, own, stream]),
     )
 
 
