@@ -12,7 +12,7 @@ from conftest import blobs, patterns
 from engram.data import Dataset, Samples, load
 from engram.errors import UsageError
 from engram.experiments import Plan
-from engram.methods import Learner, parse_bytes, setting_names
+from engram.methods import BudgetError, Learner, parse_bytes, setting_names
 
 VECTORS, IMAGES = blobs(), patterns()  # six classes of vectors of 12 numbers; four of images of 8 x 8 x 3
 VECTOR, IMAGE, FEATURE = 12 * 4, 8 * 8 * 3, 64 * 4  # bytes
@@ -278,3 +278,46 @@ def test_the_least_that_is_named_will_do_however_images_and_features_compare(sid
 def test_none_asked_for_in_words_is_as_if_nothing_was() -> None:
     words = planned("gamma-icarl", 10_000, images_per_class="none")
     assert words.chosen(IMAGES) == planned("gamma-icarl", 10_000, images_per_class=None).chosen(IMAGES)
+
+
+# The codec, where it is left open
+
+
+def many(classes: int, per_class: int, dimension: int = 8) -> Dataset:
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    samples = Samples.of(torch.rand(len(labels), dimension), labels)
+    return Dataset("many", samples, samples, tuple(map(str, range(classes))))
+
+
+def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
+    pytest.importorskip("faiss")
+    dataset, vector = many(10, 500), 64  # numbers; a codebook takes 256 x 64 x 2 bytes
+    chosen = {mb: planned("engram", int(mb * 2**20)).chosen(dataset) for mb in (0.05, 0.15, 0.2, 1)}
+    assert {mb: (each["codec"], each["codec_bytes"]) for mb, each in chosen.items()} == {
+        0.05: ("pq", vector // 4),
+        0.15: ("pq", vector // 2),
+        0.2: ("pq", vector // 2),
+        1: ("int8", None),  # every vector of every class fits
+    }
+    for mb, each in chosen.items():
+        learner = planned("engram", int(mb * 2**20)).learner(dataset)
+        assert {name: learner.settings()[name] for name in each} == each
+
+
+def test_of_a_given_number_the_finest_codec_that_fits_is_chosen() -> None:
+    pytest.importorskip("faiss")
+    dataset, codebook = many(10, 500), 256 * 64 * 2
+    for budget, codec in ((10 * 100 * 64 + 512, "int8"), (10 * 100 * 64 + 511, "pq"), (codebook + 32_000, "pq")):
+        assert planned("engram", budget, features_per_class=100).chosen(dataset)["codec"] == codec
+    with pytest.raises(BudgetError, match="is too small"):
+        planned("engram", codebook + 15_999, features_per_class=100).chosen(dataset)
+
+
+def test_a_codec_that_is_asked_for_stays() -> None:
+    assert planned("engram", 10_000, codec="int8").chosen(VECTORS) == {"features_per_class": 24}
+    assert planned("features", 10_000).chosen(VECTORS).keys() == {"features_per_class"}  # the paper's keeps float32
+
+
+def test_without_faiss_a_byte_a_number_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engram.methods.budget.installed", lambda: False)
+    assert planned("engram", 50_000).chosen(many(10, 500))["codec"] == "int8"

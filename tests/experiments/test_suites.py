@@ -15,13 +15,13 @@ from engram.experiments.jobs import Order, facts, jobs_of, variants
 from engram.experiments.suites import SUITES, Facts, Variant
 
 VALIDATED = {"cosine", "alpha", "width", "depth", "gamma"}
-UNVALIDATED = {"memory", "points", "table1", "quality", "balance"}
+UNVALIDATED = {"memory", "points", "table1", "quality", "balance", "frontier"}
 
 
-def made(classes: int, per_class: int, name: str = "mine") -> Dataset:
+def made(classes: int, per_class: int, name: str = "mine", side: int = 2) -> Dataset:
     """So many classes of so many tiny images."""
     labels = torch.arange(classes).repeat_interleave(per_class)
-    images = torch.zeros(len(labels), 2, 2, 3, dtype=torch.uint8)
+    images = torch.zeros(len(labels), side, side, 3, dtype=torch.uint8)
     samples = Samples.of(images, labels)
     return Dataset(name, samples, samples, tuple(f"class {label}" for label in range(classes)))
 
@@ -50,9 +50,9 @@ def varied(found: list[Variant], setting: str) -> list[tuple[str, Any]]:
     return [(variant.method, variant.settings.get(setting)) for variant in found]
 
 
-def test_every_experiment_of_the_paper_has_a_suite_and_nothing_else_does() -> None:
+def test_every_experiment_of_the_paper_has_a_suite_and_the_frontier_is_ours() -> None:
     assert set(SUITES) == VALIDATED | UNVALIDATED
-    assert len(SUITES) == 10
+    assert len(SUITES) == 11
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -197,6 +197,7 @@ def test_balance_differs_in_what_the_classifier_learns_from_alone(hundred: Datas
 
 def facts_of(per_class: int, **others: Any) -> Facts:
     values: dict[str, Any] = {"classes": 100, "classes_per_task": 10, "features_per_class": 250, "whole": True}
+    values["sample_bytes"] = 3072
     return Facts(**{**values, "per_class": per_class, "images_per_class": 20, **others})
 
 
@@ -282,3 +283,16 @@ def test_what_is_tuned_is_tuned_on_a_tenth_of_the_training_images_and_the_rest_o
     else:
         assert stream.split["validation"] == SUITES[suite].validation == 0
         assert (trained, tested) == (len(digits.train), len(digits.test))
+
+
+def test_the_frontier_leaves_out_what_a_budget_does_not_hold_one_of() -> None:
+    dataset = made(10, 50, side=16)
+    found = of("frontier", dataset, "short")
+    whole = list(SUITES["frontier"].variants(facts(dataset, "short")))
+    left_out = {(variant.method, variant.budget) for variant in whole if variant not in found}
+    assert ("gamma-icarl", 256) in left_out  # a third of an image of 768 bytes
+    assert ("features", 256) not in left_out  # 64 numbers
+    for variant in found:
+        (job,) = jobs_of(variant, Order(suite="frontier", dataset=dataset.name, tasks=2), dataset)
+        assert variant.budget is not None
+        assert job.plan.budget == variant.budget * len(job.plan.stream(dataset).classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ from engram.randomness import generator
 CENTROIDS = 256  # of each part: as many as a byte tells apart
 ITERATIONS = 25  # of k-means
 MOST = 2**16  # vectors that centroids are found from
+
+
+def installed() -> bool:
+    """Whether there is faiss."""
+    return find_spec("faiss") is not None
 
 
 def check_installed() -> None:

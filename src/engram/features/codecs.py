@@ -161,7 +161,8 @@ def coded(tensors: Mapping[str, Tensor]) -> Coded:
 class Coding:
     """How stored vectors are kept. The paper keeps float32."""
 
-    codec: Codec = "float32"  # in 1/2: float16; in 1/4: int8, a byte a number; pq: product quantisation
+    # In 1/2: float16; in 1/4: int8, a byte a number; pq: product quantisation; auto: a budget's choice, else int8.
+    codec: Codec | Literal["auto"] = "float32"
     codec_bytes: PositiveInt | None = None  # of pq, a vector; None: d / 2, which is 1/8 of float32
 
     def __post_init__(self) -> None:
@@ -170,6 +171,11 @@ class Coding:
                 f"codec_bytes is for the codec pq, and the codec is {self.codec}. Leave it out, or set it to none."
             )
 
+    @property
+    def used(self) -> Codec:
+        """The codec, where none is left open."""
+        return "int8" if self.codec == "auto" else self.codec
+
     def check(self) -> None:
         """Refuse, before anything is learned, what cannot be kept here."""
         if self.codec == "pq":
@@ -177,19 +183,19 @@ class Coding:
 
     def encoded(self, vectors: Tensor) -> Coded:
         """Unit vectors, float32 (n, d), as they are kept from now on."""
-        if self.codec == "float32":
+        if self.used == "float32":
             return Plain(vectors)
         if not bool(vectors.isfinite().all()):  # no code is not finite, so nobody would notice later
             raise TrainingError("The vectors to keep are not finite. Nothing of this task was kept.")
-        if self.codec == "float16":
+        if self.used == "float16":
             return Plain(vectors.half())
-        if self.codec == "int8":
+        if self.used == "int8":
             return Scaled.of(vectors)
         return Product.of(vectors, product_bytes(vectors.shape[1], self.codec_bytes))
 
     def nbytes(self, count: int, dimension: int) -> int:
         """The bytes that so many vectors of so many numbers take."""
-        return nbytes(self.codec, count, dimension, self.codec_bytes)
+        return nbytes(self.used, count, dimension, self.codec_bytes)
 
 
 def nbytes(codec: Codec, count: int, dimension: int, codec_bytes: int | None = None) -> int:

@@ -86,7 +86,7 @@ class FeatureMemory(_Grouped):
         All of them are encoded together, and kept in the way that `coding` says.
         """
         # Vectors that were brought to unit length are no longer where their codes put them, and would move once more.
-        old_rows = self.vectors.numbers() if self.codec == coding.codec else self.rows
+        old_rows = self.vectors.numbers() if self.codec == coding.used else self.rows
         return FeatureMemory(coding.encoded(_gathered(old_rows, new_rows, sources)), counts)
 
 
@@ -169,7 +169,8 @@ def select(memory: FeatureMemory, vectors: Tensor, columns: Tensor, per_class: i
             candidates = torch.cat([rows[stored], unit[arrived]]) if len(stored) else unit[arrived]
             chosen = chosen[herd(candidates, per_class)]
         sources.append(chosen[:per_class])
-    return torch.cat(sources), torch.tensor([len(part) for part in sources], dtype=torch.int64)
+    counts = torch.tensor([len(part) for part in sources], dtype=torch.int64)
+    return torch.cat(sources) if sources else counts, counts
 
 
 def warn_of_small_classes(counts: Tensor, among: Tensor, asked: int) -> None:

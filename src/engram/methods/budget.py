@@ -1,17 +1,19 @@
-"""A budget in bytes: how many images, how many features, or how many of both, fit what may be kept."""
+"""A budget in bytes: how many images and features fit what may be kept, and by which codec."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from engram.data import Samples
 from engram.errors import UsageError
-from engram.features import MEGABYTE
+from engram.features import MEGABYTE, Coding
+from engram.features.codebooks import installed
 from engram.methods.features import Features
 from engram.methods.learner import Learner
 from engram.methods.replay import Rehearsing
@@ -30,26 +32,53 @@ def parse_bytes(text: str) -> int:
     return count
 
 
+class BudgetError(UsageError):
+    """A budget that does not hold one of each class."""
+
+
 def fit_budget(
     learner: Learner, asked: Mapping[str, Any], budget: int, classes: int, samples: Samples
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """How many images and features a learner may keep so that those of `classes` classes fit `budget` bytes.
 
     `asked` are settings that must stay; `samples` are like those that are learned. Where images and features are both
-    to be chosen, each gets half of the bytes.
+    to be chosen, each gets half of the bytes. Where the codec is left open, it is chosen too: the one by which what is
+    kept is worth most.
     """
     sizes = _sizes(learner, classes, samples)
     if not sizes:
         raise UsageError(f"What the method '{learner.name}' keeps cannot be chosen by a budget. Leave out --budget.")
     given = {name: int(asked[name]) for name in sizes if asked.get(name) is not None}
+    if not isinstance(learner, Features) or learner.coding.codec != "auto":
+        if len(given) == len(sizes):
+            raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
+        return _fitted(sizes, given, budget, classes)
+    most = int(torch.bincount(samples.labels).max())  # more vectors than a class has samples are worth nothing
+    found: list[tuple[float, dict[str, Any]]] = []
+    for coding, worth in _codings(dimension_of(learner, samples)):
+        sizes = _sizes(replace(learner, coding=coding), classes, samples)
+        try:
+            chosen = _fitted(sizes, given, budget, classes)
+        except BudgetError as error:
+            refusal = error
+            continue
+        vectors = min({**given, **chosen}["features_per_class"], most)
+        settings = {"codec": coding.codec, "codec_bytes": coding.codec_bytes}
+        found.append((worth * vectors, {**chosen, **settings}))
+    if not found:
+        raise refusal
+    return max(found, key=lambda each: each[0])[1]
+
+
+def _fitted(
+    sizes: Mapping[str, Callable[[int], int]], given: Mapping[str, int], budget: int, classes: int
+) -> dict[str, int]:
     open_ones = [name for name in sizes if name not in given]
-    if not open_ones:
-        raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
     fewest = {name: classes if name == "images_total" else 1 for name in sizes}
     smallest = {name: sizes[name](given.get(name, fewest[name])) for name in sizes}
     least = sum(smallest.values())
     if budget < least:
-        raise UsageError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
+        raise BudgetError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
     spare = budget - least  # beyond the fewest of each, which half of the bytes need not hold
     chosen: dict[str, int] = {}
     for number, name in enumerate(open_ones):
@@ -72,7 +101,7 @@ def largest(size: Callable[[int], int], room: int, most: int | None = None) -> i
 def _sizes(learner: Learner, classes: int, samples: Samples) -> dict[str, Callable[[int], int]]:
     """The bytes, over all classes, of so many of each thing that can be chosen."""
     sizes: dict[str, Callable[[int], int]] = {}
-    if isinstance(learner, Rehearsing):
+    if isinstance(learner, Rehearsing) and learner.exemplars.images_per_class != 0:
         image = samples.sample_bytes
         total = learner.exemplars.images_total is not None
         each = image if total else classes * image
@@ -81,6 +110,15 @@ def _sizes(learner: Learner, classes: int, samples: Samples) -> dict[str, Callab
         coding, dimension = learner.coding, dimension_of(learner, samples)
         sizes["features_per_class"] = lambda number: coding.nbytes(classes * number, dimension)
     return sizes
+
+
+def _codings(dimension: int) -> Iterator[tuple[Coding, float]]:
+    """The codecs a budget may choose, and what a vector by each is worth beside an exact one (RESULTS.md)."""
+    yield Coding(codec="int8"), 1.0
+    if installed():
+        for parts, worth in ((2, 0.95), (4, 0.5)):
+            if dimension % parts == 0:
+                yield Coding(codec="pq", codec_bytes=dimension // parts), worth
 
 
 def dimension_of(learner: Learner, samples: Samples) -> int:
