@@ -291,13 +291,15 @@ def many(classes: int, per_class: int, dimension: int = 8) -> Dataset:
 
 def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
     pytest.importorskip("faiss")
-    dataset, vector = many(10, 500), 64  # numbers; a codebook takes 256 x 64 x 2 bytes
-    chosen = {mb: planned("engram", int(mb * 2**20)).chosen(dataset) for mb in (0.05, 0.15, 0.2, 1)}
-    assert {mb: (each["codec"], each["codec_bytes"]) for mb, each in chosen.items()} == {
-        0.05: ("pq", vector // 4),
-        0.15: ("pq", vector // 2),
-        0.2: ("pq", vector // 2),
-        1: ("int8", None),  # every vector of every class fits
+    dataset = many(100, 200)  # vectors of 64 numbers, and a codebook of 256 x 64 x 2 bytes
+    chosen = {
+        mb: planned("engram", int(mb * 2**20)).chosen(dataset) for mb in (0.02, 0.1, 0.4, 1)
+    }
+    assert {mb: tuple(each.values()) for mb, each in chosen.items()} == {
+        0.02: (3, "int8", None),  # a codebook would not fit
+        0.1: (22, "pq", 32),  # int8 would hold 16
+        0.4: (120, "pq", 32),  # ... 65
+        1: (163, "int8", None),
     }
     for mb, each in chosen.items():
         learner = planned("engram", int(mb * 2**20)).learner(dataset)
@@ -307,10 +309,10 @@ def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
 def test_of_a_given_number_the_finest_codec_that_fits_is_chosen() -> None:
     pytest.importorskip("faiss")
     dataset, codebook = many(10, 500), 256 * 64 * 2
-    for budget, codec in ((10 * 100 * 64 + 512, "int8"), (10 * 100 * 64 + 511, "pq"), (codebook + 32_000, "pq")):
-        assert planned("engram", budget, features_per_class=100).chosen(dataset)["codec"] == codec
+    for budget, codec in ((10 * 200 * 64 + 512, "int8"), (10 * 200 * 64 + 511, "pq"), (codebook + 64_000, "pq")):
+        assert planned("engram", budget, features_per_class=200).chosen(dataset)["codec"] == codec
     with pytest.raises(BudgetError, match="is too small"):
-        planned("engram", codebook + 15_999, features_per_class=100).chosen(dataset)
+        planned("engram", codebook + 63_999, features_per_class=200).chosen(dataset)
 
 
 def test_a_codec_that_is_asked_for_stays() -> None:

@@ -13,6 +13,7 @@ LATER: Mapping[str, Any] = {
     "crop_area": None,
     "crop_ratio": (3 / 4, 4 / 3),
     "precision": "float32",
+    "shrinkage": 0.05,
 }
 
 

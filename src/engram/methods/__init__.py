@@ -53,10 +53,10 @@ METHODS: dict[str, Method] = {
     "hybrid": Method(Hybrid, "features, and images replayed in training", "features and images"),
     "engram": Method(
         Hybrid,
-        "ours: features held in training, an adapter trained for longer, coded vectors",
+        "ours: features on LUCIR's training, an adapter trained for longer, a byte a number",
         "features",
         "lucir",
-        {"images_per_class": 0, "adapter_steps": 1600, "codec": "auto"},
+        {"images_per_class": 0, "adapter_steps": 1600, "C": 10.0, "codec": "auto"},
     ),
     "features-unadapted": Method(
         Features, "the same as features, left as they are", "features", settings={"adapter": "identity"}

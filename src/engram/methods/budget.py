@@ -20,6 +20,7 @@ from engram.methods.replay import Rehearsing
 from engram.network import make_network
 
 MOST = 2**60  # of anything
+ENOUGH = 125  # vectors of a class: more of them are worth little
 UNITS = {"B": 1, "KB": 2**10, "MB": MEGABYTE, "GB": 2**30}  # the paper's MB
 
 
@@ -53,7 +54,6 @@ def fit_budget(
         if len(given) == len(sizes):
             raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
         return _fitted(sizes, given, budget, classes)
-    most = int(torch.bincount(samples.labels).max())  # more vectors than a class has samples are worth nothing
     found: list[tuple[float, dict[str, Any]]] = []
     for coding, worth in _codings(dimension_of(learner, samples)):
         sizes = _sizes(replace(learner, coding=coding), classes, samples)
@@ -62,7 +62,7 @@ def fit_budget(
         except BudgetError as error:
             refusal = error
             continue
-        vectors = min({**given, **chosen}["features_per_class"], most)
+        vectors = min({**given, **chosen}["features_per_class"], ENOUGH)
         settings = {"codec": coding.codec, "codec_bytes": coding.codec_bytes}
         found.append((worth * vectors, {**chosen, **settings}))
     if not found:
@@ -113,12 +113,13 @@ def _sizes(learner: Learner, classes: int, samples: Samples) -> dict[str, Callab
 
 
 def _codings(dimension: int) -> Iterator[tuple[Coding, float]]:
-    """The codecs a budget may choose, and what a vector by each is worth beside an exact one (RESULTS.md)."""
+    """The codecs a budget may choose, and what a vector by each is worth beside an exact one (RESULTS.md).
+
+    Product quantisation pays where few vectors fit; at d / 4 bytes it loses more than any number of them is worth.
+    """
     yield Coding(codec="int8"), 1.0
-    if installed():
-        for parts, worth in ((2, 0.95), (4, 0.5)):
-            if dimension % parts == 0:
-                yield Coding(codec="pq", codec_bytes=dimension // parts), worth
+    if installed() and dimension % 2 == 0:
+        yield Coding(codec="pq", codec_bytes=dimension // 2), 0.75
 
 
 def dimension_of(learner: Learner, samples: Samples) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,6 +16,7 @@ from engram.features import (
     Adapter,
     Classifier,
     Coding,
+    Discriminant,
     FeatureMemory,
     LinearSVM,
     Memory,
@@ -38,8 +39,9 @@ class Features(Learner):
     features_per_class: PositiveInt = 250  # L, §5.3
     coding: Coding = field(default_factory=Coding)
     adaptation: Adaptation = field(default_factory=Adaptation)
-    classifier: Literal["svm", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
+    classifier: Literal["svm", "discriminant", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
     C: PositiveFloat = 1.0  # of the SVM; LinearSVC's default
+    shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.05  # of the discriminant's covariance
     penalty: PositiveFloat = 1.0  # of ridge
     balanced: bool = True  # §5.4: it learns from L features of every class; otherwise from all of the task's
 
@@ -75,9 +77,13 @@ class Features(Learner):
         return self.make_classifier().fit(memory.features.rows, memory.features.columns)
 
     def make_classifier(self) -> Classifier:
-        return {"svm": LinearSVM(C=self.C), "nearest-mean": NearestMean(), "ridge": Ridge(self.penalty)}[
-            self.classifier
-        ]
+        made: dict[str, Classifier] = {
+            "svm": LinearSVM(C=self.C),
+            "discriminant": Discriminant(self.shrinkage),
+            "nearest-mean": NearestMean(),
+            "ridge": Ridge(self.penalty),
+        }
+        return made[self.classifier]
 
     def _carry_over(
         self, samples: Samples, network: Network, features: Tensor, columns: Tensor, progress: Progress
