@@ -292,9 +292,7 @@ def many(classes: int, per_class: int, dimension: int = 8) -> Dataset:
 def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
     pytest.importorskip("faiss")
     dataset = many(100, 200)  # vectors of 64 numbers, and a codebook of 256 x 64 x 2 bytes
-    chosen = {
-        mb: planned("engram", int(mb * 2**20)).chosen(dataset) for mb in (0.02, 0.1, 0.4, 1)
-    }
+    chosen = {mb: planned("engram", int(mb * 2**20)).chosen(dataset) for mb in (0.02, 0.1, 0.4, 1)}
     assert {mb: tuple(each.values()) for mb, each in chosen.items()} == {
         0.02: (3, "int8", None),  # a codebook would not fit
         0.1: (22, "pq", 32),  # int8 would hold 16

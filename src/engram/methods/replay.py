@@ -109,7 +109,9 @@ class Replay(Rehearsing):
     def check(self, classes: int) -> None:
         super().check(classes)
         if not self.exemplars.per_class(classes):
-            raise UsageError(f"The method '{self.name}' lives by the images it keeps. Give it one of each class or more.")
+            raise UsageError(
+                f"The method '{self.name}' lives by the images it keeps. Give it one of each class or more."
+            )
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         features = extract(network, self.rehearsal(task), progress)

@@ -1,6 +1,6 @@
 """The paper's tables and figures by name, and our own."""
 
-from engram.experiments.suites import balance, cosine, frontier, memory, points, quality, table1
+from engram.experiments.suites import balance, cosine, frontier, memory, parts, points, quality, table1
 from engram.experiments.suites.ablations import ALPHA, DEPTH, GAMMA, WIDTH
 from engram.experiments.suites.suite import Facts, Suite, Variant
 
@@ -16,6 +16,7 @@ SUITES: dict[str, Suite] = {
     "quality": quality.SUITE,
     "balance": balance.SUITE,
     "frontier": frontier.SUITE,
+    "parts": parts.SUITE,
 }
 
 __all__ = ["SUITES", "Facts", "Suite", "Variant"]
