@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engram.data import Samples, Stream, split
 from engram.errors import EngramError, TrainingError
 from engram.experiments import run
-from engram.features import select
+from engram.features import Coding, select
 from engram.features.memory import FeatureMemory
 from engram.network import Network, Training, extract, make_network, parallel
 from engram.network.parallel import norms, steps
@@ -88,6 +88,11 @@ def waited(seconds: float) -> float:
 def selected(vectors: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Which of the vectors a memory keeps."""
     return select(FeatureMemory.empty(vectors.shape[1]), vectors, columns, 10)
+
+
+def encoded(vectors: Tensor) -> dict[str, Tensor]:
+    """What product quantisation keeps of vectors."""
+    return Coding(codec="pq").encoded(vectors).tensors()
 
 
 # Training

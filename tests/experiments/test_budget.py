@@ -12,7 +12,7 @@ from conftest import blobs, patterns
 from engram.data import Dataset, Samples, load
 from engram.errors import UsageError
 from engram.experiments import Plan
-from engram.methods import Learner, parse_bytes, setting_names
+from engram.methods import BudgetError, Learner, parse_bytes, setting_names
 
 VECTORS, IMAGES = blobs(), patterns()  # six classes of vectors of 12 numbers; four of images of 8 x 8 x 3
 VECTOR, IMAGE, FEATURE = 12 * 4, 8 * 8 * 3, 64 * 4  # bytes
@@ -102,6 +102,33 @@ def test_a_budget_chooses_what_the_method_keeps(method: str, dataset: Dataset, c
     assert plan.chosen(dataset) == chosen
     learner = plan.learner(dataset)
     assert {name: learner.settings()[name] for name in chosen} == chosen
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [
+        ({"codec": "float16"}, 13),  # 10,000 / 6 / 128
+        ({"codec": "int8"}, 24),  # (10,000 - 512) / 6 / 64
+        ({"codec": "pq"}, 10),  # 6 x 10 vectors are all centroids: 60 x (32 + 128) are 9,600
+        ({"codec": "pq", "codec_bytes": 16}, 11),  # 66 x (16 + 128) are 9,504
+    ],
+)
+@pytest.mark.parametrize("method", ["features", "features-unadapted"])
+def test_a_budget_counts_what_the_codec_takes(method: str, settings: dict[str, Any], chosen: int) -> None:
+    assert planned(method, 10_000, **settings).chosen(VECTORS) == {"features_per_class": chosen}
+
+
+def test_a_codebook_is_counted_once() -> None:
+    codebook = 256 * 64 * 2
+    plan = planned("features", codebook + 6 * 50 * 32, codec="pq")
+    assert plan.chosen(VECTORS) == {"features_per_class": 50}
+    assert planned("features", codebook + 6 * 50 * 32 - 1, codec="pq").chosen(VECTORS) == {"features_per_class": 49}
+
+
+def test_coded_features_have_what_images_leave() -> None:
+    chosen = planned("hybrid", 10_000, codec="int8").chosen(IMAGES)
+    assert chosen == {"images_per_class": 6, "features_per_class": (10_000 - 4 * 6 * IMAGE - 512) // 4 // 64}
+    assert learned(planned("hybrid", 10_000, codec="int8"), IMAGES).memory.nbytes <= 10_000
 
 
 def test_the_bytes_that_images_leave_of_their_half_go_to_the_features() -> None:
@@ -251,3 +278,46 @@ def test_the_least_that_is_named_will_do_however_images_and_features_compare(sid
 def test_none_asked_for_in_words_is_as_if_nothing_was() -> None:
     words = planned("gamma-icarl", 10_000, images_per_class="none")
     assert words.chosen(IMAGES) == planned("gamma-icarl", 10_000, images_per_class=None).chosen(IMAGES)
+
+
+# The codec, where it is left open
+
+
+def many(classes: int, per_class: int, dimension: int = 8) -> Dataset:
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    samples = Samples.of(torch.rand(len(labels), dimension), labels)
+    return Dataset("many", samples, samples, tuple(map(str, range(classes))))
+
+
+def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
+    pytest.importorskip("faiss")
+    dataset = many(100, 200)  # vectors of 64 numbers, and a codebook of 256 x 64 x 2 bytes
+    chosen = {mb: planned("engram", int(mb * 2**20)).chosen(dataset) for mb in (0.02, 0.1, 0.4, 1)}
+    assert {mb: tuple(each.values()) for mb, each in chosen.items()} == {
+        0.02: (3, "int8", None),  # a codebook would not fit
+        0.1: (22, "pq", 32),  # int8 would hold 16
+        0.4: (120, "pq", 32),  # ... 65
+        1: (163, "int8", None),
+    }
+    for mb, each in chosen.items():
+        learner = planned("engram", int(mb * 2**20)).learner(dataset)
+        assert {name: learner.settings()[name] for name in each} == each
+
+
+def test_of_a_given_number_the_finest_codec_that_fits_is_chosen() -> None:
+    pytest.importorskip("faiss")
+    dataset, codebook = many(10, 500), 256 * 64 * 2
+    for budget, codec in ((10 * 200 * 64 + 512, "int8"), (10 * 200 * 64 + 511, "pq"), (codebook + 64_000, "pq")):
+        assert planned("engram", budget, features_per_class=200).chosen(dataset)["codec"] == codec
+    with pytest.raises(BudgetError, match="is too small"):
+        planned("engram", codebook + 63_999, features_per_class=200).chosen(dataset)
+
+
+def test_a_codec_that_is_asked_for_stays() -> None:
+    assert planned("engram", 10_000, codec="int8").chosen(VECTORS) == {"features_per_class": 24}
+    assert planned("features", 10_000).chosen(VECTORS).keys() == {"features_per_class"}  # the paper's keeps float32
+
+
+def test_without_faiss_a_byte_a_number_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engram.methods.budget.installed", lambda: False)
+    assert planned("engram", 50_000).chosen(many(10, 500))["codec"] == "int8"

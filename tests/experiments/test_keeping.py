@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import blobs, patterns
@@ -20,7 +21,10 @@ QUICK = {"epochs": 1, "batch_size": 16, "rate": 0.1}
     ("method", "settings"),
     [
         ("features", {"features_per_class": 5, "adapter_steps": 5}),
+        ("features", {"features_per_class": 5, "adapter_steps": 5, "codec": "int8"}),
+        ("features", {"features_per_class": 50, "adapter_steps": 5, "codec": "pq", "codec_bytes": 16}),
         ("hybrid", {"features_per_class": 5, "adapter_steps": 5, "images_per_class": 3}),
+        ("hybrid", {"features_per_class": 5, "adapter_steps": 5, "images_per_class": 3, "codec": "float16"}),
         ("icarl", {"images_total": 11}),
         ("gamma-icarl", {"images_per_class": 50}),  # more than there are
         ("finetune", {}),
@@ -28,7 +32,7 @@ QUICK = {"epochs": 1, "batch_size": 16, "rate": 0.1}
     ],
 )
 def test_the_bytes_that_are_counted_before_are_those_that_are_kept_in_the_end(
-    method: str, settings: dict[str, int]
+    method: str, settings: dict[str, Any]
 ) -> None:
     for dataset in (patterns(), blobs()):
         stream = split(dataset, classes_per_task=2, seed=0)
@@ -54,6 +58,13 @@ def test_what_this_machine_cannot_hold_is_refused_before_a_folder_is_made(
     assert run(make("joint", **QUICK), stream.first(1)).memory_bytes == 24 * 192
     monkeypatch.setattr(keeping, "machine_memory", lambda: 3 * 48 * 192)
     assert run(make("joint", **QUICK), stream).memory_bytes == 48 * 192
+
+
+def test_a_codec_that_does_not_suit_the_network_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    stream = split(blobs(), classes_per_task=2, seed=0)
+    with pytest.raises(UsageError, match=r"^Vectors of 64 numbers cannot be cut into 24 equal parts"):
+        run(make("features", **QUICK, codec="pq", codec_bytes=24), stream, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_memory_of_this_machine_is_known() -> None:

@@ -19,7 +19,7 @@ from engram.experiments.presets import classes_per_task, preset
 from engram.methods import METHODS, OBJECTIVES, setting_names
 
 DIVIDED = ["features", "hybrid", "features-unadapted", "gamma-lwf", "lwf", "gamma-icarl", "icarl", "finetune", "joint"]
-UNDIVIDED = ["eeil", "lucir", "bic", "bic-uncorrected"]  # not divided by the number of classes
+UNDIVIDED = ["eeil", "lucir", "engram", "bic", "bic-uncorrected"]  # not divided by the number of classes
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_a_preset_drops_what_a_method_does_not_keep(digits: Dataset) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_paper_preset_has_the_epochs_of_the_objectives_paper(method: str, digits: Dataset) -> None:
-    epochs = {"eeil": 40, "lucir": 160, "bic": 250, "bic-uncorrected": 250}.get(method, 70)
+    epochs = {"eeil": 40, "lucir": 160, "engram": 160, "bic": 250, "bic-uncorrected": 250}.get(method, 70)
     training = Plan(method=method, preset="paper").learner(digits).training
     assert (training.epochs, training.schedule) == (epochs, "steps")
     assert training.rate == (0.1 if method in UNDIVIDED else 2.0)
@@ -96,7 +96,7 @@ def test_on_digits_the_short_preset_has_a_rate_of_its_own_for_objectives_that_ar
 ) -> None:
     training = Plan(method=method).learner(digits).training
     assert (training.epochs, training.batch_size, training.schedule) == (20, 32, "one-cycle")
-    assert training.rate == (0.05 if method == "lucir" else 0.2)
+    assert training.rate == (0.05 if METHODS[method].objective == "lucir" else 0.2)
 
 
 def test_on_digits_the_short_presets_rate_goes_by_the_objective_that_is_asked_for(digits: Dataset) -> None:

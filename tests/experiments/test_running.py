@@ -146,6 +146,17 @@ def test_a_changed_setting_is_refused_and_named(
     assert final_bytes(tmp_path) == before
 
 
+def test_a_run_begun_before_there_were_codecs_goes_on(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path)
+    request = json.loads((tmp_path / "run.json").read_text())
+    for name in ("codec", "codec_bytes"):
+        request["settings"].pop(name)
+    (tmp_path / "run.json").write_text(json.dumps(request))
+    with pytest.raises(UsageError, match=r"it differs in codec: absent, now int8"):
+        run(small(codec="int8"), vectors, out=tmp_path, resume=True)
+    assert len(run(small(), vectors, out=tmp_path, resume=True).curve) == 3
+
+
 def test_other_data_or_another_class_order_is_refused(vectors: Stream, tmp_path: Path) -> None:
     run(small(), vectors.first(1), out=tmp_path)
     other = Stream(vectors.name, (vectors.tasks[0],), vectors.class_names)

@@ -13,15 +13,16 @@ from engram.data import Dataset, Samples, load
 from engram.experiments import PRESETS, Plan
 from engram.experiments.jobs import Order, facts, jobs_of, variants
 from engram.experiments.suites import SUITES, Facts, Variant
+from engram.methods import METHODS, OBJECTIVES
 
-VALIDATED = {"cosine", "alpha", "width", "depth", "gamma"}
-UNVALIDATED = {"memory", "points", "table1", "quality", "balance"}
+VALIDATED = {"cosine", "alpha", "width", "depth", "gamma", "parts"}
+UNVALIDATED = {"memory", "points", "table1", "quality", "balance", "frontier"}
 
 
-def made(classes: int, per_class: int, name: str = "mine") -> Dataset:
+def made(classes: int, per_class: int, name: str = "mine", side: int = 2) -> Dataset:
     """So many classes of so many tiny images."""
     labels = torch.arange(classes).repeat_interleave(per_class)
-    images = torch.zeros(len(labels), 2, 2, 3, dtype=torch.uint8)
+    images = torch.zeros(len(labels), side, side, 3, dtype=torch.uint8)
     samples = Samples.of(images, labels)
     return Dataset(name, samples, samples, tuple(f"class {label}" for label in range(classes)))
 
@@ -50,9 +51,9 @@ def varied(found: list[Variant], setting: str) -> list[tuple[str, Any]]:
     return [(variant.method, variant.settings.get(setting)) for variant in found]
 
 
-def test_every_experiment_of_the_paper_has_a_suite_and_nothing_else_does() -> None:
+def test_every_experiment_of_the_paper_has_a_suite_and_two_are_ours() -> None:
     assert set(SUITES) == VALIDATED | UNVALIDATED
-    assert len(SUITES) == 10
+    assert len(SUITES) == 10 + 2
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -68,7 +69,9 @@ def test_every_variant_can_be_made_into_a_learner_that_has_its_settings(
         plan = Plan(method=variant.method, preset=preset, settings=variant.settings)
         learner = plan.learner(dataset)
         assert learner.name == variant.method
-        assert variant.settings.items() <= learner.settings().items()
+        objective = variant.settings.get("objective", METHODS[variant.method].objective)
+        assert isinstance(learner.objective, OBJECTIVES[objective])
+        assert {**variant.settings, "objective": learner.settings()["objective"]}.items() <= learner.settings().items()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -197,6 +200,7 @@ def test_balance_differs_in_what_the_classifier_learns_from_alone(hundred: Datas
 
 def facts_of(per_class: int, **others: Any) -> Facts:
     values: dict[str, Any] = {"classes": 100, "classes_per_task": 10, "features_per_class": 250, "whole": True}
+    values["sample_bytes"] = 3072
     return Facts(**{**values, "per_class": per_class, "images_per_class": 20, **others})
 
 
@@ -234,7 +238,9 @@ def test_the_facts_of_a_data_set_are_its_classes_and_its_smallest_class(hundred:
     assert not facts(smaller, "short").whole
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize(
+    "suite", [suite for suite in SUITES if suite != "frontier"]
+)  # budgets may hold more than there is
 def test_no_suite_keeps_more_than_a_class_has_or_nothing_or_runs_the_same_twice(suite: str) -> None:
     for preset, per_class in product(PRESETS, (500, 139, 30, 12, 2)):
         dataset, seen = made(10, per_class), []
@@ -242,7 +248,8 @@ def test_no_suite_keeps_more_than_a_class_has_or_nothing_or_runs_the_same_twice(
             plan = plan_of(variant, suite, dataset, preset)
             settings, smallest = plan.learner(dataset).settings(), _smallest(plan, dataset)
             per_total = settings.get("images_total")
-            kept = [settings.get("features_per_class"), settings.get("images_per_class"), per_total and per_total // 10]
+            images = None if variant.method == "engram" else settings.get("images_per_class")  # of which it keeps none
+            kept = [settings.get("features_per_class"), images, per_total and per_total // 10]
             assert all(1 <= count <= smallest for count in kept if count is not None), (variant.label, kept, smallest)
             seen.append((plan.classes_per_task, variant.method, settings))
         assert all(each not in seen[:place] for place, each in enumerate(seen))
@@ -282,3 +289,16 @@ def test_what_is_tuned_is_tuned_on_a_tenth_of_the_training_images_and_the_rest_o
     else:
         assert stream.split["validation"] == SUITES[suite].validation == 0
         assert (trained, tested) == (len(digits.train), len(digits.test))
+
+
+def test_the_frontier_leaves_out_what_a_budget_does_not_hold_one_of() -> None:
+    dataset = made(10, 50, side=16)
+    found = of("frontier", dataset, "short")
+    whole = list(SUITES["frontier"].variants(facts(dataset, "short")))
+    left_out = {(variant.method, variant.budget) for variant in whole if variant not in found}
+    assert ("gamma-icarl", 256) in left_out  # a third of an image of 768 bytes
+    assert ("features", 256) not in left_out  # 64 numbers
+    for variant in found:
+        (job,) = jobs_of(variant, Order(suite="frontier", dataset=dataset.name, tasks=2), dataset)
+        assert variant.budget is not None
+        assert job.plan.budget == variant.budget * len(job.plan.stream(dataset).classes)

@@ -8,13 +8,14 @@ import pytest
 import scipy.optimize
 import torch
 from safetensors.torch import load_file, save_file
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import RidgeClassifier
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from engram.errors import DataError, EngramWarning, TrainingError, UsageError
 from engram.features import classifiers, squared_hinge
-from engram.features.classifiers import CLASSIFIERS, Classifier, LinearSVM, NearestMean, Ridge
+from engram.features.classifiers import CLASSIFIERS, Classifier, Discriminant, LinearSVM, NearestMean, Ridge
 
 
 def overlapping(sizes: list[int], width: int, noise: float = 1.5, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -234,6 +235,31 @@ def test_ridge_matches_scikit_learn(sizes: list[int], penalty: float) -> None:
 def test_ridge_of_one_class_is_certain() -> None:
     features, labels = overlapping([10], 6)
     torch.testing.assert_close(Ridge().fit(features, labels).scores(features), torch.ones(10, 1))
+
+
+@pytest.mark.parametrize("sizes", [[30] * 5, [100, 20, 3], [25, 35]])
+@pytest.mark.parametrize("shrinkage", [0.01, 0.05, 0.9])
+def test_the_discriminant_matches_scikit_learn(sizes: list[int], shrinkage: float) -> None:
+    features, labels = overlapping(sizes, 20)
+    equal = [1 / len(sizes)] * len(sizes)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage, priors=equal)
+    theirs.fit(features.double().numpy(), labels.numpy())
+    ours = Discriminant(shrinkage).fit(features, labels).scores(features)
+    expected = torch.tensor(theirs.predict_proba(features.double().numpy()))
+    torch.testing.assert_close(ours.double().softmax(dim=1), expected, rtol=0, atol=1e-4)
+
+
+def test_the_discriminant_wholly_shrunk_is_the_nearest_mean() -> None:
+    features, labels = overlapping([20, 5, 1, 30], 12)
+    means = torch.stack([features[labels == label].mean(0) for label in labels.unique()])
+    nearest = torch.cdist(features.double(), means.double()).argmin(dim=1)
+    assert torch.equal(Discriminant(1.0).fit(features, labels).scores(features).argmax(dim=1), nearest)
+
+
+def test_the_discriminant_of_one_vector_a_class_is_the_nearest() -> None:
+    features, labels = overlapping([1, 1, 1], 8)
+    scores = Discriminant().fit(features, labels).scores(features)
+    assert torch.equal(labels.unique()[scores.argmax(dim=1)], labels)
 
 
 def fitted(name: str) -> tuple[Classifier, Tensor]:

@@ -239,3 +239,34 @@ def test_bic_holds_images_out_of_the_training_of_hybrid_but_not_of_its_pairs(vec
     assert (present.kept, len(present.samples)) == (8, 8 + 46)
     one.learn(vectors.tasks[1])
     assert len(recorded.pairs[0].columns) == 10 + 48
+
+
+@pytest.mark.parametrize("objective", ["distillation", "lucir", "bic"])
+def test_without_images_it_is_features(objective: str, images: Stream) -> None:
+    settings = {**QUICK, "features_per_class": 8, "adapter": "ridge", "objective": objective}
+    none, features = make("hybrid", **settings, images_per_class=0), make("features", **settings)
+    for task in images:
+        assert none.training_settings() == features.training_settings()  # they share their networks
+        none.learn(task)
+        features.learn(task)
+    left, right = none.state(), features.state()
+    assert none.memory.nbytes == features.memory.nbytes
+    assert same(*({name: value for name, value in each.items() if "images" not in name} for each in (left, right)))
+
+
+def test_images_can_be_kept_from_some_task_on(images: Stream) -> None:
+    learner = hybrid(images_per_class=0)
+    learner.learn(images.tasks[0])
+    more = hybrid(images_per_class=3)
+    more.restore(learner.state())
+    more.learn(images.tasks[1])
+    assert more.memory.images.counts.tolist() == [0, 0, 3, 3]
+
+
+def test_our_method_keeps_coded_features_and_images_only_if_asked(images: Stream) -> None:
+    for kept in (0, 2):
+        ours = make("engram", **QUICK, images_per_class=kept, features_per_class=8, adapter_steps=5)
+        for task in images:
+            ours.learn(task)
+        assert ours.memory.features.codec == "int8"
+        assert ours.memory.images.counts.tolist() == [kept] * 4

@@ -29,6 +29,13 @@ def replay(method: str = "icarl", **settings: Any) -> Replay:
     return made
 
 
+@pytest.mark.parametrize("method", ["icarl", "gamma-icarl", "eeil", "lucir", "bic"])
+def test_a_method_that_keeps_nothing_but_images_must_keep_some(method: str, images: Stream) -> None:
+    learner = make(method, epochs=1, images_per_class=0)
+    with pytest.raises(UsageError, match=f"'{method}' lives by the images it keeps"):
+        learner.learn(images.tasks[0])
+
+
 def network_of(learner: Learner) -> Network:
     assert learner.network_ is not None
     return learner.network_

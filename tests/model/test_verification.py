@@ -194,7 +194,8 @@ def test_a_model_of_any_method_is_whole_before_and_after_its_classes_are_joined_
         save(writer, Model(learner, names, Facts(seen=(24,) * 6)), action="learn")
     assert verify(folder).problems == ()
     found = inspect(folder)
-    assert sum(each.bytes for each in found.classes) == found.bytes.kept == learner.memory.nbytes
+    own = sum(each.bytes for each in found.classes)
+    assert own + found.bytes.shared == found.bytes.kept == learner.memory.nbytes
     merge(folder, names[0], names[4])
     assert verify(folder).problems == ()
     forget(folder, [names[2], names[4]])

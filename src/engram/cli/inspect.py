@@ -42,7 +42,7 @@ def _facts(found: Inventory, model: Path) -> list[tuple[str, str]]:
     rows = [
         ("model", f"{model}, generation {found.generation} of {found.created}, by engram {found.engram}"),
         ("method", f"{found.method}; network {found.network}, {seen}"),
-        ("kept", f"{_exactly(sizes.kept)}: features {sizes.features:,}, images {sizes.images:,}; {budget}"),
+        ("kept", f"{_exactly(sizes.kept)}: {_features(found)}, images {sizes.images:,}; {budget}"),
         ("network", _exactly(sizes.network)),
         ("folder", f"{_exactly(sizes.folder)}, all generations"),
         ("calibration", _calibration(found.calibration)),
@@ -59,6 +59,13 @@ def _facts(found: Inventory, model: Path) -> list[tuple[str, str]]:
     changed = [f"{name} {value} ({found.defaults.get(name)})" for name, value in sorted(found.changed.items())]
     rows.append(("settings", "; ".join(changed) + " (in parentheses: the default)" if changed else "the defaults"))
     return rows
+
+
+def _features(found: Inventory) -> str:
+    """The bytes of the vectors and, where they are not the paper's, how they are kept."""
+    sizes = found.bytes
+    shared = f", {sizes.shared:,} of it shared by all" if sizes.shared else ""
+    return f"features {sizes.features:,}" + (f" ({found.codec}{shared})" if found.codec != "float32" else "")
 
 
 def _exactly(count: int) -> str:

@@ -139,14 +139,17 @@ def run(
         typer.echo(f"over {seeds} seeds: average {spread['mean']:.3f} ± {spread['deviation']:.3f}, in {folder}")
 
 
-def _chosen(numbers: dict[str, int], classes: int) -> str:
+def _chosen(chosen: dict[str, Any], classes: int) -> str:
     """What a budget has chosen, in words."""
     words = {
         "images_per_class": "images a class",
         "images_total": "images in all",
         "features_per_class": "features a class",
     }
-    return f"{classes} classes: " + " and ".join(f"{count:,} {words[name]}" for name, count in numbers.items())
+    numbers = " and ".join(f"{count:,} {words[name]}" for name, count in chosen.items() if name in words)
+    each = f" of {chosen['codec_bytes']} bytes" if chosen.get("codec_bytes") else ""
+    codec = f", kept as {chosen['codec']}{each}" if "codec" in chosen else ""
+    return f"{classes} classes: {numbers or 'what is asked for'}{codec}"
 
 
 HEADER = "task  classes  accuracy  top-5   head  ω(t-1)   ω(1)  ceiling    gap      kept   seconds"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from engram.experiments.identity import identifying
 from engram.experiments.results import Result
 
 BOUNDS = ("joint", "finetune")  # they say what is possible and what is trivial; no one competes with them
@@ -182,7 +183,7 @@ def _identity(result: Result) -> str:
 
 def without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that make a run this one, whatever its seed."""
-    return {name: value for name, value in settings.items() if name != "seed"}
+    return {name: value for name, value in identifying(settings).items() if name != "seed"}
 
 
 def one_per_seed(label: str, results: Iterable[Result], notes: list[str]) -> tuple[Result, ...]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engram import storage
 from engram.errors import UsageError
+from engram.experiments.identity import identifying
 from engram.experiments.results import Result
 from engram.settings import differences
 
@@ -66,7 +67,12 @@ class RunFolder:
         """Only the same run goes on. One that was asked for fewer tasks of the same stream may be carried further."""
         done, wanted = before["tasks"], now["tasks"]
         flat = [
-            {**request["settings"], "device": "", "method": request["method"], "dataset": request["dataset"]}
+            {
+                **identifying(request["settings"]),
+                "device": "",
+                "method": request["method"],
+                "dataset": request["dataset"],
+            }
             for request in (before, now)
         ]  # a run may go on on another device
         changed = differences(*flat)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from engram import storage
 from engram.data import Dataset
 from engram.data.lazy import Lazy
 from engram.errors import UsageError, nearest, unknown
+from engram.experiments.identity import identifying
 from engram.experiments.plan import Plan
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.suites import SUITES, Facts, Variant
-from engram.methods import Rehearsing, make, setting_names
+from engram.methods import BudgetError, Rehearsing, make, setting_names
 
 SCHEMA = 1
 LIKE_PAPER = 20  # images per class, where a preset does not say
@@ -56,6 +57,7 @@ def facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> Facts:
     return Facts(
         classes=len(dataset.train.classes()),
         per_class=fewest,
+        sample_bytes=dataset.train.sample_bytes,
         classes_per_task=classes_per_task(dataset),
         features_per_class=min(fewest, features.get("features_per_class", 250)),
         images_per_class=min(fewest, images.get("images_per_class", LIKE_PAPER)),
@@ -70,7 +72,8 @@ def variants(order: Order, dataset: Dataset) -> list[Variant]:
     for method in order.methods:
         if method not in known:
             raise UsageError(f"The suite '{order.suite}' has no method '{method}'. {nearest(method, known)}")
-    chosen = [variant for variant in found if not order.methods or variant.method in order.methods]
+    wanted = [variant for variant in found if not order.methods or variant.method in order.methods]
+    chosen = [variant for variant in wanted if _fits(variant, order, dataset)]
     if not chosen:
         raise UsageError(f"{dataset.name} has too few classes for the suite '{order.suite}': there is nothing to run.")
     names = set().union(*(_names(variant, order) for variant in chosen))
@@ -84,10 +87,24 @@ def _names(variant: Variant, order: Order) -> set[str]:
     return {"objective", *setting_names(variant.method, order.settings.get("objective"))}
 
 
+def _fits(variant: Variant, order: Order, dataset: Dataset) -> bool:
+    """Whether the variant's budget, where it has one, holds anything of every class."""
+    try:
+        _plan(variant, order, dataset).chosen(dataset)
+    except BudgetError:
+        return False
+    return True
+
+
 def jobs_of(variant: Variant, order: Order, dataset: Dataset) -> list[Job]:
     """A variant's runs, one per seed."""
     if chosen := order.settings.keys() & variant.settings.keys():
         raise UsageError(f"The suite '{order.suite}' chooses {' and '.join(sorted(chosen))} itself. Leave out --set.")
+    plan = _plan(variant, order, dataset)
+    return [_job(variant.label, plan.with_seed(seed), dataset) for seed in range(order.seeds)]
+
+
+def _plan(variant: Variant, order: Order, dataset: Dataset) -> Plan:
     names = _names(variant, order)
     asked = {name: value for name, value in order.settings.items() if name in names}
     plan = Plan(
@@ -98,7 +115,9 @@ def jobs_of(variant: Variant, order: Order, dataset: Dataset) -> list[Job]:
         tasks=order.tasks,
         validation=SUITES[order.suite].validation,
     )
-    return [_job(variant.label, plan.with_seed(seed), dataset) for seed in range(order.seeds)]
+    if variant.budget is None:
+        return plan
+    return replace(plan, budget=variant.budget * len(plan.stream(dataset).classes))
 
 
 def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
@@ -111,14 +130,16 @@ def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
     }
     if isinstance(dataset.train.inputs, Lazy):  # files may become images of any size, and classes be chosen
         stream |= {"shape": list(dataset.train.shape), "classes": len(dataset.class_names)}
-    settings = {name: value for name, value in learner.settings().items() if name not in ("seed", "device")}
+    settings = {
+        name: value for name, value in identifying(learner.settings()).items() if name not in ("seed", "device")
+    }
     kept = learner.exemplars.numbers() if isinstance(learner, Rehearsing) else None
     own = None if learner.shares_training else plan.method
     return Job(
         label,
         plan,
         f"runs/{plan.method}-{_digest([plan.method, settings, stream])}/seed-{plan.seed}",
-        _digest([learner.training_settings(), kept, own, stream]),
+        _digest([identifying(learner.training_settings()), kept, own, stream]),
     )
 
 

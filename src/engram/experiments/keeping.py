@@ -26,12 +26,13 @@ def kept_bytes(learner: Learner, stream: Stream) -> int:
     kept = _images(learner, stream.tasks) * stream.tasks[0].train.sample_bytes
     if isinstance(learner, Features):
         vectors = int(_counts(stream.tasks).clamp(max=learner.features_per_class).sum())
-        kept += 4 * dimension_of(learner, stream.tasks[0].train) * vectors  # float32
+        kept += learner.coding.nbytes(vectors, dimension_of(learner, stream.tasks[0].train))
     return kept
 
 
 def check_memory(learner: Learner, stream: Stream) -> None:
-    """Refuse, before anything is learned, to keep more images than this machine has memory for."""
+    """Refuse, before anything is learned, what cannot be kept, or more images than this machine has memory for."""
+    kept_bytes(learner, stream)  # a codec may not suit the network's vectors
     images, each = _images(learner, stream.tasks), stream.tasks[0].train.sample_bytes
     memory = machine_memory()
     if COPIES * images * each > memory:

@@ -55,11 +55,12 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
     true = F.normalize(learner.extract(originals(stream, origins), progress, "measure"))  # (n, d)
     # The same classifier, fitted on what the vectors would be had nothing drifted.
     twin.fit(true, stored.columns)
+    rows = stored.rows
     return replace(
         answered,
-        omega=adaptation_quality(stored.rows, true, torch.ones(len(stored), dtype=torch.bool)),
-        omega_previous=adaptation_quality(stored.rows, true, origins[:, 0] == task - 1),
-        omega_first=adaptation_quality(stored.rows, true, origins[:, 0] == 0) if task else None,
+        omega=adaptation_quality(rows, true, torch.ones(len(stored), dtype=torch.bool)),
+        omega_previous=adaptation_quality(rows, true, origins[:, 0] == task - 1),
+        omega_first=adaptation_quality(rows, true, origins[:, 0] == 0) if task else None,
         ceiling=top_k_accuracy(twin.scores(F.normalize(features)), columns),
     )
 

@@ -55,8 +55,8 @@ class Plan:
         """The learner, new."""
         return make(self.method, seed=self.seed, **override(self._settings(dataset), self.chosen(dataset)))
 
-    def chosen(self, dataset: Dataset) -> dict[str, int]:
-        """How many images and features the budget allows; without one, nothing is chosen."""
+    def chosen(self, dataset: Dataset) -> dict[str, Any]:
+        """How many images and features the budget allows, and by which codec; without one, nothing is chosen."""
         if self.budget is None:
             return {}
         learner, stream = make(self.method, **self._settings(dataset)), self.stream(dataset)

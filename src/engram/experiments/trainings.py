@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from engram import __version__, storage
+from engram.experiments.identity import identifying
 from engram.methods import Learner
 from engram.methods.learner import choose_device
 from engram.network import Network, parallel, restore_network
@@ -26,7 +27,7 @@ class Trainings:
 
     def path(self, learner: Learner, tasks: list[str]) -> Path:
         """Where the network of `learner` is, trained up to the last of these tasks (by their fingerprints)."""
-        key = json.dumps([__version__, learner.training_settings(), tasks], sort_keys=True)
+        key = json.dumps([__version__, identifying(learner.training_settings()), tasks], sort_keys=True)
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
 
     @contextmanager

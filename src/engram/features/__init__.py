@@ -1,7 +1,8 @@
 """What is kept of the past, carried over into the present, and used."""
 
 from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, carry_over, fit_ridge
-from engram.features.classifiers import CLASSIFIERS, Classifier, LinearSVM, NearestMean, Ridge
+from engram.features.classifiers import CLASSIFIERS, Classifier, Discriminant, LinearSVM, NearestMean, Ridge
+from engram.features.codecs import Codec, Coded, Coding
 from engram.features.herding import herd
 from engram.features.memory import (
     MEGABYTE,
@@ -19,6 +20,10 @@ __all__ = [
     "Adaptation",
     "Adapter",
     "Classifier",
+    "Codec",
+    "Coded",
+    "Coding",
+    "Discriminant",
     "FeatureMemory",
     "ImageMemory",
     "LinearSVM",

@@ -7,64 +7,134 @@ nothing but a count per class, and a class is trimmed by cutting off the end of 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from engram.errors import EngramWarning
+from engram.features.codecs import Codec, Coded, Coding, Plain, coded
 from engram.features.herding import herd
 
 MEGABYTE = 2**20  # the paper's MB
 AT_A_TIME = 1024  # rows that are copied
+EXACT = Coding()
 
 
-@dataclass(frozen=True, eq=False)
 class _Grouped:
-    rows: Tensor  # (n, ...)
     counts: Tensor  # int64 (K,): how many rows each class has
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of what is kept: the number the paper is about."""
-        return self.rows.nbytes
 
     @property
     def columns(self) -> Tensor:
         """Each row's class, as its column in the head, int64 (n,)."""
         return torch.arange(len(self.counts)).repeat_interleave(self.counts)
 
-    def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor) -> Self:
-        """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of this one's rows −1 − s."""
-        rows = new_rows.new_empty((len(sources), *new_rows.shape[1:]))
-        for some in torch.arange(len(sources)).split(AT_A_TIME):  # images may be most of what the memory can hold
-            old, new = some[sources[some] < 0], some[sources[some] >= 0]
-            rows[old], rows[new] = self.rows[-1 - sources[old]], new_rows[sources[new]]
-        return type(self)(rows, counts)
-
 
 class FeatureMemory(_Grouped):
-    """Unit feature vectors, float32 (n, d)."""
+    """Unit feature vectors (n, d), given as they are, float32, or as a codec keeps them."""
+
+    def __init__(self, vectors: Tensor | Coded, counts: Tensor) -> None:
+        self.vectors = Plain(vectors) if isinstance(vectors, Tensor) else vectors
+        self.counts = counts
 
     @classmethod
     def empty(cls, dimension: int = 0) -> FeatureMemory:
         """A memory of nothing."""
         return cls(torch.empty(0, dimension), torch.empty(0, dtype=torch.int64))
 
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor]) -> FeatureMemory:
+        """The memory whose `tensors()` these are."""
+        return cls(coded({name: tensor for name, tensor in tensors.items() if name != "counts"}), tensors["counts"])
 
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def rows(self) -> Tensor:
+        """The vectors, float32 (n, d). Unless they are kept so, they are decoded each time that one asks."""
+        return self.vectors.decoded()
+
+    @property
+    def codec(self) -> Codec:
+        """How they are kept."""
+        return self.vectors.codec
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of what is kept, codebooks and all: the number the paper is about."""
+        return self.vectors.nbytes
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row, without what all rows share."""
+        return self.vectors.row_bytes
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is kept, by name."""
+        return {**self.vectors.tensors(), "counts": self.counts}
+
+    def chosen(self, rows: Tensor, counts: Tensor) -> FeatureMemory:
+        """The memory of these rows (k,) alone, kept in the same way."""
+        return FeatureMemory(self.vectors.chosen(rows), counts)
+
+    def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor, coding: Coding = EXACT) -> FeatureMemory:
+        """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of this one's rows −1 − s.
+
+        All of them are encoded together, and kept in the way that `coding` says.
+        """
+        # Vectors that were brought to unit length are no longer where their codes put them, and would move once more.
+        old_rows = self.vectors.numbers() if self.codec == coding.used else self.rows
+        return FeatureMemory(coding.encoded(_gathered(old_rows, new_rows, sources)), counts)
+
+
+@dataclass(frozen=True, eq=False)
 class ImageMemory(_Grouped):
     """Images as they came, uint8 (n, h, w, c); or vectors (n, d), where those are the inputs."""
+
+    rows: Tensor
+    counts: Tensor
 
     @classmethod
     def empty(cls, shape: tuple[int, ...] = (0,)) -> ImageMemory:
         """A memory of nothing."""
         dtype = torch.uint8 if len(shape) == 3 else torch.float32
         return cls(torch.empty(0, *shape, dtype=dtype), torch.empty(0, dtype=torch.int64))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of what is kept."""
+        return self.rows.nbytes
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row."""
+        return self.rows[:1].nbytes
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is kept, by name."""
+        return {"rows": self.rows, "counts": self.counts}
+
+    def chosen(self, rows: Tensor, counts: Tensor) -> ImageMemory:
+        """The memory of these rows (k,) alone."""
+        return ImageMemory(self.rows[rows], counts)
+
+    def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor) -> ImageMemory:
+        """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of this one's rows −1 − s."""
+        return ImageMemory(_gathered(self.rows, new_rows, sources), counts)
+
+
+def _gathered(old_rows: Tensor, new_rows: Tensor, sources: Tensor) -> Tensor:
+    rows = new_rows.new_empty((len(sources), *new_rows.shape[1:]))
+    for some in torch.arange(len(sources)).split(AT_A_TIME):  # images may be most of what the memory can hold
+        old, new = some[sources[some] < 0], some[sources[some] >= 0]
+        rows[old], rows[new] = old_rows[-1 - sources[old]], new_rows[sources[new]]
+    return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +157,7 @@ def select(memory: FeatureMemory, vectors: Tensor, columns: Tensor, per_class: i
     first rows. Returns (sources, counts) as `rearranged` takes them. Images are chosen by their features, so `memory`
     is then that of the kept images' features in the same network.
     """
-    unit = F.normalize(vectors)
+    unit, rows = F.normalize(vectors), memory.rows
     classes = max(len(memory.counts), int(columns.max()) + 1 if len(columns) else 0)
     slots = torch.arange(len(memory)).split(memory.counts.tolist())  # one tensor of rows per class so far
     sources: list[Tensor] = []
@@ -96,10 +166,11 @@ def select(memory: FeatureMemory, vectors: Tensor, columns: Tensor, per_class: i
         stored = slots[column] if column < len(slots) else torch.empty(0, dtype=torch.int64)
         chosen = torch.cat([-1 - stored, arrived])
         if len(arrived):
-            candidates = torch.cat([memory.rows[stored], unit[arrived]]) if len(stored) else unit[arrived]
+            candidates = torch.cat([rows[stored], unit[arrived]]) if len(stored) else unit[arrived]
             chosen = chosen[herd(candidates, per_class)]
         sources.append(chosen[:per_class])
-    return torch.cat(sources), torch.tensor([len(part) for part in sources], dtype=torch.int64)
+    counts = torch.tensor([len(part) for part in sources], dtype=torch.int64)
+    return torch.cat(sources) if sources else counts, counts
 
 
 def warn_of_small_classes(counts: Tensor, among: Tensor, asked: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from engram.errors import unknown
 from engram.methods.bic import BiasCorrection
-from engram.methods.budget import dimension_of, fit_budget, parse_bytes
+from engram.methods.budget import BudgetError, dimension_of, fit_budget, largest, parse_bytes
 from engram.methods.costs import Costs, measure_costs
 from engram.methods.eeil import CrossDistillation
 from engram.methods.features import Features
@@ -51,6 +51,13 @@ TOTAL = {"images_total": 2000}  # what their own papers keep on CIFAR-100; 20,00
 METHODS: dict[str, Method] = {
     "features": Method(Features, "the paper's: stored features, adapted to the new network, and an SVM", "features"),
     "hybrid": Method(Hybrid, "features, and images replayed in training", "features and images"),
+    "engram": Method(
+        Hybrid,
+        "ours: features on LUCIR's training, an adapter trained for longer, a byte a number",
+        "features",
+        "lucir",
+        {"images_per_class": 0, "adapter_steps": 1600, "C": 10.0, "codec": "auto"},
+    ),
     "features-unadapted": Method(
         Features, "the same as features, left as they are", "features", settings={"adapter": "identity"}
     ),
@@ -129,6 +136,7 @@ __all__ = [
     "METHODS",
     "OBJECTIVES",
     "BiasCorrection",
+    "BudgetError",
     "Classification",
     "Costs",
     "CrossDistillation",
@@ -150,6 +158,7 @@ __all__ = [
     "columns_of",
     "dimension_of",
     "fit_budget",
+    "largest",
     "make",
     "measure_costs",
     "override",

@@ -1,21 +1,26 @@
-"""A budget in bytes: how many images, how many features, or how many of both, fit what may be kept."""
+"""A budget in bytes: how many images and features fit what may be kept, and by which codec."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from engram.data import Samples
 from engram.errors import UsageError
-from engram.features import MEGABYTE
+from engram.features import MEGABYTE, Coding
+from engram.features.codebooks import installed
 from engram.methods.features import Features
 from engram.methods.learner import Learner
 from engram.methods.replay import Rehearsing
 from engram.network import make_network
 
+MOST = 2**60  # of anything
+ENOUGH = 125  # vectors of a class: more of them are worth little
 UNITS = {"B": 1, "KB": 2**10, "MB": MEGABYTE, "GB": 2**30}  # the paper's MB
 
 
@@ -28,45 +33,93 @@ def parse_bytes(text: str) -> int:
     return count
 
 
+class BudgetError(UsageError):
+    """A budget that does not hold one of each class."""
+
+
 def fit_budget(
     learner: Learner, asked: Mapping[str, Any], budget: int, classes: int, samples: Samples
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """How many images and features a learner may keep so that those of `classes` classes fit `budget` bytes.
 
     `asked` are settings that must stay; `samples` are like those that are learned. Where images and features are both
-    to be chosen, each gets half of the bytes.
+    to be chosen, each gets half of the bytes. Where the codec is left open, it is chosen too: the one by which what is
+    kept is worth most.
     """
-    costs = _costs(learner, classes, samples)
-    if not costs:
+    sizes = _sizes(learner, classes, samples)
+    if not sizes:
         raise UsageError(f"What the method '{learner.name}' keeps cannot be chosen by a budget. Leave out --budget.")
-    given = {name: int(asked[name]) for name in costs if asked.get(name) is not None}
-    open_ones = [name for name in costs if name not in given]
-    if not open_ones:
-        raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
-    fewest = {name: classes if name == "images_total" else 1 for name in costs}
-    least = sum(costs[name] * given.get(name, fewest[name]) for name in costs)
+    given = {name: int(asked[name]) for name in sizes if asked.get(name) is not None}
+    if not isinstance(learner, Features) or learner.coding.codec != "auto":
+        if len(given) == len(sizes):
+            raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
+        return _fitted(sizes, given, budget, classes)
+    found: list[tuple[float, dict[str, Any]]] = []
+    for coding, worth in _codings(dimension_of(learner, samples)):
+        sizes = _sizes(replace(learner, coding=coding), classes, samples)
+        try:
+            chosen = _fitted(sizes, given, budget, classes)
+        except BudgetError as error:
+            refusal = error
+            continue
+        vectors = min({**given, **chosen}["features_per_class"], ENOUGH)
+        settings = {"codec": coding.codec, "codec_bytes": coding.codec_bytes}
+        found.append((worth * vectors, {**chosen, **settings}))
+    if not found:
+        raise refusal
+    return max(found, key=lambda each: each[0])[1]
+
+
+def _fitted(
+    sizes: Mapping[str, Callable[[int], int]], given: Mapping[str, int], budget: int, classes: int
+) -> dict[str, int]:
+    open_ones = [name for name in sizes if name not in given]
+    fewest = {name: classes if name == "images_total" else 1 for name in sizes}
+    smallest = {name: sizes[name](given.get(name, fewest[name])) for name in sizes}
+    least = sum(smallest.values())
     if budget < least:
-        raise UsageError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
+        raise BudgetError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
     spare = budget - least  # beyond the fewest of each, which half of the bytes need not hold
     chosen: dict[str, int] = {}
     for number, name in enumerate(open_ones):
-        whole = spare + sum(costs[other] * fewest[other] for other in open_ones[number:])
+        whole = spare + sum(smallest[other] for other in open_ones[number:])
         share = whole // (len(open_ones) - number)
-        chosen[name] = max(fewest[name], min(share, spare + costs[name] * fewest[name]) // costs[name])
-        spare -= (chosen[name] - fewest[name]) * costs[name]
+        chosen[name] = max(fewest[name], largest(sizes[name], min(share, spare + smallest[name])))
+        spare -= sizes[name](chosen[name]) - smallest[name]
     return chosen
 
 
-def _costs(learner: Learner, classes: int, samples: Samples) -> dict[str, int]:
-    """The bytes, over all classes, of one more of each thing that can be chosen."""
-    costs: dict[str, int] = {}
-    if isinstance(learner, Rehearsing):
+def largest(size: Callable[[int], int], room: int, most: int | None = None) -> int:
+    """The largest number, up to `most`, whose `size` in bytes is within `room`; 0 if not even 1 is.
+
+    `size` must not fall as the number grows; with no `most`, it must grow by a byte each time.
+    """
+    most = min(max(room, 0), MOST) if most is None else most
+    return bisect_right(range(1, 1 + most), room, key=size)
+
+
+def _sizes(learner: Learner, classes: int, samples: Samples) -> dict[str, Callable[[int], int]]:
+    """The bytes, over all classes, of so many of each thing that can be chosen."""
+    sizes: dict[str, Callable[[int], int]] = {}
+    if isinstance(learner, Rehearsing) and learner.exemplars.images_per_class != 0:
         image = samples.sample_bytes
         total = learner.exemplars.images_total is not None
-        costs |= {"images_total": image} if total else {"images_per_class": classes * image}
+        each = image if total else classes * image
+        sizes["images_total" if total else "images_per_class"] = lambda number: number * each
     if isinstance(learner, Features):
-        costs["features_per_class"] = classes * dimension_of(learner, samples) * 4  # float32
-    return costs
+        coding, dimension = learner.coding, dimension_of(learner, samples)
+        sizes["features_per_class"] = lambda number: coding.nbytes(classes * number, dimension)
+    return sizes
+
+
+def _codings(dimension: int) -> Iterator[tuple[Coding, float]]:
+    """The codecs a budget may choose, and what a vector by each is worth beside an exact one (RESULTS.md).
+
+    Product quantisation pays where few vectors fit; at d / 4 bytes it loses more than any number of them is worth.
+    """
+    yield Coding(codec="int8"), 1.0
+    if installed() and dimension % 2 == 0:
+        yield Coding(codec="pq", codec_bytes=dimension // 2), 0.75
 
 
 def dimension_of(learner: Learner, samples: Samples) -> int:

@@ -72,4 +72,4 @@ def _regrouped(memory: Kind, vectors: Tensor, groups: Sequence[Sequence[int]]) -
         if len(group) > 1 and len(rows):
             rows = rows[herd(vectors[rows], max(len(slots[column]) for column in group))]
         chosen.append(rows)
-    return type(memory)(memory.rows[torch.cat(chosen)], torch.tensor([len(rows) for rows in chosen]))
+    return memory.chosen(torch.cat(chosen), torch.tensor([len(rows) for rows in chosen]))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,6 +15,8 @@ from engram.features import (
     Adaptation,
     Adapter,
     Classifier,
+    Coding,
+    Discriminant,
     FeatureMemory,
     LinearSVM,
     Memory,
@@ -35,14 +37,20 @@ class Features(Learner):
     """Memory-efficient incremental learning through feature adaptation (Iscen et al., 2020): Algorithm 1."""
 
     features_per_class: PositiveInt = 250  # L, §5.3
+    coding: Coding = field(default_factory=Coding)
     adaptation: Adaptation = field(default_factory=Adaptation)
-    classifier: Literal["svm", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
+    classifier: Literal["svm", "discriminant", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
     C: PositiveFloat = 1.0  # of the SVM; LinearSVC's default
+    shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.05  # of the discriminant's covariance
     penalty: PositiveFloat = 1.0  # of ridge
     balanced: bool = True  # §5.4: it learns from L features of every class; otherwise from all of the task's
 
     # What carried vectors over last, for whoever wants to know how well. It is not part of what is kept.
     adapter_: Adapter | None = field(default=None, init=False, repr=False)
+
+    def check(self, classes: int) -> None:
+        super().check(classes)
+        self.coding.check()
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         samples = self.rehearsal(task)
@@ -52,7 +60,7 @@ class Features(Learner):
         kept = len(samples) - len(task.train)  # images that were kept have features in the memory already
         with progress.phase("herd"):
             sources, counts = select(memory, features[kept:], columns[kept:], self.features_per_class)
-            memory = memory.rearranged(F.normalize(features[kept:]), sources, counts)
+            memory = memory.rearranged(F.normalize(features[kept:]), sources, counts, self.coding)
             images, image_sources = self.keep_images(task, features)
         warn_of_small_classes(counts, self.in_task(task), self.features_per_class)
         with progress.phase("classify"):
@@ -69,9 +77,13 @@ class Features(Learner):
         return self.make_classifier().fit(memory.features.rows, memory.features.columns)
 
     def make_classifier(self) -> Classifier:
-        return {"svm": LinearSVM(C=self.C), "nearest-mean": NearestMean(), "ridge": Ridge(self.penalty)}[
-            self.classifier
-        ]
+        made: dict[str, Classifier] = {
+            "svm": LinearSVM(C=self.C),
+            "discriminant": Discriminant(self.shrinkage),
+            "nearest-mean": NearestMean(),
+            "ridge": Ridge(self.penalty),
+        }
+        return made[self.classifier]
 
     def _carry_over(
         self, samples: Samples, network: Network, features: Tensor, columns: Tensor, progress: Progress

@@ -144,6 +144,7 @@ class Learner(ABC):
 
     def rehearsal(self, task: Task) -> Samples:
         """The images that were kept, and then the task's."""
+        self.check(len(self.classes_with(task)))  # what cannot be kept is told before training
         images = self.memory_.images
         if not len(images):
             return task.train
@@ -255,7 +256,7 @@ class Learner(ABC):
         if self.classifier_ is not None:
             state |= {f"classifier.{name}": tensor for name, tensor in self.classifier_.state().items()}
         for kind, memory in (("features", self.memory_.features), ("images", self.memory_.images)):
-            state |= {f"memory.{kind}.rows": memory.rows, f"memory.{kind}.counts": memory.counts}
+            state |= {f"memory.{kind}.{name}": tensor for name, tensor in memory.tensors().items()}
         numbers = {
             "classes": self.classes_,
             "brought_by": self.brought_by_,
@@ -276,7 +277,7 @@ class Learner(ABC):
                 self.network, self.head, self.shape_, tensors, last_relu=self.last_relu, side=self.training.crop
             )
             self.network_ = network.requires_grad_(False).to(choose_device(self.device))
-            features = FeatureMemory(**_part(state, "memory.features"))
+            features = FeatureMemory.restored(_part(state, "memory.features"))  # by whatever codec it was kept
             self.memory_ = Memory(features, ImageMemory(**_part(state, "memory.images")))
             classifier = self.make_classifier()
             self.classifier_ = classifier.restore(_part(state, "classifier")) if classifier is not None else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,7 +25,7 @@ PER_CLASS = 20  # P, §5.2, where nothing else is asked for
 class Exemplars:
     """How many images are kept: so many of each class, or a fixed number in all, shared out among the classes seen."""
 
-    images_per_class: PositiveInt | None = None  # P, §5.2; 20 where neither is given
+    images_per_class: NonNegativeInt | None = None  # P, §5.2; 20 where neither is given
     images_total: PositiveInt | None = None  # iCaRL, §4: 2,000; 20,000 on ImageNet-1000
 
     def __post_init__(self) -> None:
@@ -34,13 +34,14 @@ class Exemplars:
 
     def numbers(self) -> dict[str, int | None]:
         """Both numbers, the one that holds where none is given filled in."""
-        per_class = self.images_per_class or (PER_CLASS if self.images_total is None else None)
+        given = self.images_per_class is not None or self.images_total is not None
+        per_class = self.images_per_class if given else PER_CLASS
         return {"images_per_class": per_class, "images_total": self.images_total}
 
     def per_class(self, classes: int) -> int:
         """How many images of each class are kept when so many are known."""
         if self.images_total is None:
-            return self.images_per_class or PER_CLASS
+            return PER_CLASS if self.images_per_class is None else self.images_per_class
         if self.images_total < classes:
             raise UsageError(
                 f"A total of {self.images_total} images cannot be shared out among {classes} classes. Raise it."
@@ -55,16 +56,14 @@ class Rehearsing(Learner):
     exemplars: Exemplars = field(default_factory=Exemplars)
 
     def training_settings(self) -> dict[str, object]:
-        """In the first task nothing is rehearsed; later, what is depends on how much was kept."""
-        settings = super().training_settings()
-        return {**settings, **self.exemplars.numbers()} if self.tasks_ or self.objective.holds_out else settings
+        """In the first task nothing is rehearsed; later, what is depends on how much was kept, be it anything."""
+        settings, numbers = super().training_settings(), self.exemplars.numbers()
+        rehearsed = numbers["images_per_class"] != 0 and (self.tasks_ or self.objective.holds_out)
+        return {**settings, **numbers} if rehearsed else settings
 
     def check(self, classes: int) -> None:
+        super().check(classes)
         self.exemplars.per_class(classes)
-
-    def rehearsal(self, task: Task) -> Samples:
-        self.check(len(self.classes_with(task)))  # what cannot be kept is told before training
-        return super().rehearsal(task)
 
     def keep_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
         columns = self.columns(task, task.train.labels)
@@ -106,6 +105,13 @@ class Replay(Rehearsing):
     """Keep images. What tells iCaRL, EEIL, LUCIR and BiC apart is the objective, and here who answers."""
 
     answer: Literal["head", "nearest-mean"] = "head"  # nearest-mean: the mean of the kept images' features (iCaRL, §2)
+
+    def check(self, classes: int) -> None:
+        super().check(classes)
+        if not self.exemplars.per_class(classes):
+            raise UsageError(
+                f"The method '{self.name}' lives by the images it keeps. Give it one of each class or more."
+            )
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         features = extract(network, self.rehearsal(task), progress)

@@ -135,7 +135,7 @@ def _removal(folder: Reader, model: Model, names: Sequence[str]) -> Removal:
         raise UsageError(f"No class would be left. To forget all of them, remove the folder {folder.path}.")
     memory, columns = model.learner.memory, [model.column(name) for name in known]
     counts = [int(kind.counts[columns].sum()) if len(kind.counts) else 0 for kind in (memory.features, memory.images)]
-    sizes = [kind.rows[:1].nbytes for kind in (memory.features, memory.images)]
+    sizes = [kind.row_bytes for kind in (memory.features, memory.images)]
     return Removal(
         names=known,
         features=counts[0],

@@ -23,7 +23,7 @@ class KnownClass:
     name: str
     features: int  # stored vectors
     images: int  # stored images
-    bytes: int  # of both
+    bytes: int  # of both, without what all vectors share
     seen: int  # samples that were learned
 
 
@@ -32,6 +32,7 @@ class Sizes:
     """Where the bytes are."""
 
     features: int  # stored vectors
+    shared: int  # of these: what belongs to no single one, such as a codebook
     images: int  # stored images
     kept: int  # both: what a budget is for
     network: int
@@ -74,6 +75,7 @@ class Inventory:
     bytes: Sizes
     budget: int | None
     features_per_class: int | None  # asked for; the setting is what the budget leaves of it
+    codec: str  # how vectors are kept; another that is set holds from the next lesson on
     settings: Mapping[str, Any]
     defaults: Mapping[str, Any]  # the method's
     calibration: Calibration
@@ -107,6 +109,7 @@ def inspect(folder: Reader) -> Inventory:
         classes=_classes(model),
         bytes=Sizes(
             features=memory.features.nbytes,
+            shared=memory.features.nbytes - len(memory.features) * memory.features.row_bytes,
             images=memory.images.nbytes,
             kept=memory.nbytes,
             network=sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("network.")),
@@ -115,6 +118,7 @@ def inspect(folder: Reader) -> Inventory:
         ),
         budget=model.facts.budget,
         features_per_class=model.facts.features_per_class,
+        codec=memory.features.codec,
         settings=settings,
         defaults=_defaults(learner, settings),
         calibration=model.facts.calibration,
@@ -138,7 +142,7 @@ def folder_bytes(path: Path) -> int:
 def _classes(model: Model) -> tuple[KnownClass, ...]:
     memory = model.learner.memory
     features, images = (_counts(kind, len(model.names)) for kind in (memory.features, memory.images))
-    sizes = [kind.rows[:1].nbytes for kind in (memory.features, memory.images)]
+    sizes = [kind.row_bytes for kind in (memory.features, memory.images)]
     return tuple(
         KnownClass(
             name=name, features=vectors, images=pictures, bytes=vectors * sizes[0] + pictures * sizes[1], seen=seen

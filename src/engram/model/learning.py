@@ -289,15 +289,16 @@ def _cross_validated(learner: Learner) -> dict[int, float]:
         return {}
     # A class's rows lie in herding order: so each fold has a fair part of every class. Small ones are in none.
     folds = torch.cat([torch.arange(count) % FOLDS - FOLDS * (count < FOLDS) for count in memory.counts.tolist()])
+    rows, columns = memory.rows, memory.columns
     answers = torch.full((len(memory),), -1)
     for fold in range(FOLDS):
         classifier = learner.make_classifier()
         assert classifier is not None
-        classifier.fit(memory.rows[folds != fold], memory.columns[folds != fold])
-        answers[folds == fold] = classifier.scores(memory.rows[folds == fold]).argmax(dim=1)
-    right = (answers == memory.columns).double()
+        classifier.fit(rows[folds != fold], columns[folds != fold])
+        answers[folds == fold] = classifier.scores(rows[folds == fold]).argmax(dim=1)
+    right = (answers == columns).double()
     return {
-        column: float(right[memory.columns == column].mean())
+        column: float(right[columns == column].mean())
         for column, count in enumerate(memory.counts.tolist())
         if count >= FOLDS
     }

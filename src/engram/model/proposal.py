@@ -16,7 +16,7 @@ from engram.data import Samples
 from engram.data.pictures import Found, same_for_people
 from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
-from engram.methods import Features, Learner, Rehearsing, dimension_of, make, measure_costs, setting_names
+from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs, setting_names
 from engram.model.model import Model, remake, settings_of
 from engram.model.recipe import (
     FIRST_RATE,
@@ -107,6 +107,7 @@ def propose_samples(
         labels |= {name: model.label(name) for name in arriving if name in known}
     learner = _learner(model, wishes, sum(arriving.values()))
     names = (*known, *fresh)
+    learner.check(len(names))
     budget = wishes.budget if wishes.budget is not None else (model.facts.budget if model is not None else None)
     asked = learner.features_per_class if isinstance(learner, Features) else None
     arrived = [arriving.get(name, 0) for name in names]
@@ -243,31 +244,24 @@ def _within(learner: Learner, arrived: list[int], budget: int | None, shape: tup
     if not isinstance(learner, Features):
         return learner, images
     available = _available(learner.memory.features, arrived)
-    vector = 4 * dimension_of(learner, one)  # float32
-    most = learner.features_per_class
+    coding, dimension, most = learner.coding, dimension_of(learner, one), learner.features_per_class
+
+    def size(per_class: int) -> int:
+        return coding.nbytes(sum(min(count, per_class) for count in available), dimension)
+
     if budget is not None:
-        most = _fitting(available, most, (budget - images) // vector)
+        most = largest(size, budget - images, most)
         if not most:
-            least = images + vector * len(available)
+            least = images + coding.nbytes(len(available), dimension)
             raise UsageError(
                 f"A budget of {budget:,} bytes is too small for {len(available)} classes: one vector of each"
                 f"{' beside the images' if images else ''} would be {least:,}."
             )
         learner = remake(learner, features_per_class=most, weights=learner.weights)
-    return learner, images + vector * sum(min(count, most) for count in available)
+    return learner, images + size(most)
 
 
 def _available(memory: FeatureMemory | ImageMemory, arrived: list[int]) -> list[int]:
     """How many of each class there are to choose from: those stored, and those that arrive."""
     stored = memory.counts.tolist()
     return [old + new for old, new in zip(stored + [0] * (len(arrived) - len(stored)), arrived, strict=True)]
-
-
-def _fitting(available: list[int], most: int, room: int) -> int:
-    """The largest number a class, up to `most`, so that no more than `room` are kept of all; 0 if not even one."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = sum(min(count, middle) for count in available) <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low

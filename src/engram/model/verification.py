@@ -105,11 +105,12 @@ def _grouped(kind: str, memory: FeatureMemory | ImageMemory, classes: int, shape
         yield f"Its stored {kind} are counted for {len(counts)} instead of {classes} classes."
     if min(counts, default=0) < 0 or sum(counts) != len(memory):
         yield f"It has {len(memory)} stored {kind}, and counts {sum(counts)}."
-    if len(memory) and tuple(memory.rows.shape[1:]) != shape:
-        yield f"Its stored {kind} are of the shape {tuple(memory.rows.shape[1:])} instead of {shape}."
+    rows = memory.rows
+    if len(memory) and tuple(rows.shape[1:]) != shape:
+        yield f"Its stored {kind} are of the shape {tuple(rows.shape[1:])} instead of {shape}."
     expected = torch.uint8 if kind == "images" and len(shape) == 3 else torch.float32
-    if len(memory) and memory.rows.dtype != expected:
-        yield f"Its stored {kind} are of the type {memory.rows.dtype} instead of {expected}."
+    if len(memory) and rows.dtype != expected:
+        yield f"Its stored {kind} are of the type {rows.dtype} instead of {expected}."
 
 
 def _numbers(model: Model) -> Iterator[str]:

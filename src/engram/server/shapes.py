@@ -135,6 +135,7 @@ class Inventory(BaseModel):
     bytes: Sizes
     budget: int | None
     features_per_class: int | None
+    codec: str
     settings: dict[str, Any]
     defaults: dict[str, Any]
     changed: dict[str, Any]

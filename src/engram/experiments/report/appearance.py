@@ -54,6 +54,7 @@ KNOWN: Mapping[str, Style] = {
     "features": Style(HUES["blue"], "o", ()),
     "features-unadapted": Style(HUES["blue"], "o", (5, 2), hollow=True),
     "hybrid": Style(HUES["vermilion"], "D", ()),
+    "engram": Style(HUES["ink"], "p", ()),
     "gamma-lwf": Style(HUES["green"], "^", ()),
     "lwf": Style(HUES["green"], "^", (5, 2), hollow=True),
     "gamma-icarl": Style(HUES["gold"], "s", ()),

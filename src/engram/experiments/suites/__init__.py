@@ -1,6 +1,6 @@
-"""The paper's tables and figures by name."""
+"""The paper's tables and figures by name, and our own."""
 
-from engram.experiments.suites import balance, cosine, memory, points, quality, table1
+from engram.experiments.suites import balance, cosine, frontier, memory, parts, points, quality, table1
 from engram.experiments.suites.ablations import ALPHA, DEPTH, GAMMA, WIDTH
 from engram.experiments.suites.suite import Facts, Suite, Variant
 
@@ -15,6 +15,8 @@ SUITES: dict[str, Suite] = {
     "gamma": GAMMA,
     "quality": quality.SUITE,
     "balance": balance.SUITE,
+    "frontier": frontier.SUITE,
+    "parts": parts.SUITE,
 }
 
 __all__ = ["SUITES", "Facts", "Suite", "Variant"]

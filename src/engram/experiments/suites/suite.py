@@ -19,6 +19,9 @@ class Variant:
     series: str  # the line of the figure it lies on
     value: float | None = None  # where on the axis, where something is varied
     classes_per_task: int | None = None  # None: the data set's usual number
+    budget: int | None = (
+        None  # bytes a class: what fits in is chosen by it, and a variant of which nothing does, left out
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class Facts:
 
     classes: int
     per_class: int  # training samples of the smallest class
+    sample_bytes: int  # of an image
     classes_per_task: int
     features_per_class: int  # L and P as the preset has them
     images_per_class: int

@@ -1,0 +1,165 @@
+"""What codecs lose over ten tasks: stored vectors are carried over, joined by new ones and encoded, again and again.
+
+    python benchmarks/codecs.py [--seeds 3]  (a minute a seed)
+
+The drift is made: ten maps that are known exactly stand for the adapters, so whatever is lost, the codec has lost. Each
+task brings ten classes of fifty vectors of 64 numbers that are never negative. What is compared, by the mean cosine to
+the same vectors carried over as float32:
+
+together   all vectors are encoded together after every task, as engram does
+apart      each task's vectors have scales or codebooks of their own, all encoded after every task
+once       carried over as float32 and encoded at the very end, which no learner can do: what a single time loses
+idle       as together, where nothing moves from task to task: as engram does, from what the codes stand for
+idle, unit the same, from vectors that were brought to unit length first
+
+The result: benchmarks/results/codecs.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.features.codecs import Coded, Coding
+from engram.randomness import generator
+from engram.storage import write_json
+
+TASKS, CLASSES, PER_CLASS, DIMENSION = 10, 10, 50, 64
+SPREAD = 0.6  # within a class, beside 1 between them
+DRIFT = 0.08  # how much of each number becomes one of the others, from task to task
+CODINGS = {
+    "float16": Coding(codec="float16"),
+    "int8": Coding(codec="int8"),
+    "pq, 32 bytes": Coding(codec="pq"),
+    "pq, 16 bytes": Coding(codec="pq", codec_bytes=16),
+    "pq, 8 bytes": Coding(codec="pq", codec_bytes=8),
+}
+RESULT = Path(__file__).parent / "results" / "codecs.json"
+
+Adapter = Callable[[Tensor], Tensor]
+Group = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    found = [measure(seed) for seed in range(options.seeds)]
+    mean = {
+        codec: {way: averaged([each[codec][way] for each in found]) for way in found[0][codec]} for codec in CODINGS
+    }
+    columns = ("last", "first_task", "after_one_task", "bytes")
+    print(f"{'':14}{'':12}" + "".join(f"{name:>16}" for name in columns))
+    for codec, ways in mean.items():
+        for way, numbers in ways.items():
+            print(f"{codec:14}{way:12}" + "".join(f"{numbers[name]:16.6g}" for name in columns))
+    setting = {"tasks": TASKS, "classes_per_task": CLASSES, "per_class": PER_CLASS, "dimension": DIMENSION}
+    seconds = round(time.perf_counter() - begin, 1)
+    drift = {"drift": DRIFT, "cosine_of_one_step": fmean(cosine_of_one_step(seed) for seed in range(options.seeds))}
+    write_json(RESULT, {**setting, **drift, "seeds": options.seeds, "seconds": seconds, "cosine_distance": mean})
+
+
+def averaged(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: fmean(each[name] for each in found) for name in found[0]}
+
+
+def measure(seed: int) -> dict[str, dict[str, dict[str, float]]]:
+    """1 − cosine to the exact vectors, for each codec and way."""
+    arriving, adapters = arrivals(seed), drifts(seed)
+    still: list[Adapter] = [lambda vectors: vectors] * TASKS
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name, coding in CODINGS.items():
+        found[name] = {
+            "together": chain(arriving, adapters, coding, joined),
+            "apart": chain(arriving, adapters, coding, list),
+            "once": encoded_once(arriving, adapters, coding),
+            "idle": chain(arriving, still, coding, joined, lambda each: each.numbers()),
+            "idle, unit": chain(arriving, still, coding, joined),
+        }
+    return found
+
+
+def arrivals(seed: int) -> list[Tensor]:
+    """The new vectors of each task, (500, 64), as a network with a ReLU at its end gives them."""
+    draws = generator(seed, "arrivals")
+    centres = torch.randn(TASKS, CLASSES, 1, DIMENSION, generator=draws)
+    noise = torch.randn(TASKS, CLASSES, PER_CLASS, DIMENSION, generator=draws)
+    return list(F.normalize((centres + SPREAD * noise).relu(), dim=-1).flatten(1, 2))
+
+
+def drifts(seed: int) -> list[Adapter]:
+    """A map for each task that mixes numbers and ends in a ReLU, as features do when their network is trained on."""
+    draws = generator(seed, "drift")
+    mixing = torch.eye(DIMENSION) + DRIFT * torch.randn(TASKS, DIMENSION, DIMENSION, generator=draws)
+    return [lambda vectors, mixed=mixed: F.normalize((vectors @ mixed).relu()) for mixed in mixing]  # type: ignore[misc]
+
+
+def cosine_of_one_step(seed: int) -> float:
+    vectors, adapter = torch.cat(arrivals(seed)), drifts(seed)[1]
+    return float((adapter(vectors) * vectors).sum(1).mean())
+
+
+def exact(arriving: Sequence[Tensor], adapters: Sequence[Adapter]) -> list[list[Tensor]]:
+    """After every task, the vectors of all tasks so far, never encoded."""
+    history: list[list[Tensor]] = []
+    parts: list[Tensor] = []
+    for new, adapter in zip(arriving, adapters, strict=True):
+        parts = [*(adapter(part) for part in parts), new]
+        history.append(parts)
+    return history
+
+
+def joined(parts: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.cat(list(parts))]
+
+
+def chain(
+    arriving: Sequence[Tensor],
+    adapters: Sequence[Adapter],
+    coding: Coding,
+    group: Group,
+    decode: Callable[[Coded], Tensor] = Coded.decoded,
+) -> dict[str, float]:
+    """Decode, carry over, join, encode; `group` says what is encoded together."""
+    kept: list[Coded] = []
+    losses: list[Tensor] = []
+    for new, adapter, truth in zip(arriving, adapters, exact(arriving, adapters), strict=True):
+        old = torch.cat([decode(each) for each in kept]) if kept else new[:0]
+        parts = [*(adapter(part) for part in old.split(len(new)) if len(part)), new]
+        kept = [coding.encoded(vectors) for vectors in group(parts)]
+        losses.append(loss(kept, truth))
+    return told(losses, kept)
+
+
+def encoded_once(arriving: Sequence[Tensor], adapters: Sequence[Adapter], coding: Coding) -> dict[str, float]:
+    history = exact(arriving, adapters)
+    kept = [coding.encoded(torch.cat(history[-1]))]
+    return told([loss([coding.encoded(history[0][0])], history[0]), loss(kept, history[-1])], kept)
+
+
+def loss(kept: Sequence[Coded], truth: Sequence[Tensor]) -> Tensor:
+    """1 − cosine of every vector."""
+    decoded = torch.cat([each.decoded() for each in kept]).double()
+    return 1 - (decoded * F.normalize(torch.cat(list(truth)).double())).sum(1)
+
+
+def told(losses: Sequence[Tensor], kept: Sequence[Coded]) -> dict[str, Any]:
+    return {
+        "after_one_task": float(losses[0].mean()),
+        "last": float(losses[-1].mean()),  # of all vectors, after the last task
+        "first_task": float(losses[-1][: CLASSES * PER_CLASS].mean()),  # of those that were encoded ten times
+        "bytes": sum(each.nbytes for each in kept),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Which settings tell one run, or one training, from another over the versions of engram."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Settings that came later, and the value of each that does what was done before: earlier runs are found and go on.
+LATER: Mapping[str, Any] = {
+    "codec": "float32",
+    "codec_bytes": None,
+    "crop": None,
+    "crop_area": None,
+    "crop_ratio": (3 / 4, 4 / 3),
+    "precision": "float32",
+    "shrinkage": 0.05,
+}
+
+
+def identifying(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that came later and change nothing."""
+    return {name: value for name, value in settings.items() if name not in LATER or _plain(value) != LATER[name]}
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # as JSON gives it back

@@ -1,0 +1,34 @@
+"""What each part of our method is worth: with one of them as in the paper's, or otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engram.experiments.suites.suite import Facts, Suite, Variant
+
+CHANGED: Mapping[str, Mapping[str, Any]] = {
+    "engram": {},
+    "the paper's training": {"objective": "distillation"},
+    "an adapter of 240 steps": {"adapter_steps": 240},
+    "C = 1": {"C": 1.0},
+    "a linear discriminant": {"classifier": "discriminant"},
+    "a linear adapter": {"adapter": "ridge"},
+    "float32": {"codec": "float32"},
+    "product quantisation, 1/8": {"codec": "pq"},
+}
+
+
+def _variants(facts: Facts) -> Iterable[Variant]:
+    kept = {"features_per_class": facts.features_per_class}
+    for label, settings in CHANGED.items():
+        yield Variant(label=label, method="engram", settings={**kept, **settings}, series=label)
+    yield Variant(label="features, the paper's", method="features", settings=kept, series="features")
+
+
+SUITE = Suite(
+    summary="what each part of our method is worth (ours, validation)",
+    finding="Not in the paper.",
+    variants=_variants,
+    validation=0.1,
+)

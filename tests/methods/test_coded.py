@@ -1,0 +1,187 @@
+"""Methods that keep vectors in fewer bytes: what they keep, and that they answer nearly as well."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from conftest import blobs
+from learners_made import learned, quick
+from torch import Tensor
+
+from engram.data import Stream, split
+from engram.errors import UsageError
+from engram.features import Coding, LinearSVM
+from engram.methods import Features, Learner
+from engram.methods.editing import forget, merge
+
+CODECS: dict[str, dict[str, Any]] = {
+    "float16": {"codec": "float16"},
+    "int8": {"codec": "int8"},
+    "pq": {"codec": "pq"},
+    "pq-16": {"codec": "pq", "codec_bytes": 16},
+}
+CASES = [*(("features", codec) for codec in CODECS), ("hybrid", "int8"), ("features-unadapted", "pq")]
+# Of each of six classes more than there are centroids; and a network that moves little, so that all is remembered.
+MANY: dict[str, Any] = {
+    **{"features_per_class": 60, "adapter_width": 256, "adapter_steps": 60, "expected_classes": 10},
+    **{"rate": 0.03, "schedule": "one-cycle", "epochs": 15, "batch_size": 32, "feature_distillation": 20.0},
+}
+
+every_codec = pytest.mark.parametrize("codec", CODECS)
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    return split(blobs(per_class=64), classes_per_task=2, seed=0)
+
+
+@pytest.fixture(scope="module")
+def learn_once(stream: Stream) -> Callable[[str, str], Learner]:
+    """Gives a learner of all of `stream` by method and codec: a copy of one that has learned it once for all."""
+    once = cache(lambda method, codec: learned(method, stream, **MANY, **CODECS.get(codec, {})))
+    return lambda method, codec: copy.deepcopy(once(method, codec))
+
+
+def accuracy(learner: Learner, stream: Stream) -> float:
+    right = []
+    for task in stream:
+        said = torch.tensor(learner.classes_)[learner.scores(task.test.batch(torch.arange(len(task.test)))).argmax(1)]
+        right.append(said == task.test.labels)
+    return float(torch.cat(right).float().mean())
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(("method", "codec"), CASES)
+class TestEveryCodec:
+    def test_it_answers_nearly_as_well_as_with_float32(
+        self, method: str, codec: str, stream: Stream, learn_once: Callable[[str, str], Learner]
+    ) -> None:
+        exact, coded = (accuracy(learn_once(method, name), stream) for name in ("float32", codec))
+        assert exact > 0.6
+        assert coded > exact - 0.03
+
+    def test_what_it_keeps_is_what_the_arithmetic_says(
+        self, method: str, codec: str, learn_once: Callable[[str, str], Learner]
+    ) -> None:
+        memory = learn_once(method, codec).memory
+        assert memory.features.codec == CODECS[codec]["codec"]
+        assert memory.features.counts.tolist() == [60] * 6
+        assert memory.features.nbytes == Coding(**CODECS[codec]).nbytes(360, 64) < 360 * 64 * 4
+        saved = sum(t.nbytes for name, t in learn_once(method, codec).state().items() if "memory.features" in name)
+        assert saved == memory.features.nbytes + 6 * 8  # and a count a class
+
+    def test_the_classifier_has_learned_from_what_is_really_kept(
+        self, method: str, codec: str, learn_once: Callable[[str, str], Learner]
+    ) -> None:
+        learner = learn_once(method, codec)
+        expected = LinearSVM().fit(learner.memory.features.rows, learner.memory.features.columns)
+        assert learner.classifier_ is not None
+        assert torch.equal(learner.classifier_.weight_, expected.weight_)
+
+    def test_a_restored_learner_goes_on_to_the_same_end(
+        self, method: str, codec: str, stream: Stream, learn_once: Callable[[str, str], Learner]
+    ) -> None:
+        begun, restored = (quick(method, **MANY, **CODECS[codec]) for _ in range(2))
+        begun.learn(stream.tasks[0])
+        restored.restore(begun.state())
+        for task in stream.tasks[1:]:
+            restored.learn(task)
+        assert same(restored.state(), learn_once(method, codec).state())
+
+    def test_a_forgotten_class_is_gone_and_the_others_stay_as_they_were(
+        self, method: str, codec: str, stream: Stream, learn_once: Callable[[str, str], Learner]
+    ) -> None:
+        learner = learn_once(method, codec)
+        before = learner.memory.features.rows
+        others = learner.memory.features.columns != 3
+        forget(learner, stream.classes[3])
+        after = learner.memory.features
+        assert (len(after), after.codec) == (300, CODECS[codec]["codec"])
+        assert after.nbytes == Coding(**CODECS[codec]).nbytes(300, 64)
+        assert torch.allclose(after.rows, before[others], atol=2e-3 if codec == "int8" else 0, rtol=0)
+
+    def test_joined_classes_are_kept_by_the_same_codec(
+        self, method: str, codec: str, stream: Stream, learn_once: Callable[[str, str], Learner]
+    ) -> None:
+        learner = learn_once(method, codec)
+        merge(learner, stream.classes[5], stream.classes[4])
+        assert learner.memory.features.codec == CODECS[codec]["codec"]
+        assert learner.memory.features.counts.tolist() == [60] * 5
+        learner.learn(stream.tasks[2])
+        assert learner.memory.features.counts.tolist() == [60] * 6
+        assert accuracy(learner, stream) > 0.6
+
+
+def test_a_state_of_float32_is_what_it_always_was(learn_once: Callable[[str, str], Learner]) -> None:
+    learner = learn_once("features", "float32")
+    state = learner.state()
+    names = {name for name in state if name.startswith("memory.features")}
+    assert names == {"memory.features.rows", "memory.features.counts"}
+    assert state["memory.features.rows"].dtype == torch.float32
+    assert state["memory.features.rows"] is learner.memory.features.rows
+
+
+@every_codec
+def test_another_codec_holds_from_the_next_task_on(
+    codec: str, stream: Stream, learn_once: Callable[[str, str], Learner]
+) -> None:
+    for before, after in (("float32", codec), (codec, "float32")):
+        begun = quick("features", **MANY, **CODECS.get(before, {}))
+        begun.learn(stream.tasks[0])
+        other = quick("features", **MANY, **CODECS.get(after, {}))
+        other.restore(begun.state())
+        assert other.memory.features.codec == CODECS.get(before, {"codec": "float32"})["codec"]
+        other.learn(stream.tasks[1])
+        assert other.memory.features.codec == CODECS.get(after, {"codec": "float32"})["codec"]
+        assert torch.allclose(other.memory.features.rows.norm(dim=1), torch.ones(240), atol=1e-5)
+
+
+def test_vectors_that_do_not_move_are_not_worn_by_being_kept(stream: Stream) -> None:
+    """Vectors are not adapted, and more classes come: what was stored first is nearly the same in the end."""
+    learner = quick("features-unadapted", **MANY, codec="pq")
+    learner.learn(stream.tasks[0])
+    assert learner.network_ is not None
+    first = learner.memory.features.rows
+    for task in stream.tasks[1:]:
+        network = learner.network_.grown(2, 0, "head").requires_grad_(False)
+        learner.absorb(task, network)
+    after = learner.memory.features.rows[: len(first)]
+    assert float((first * after).sum(1).mean()) > 0.999
+
+
+@every_codec
+def test_a_few_vectors_are_enough(codec: str, vectors: Stream) -> None:
+    learner = learned("features", vectors, features_per_class=1, **CODECS[codec])
+    assert learner.memory.features.counts.tolist() == [1] * 6
+    assert learner.scores(vectors.tasks[0].test.batch(torch.arange(3))).shape == (3, 6)
+
+
+def test_without_faiss_a_person_is_told_before_anything_is_trained(
+    stream: Stream, learn_once: Callable[[str, str], Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = learn_once("features", "pq").state()
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    learner = quick("features", **MANY, codec="pq")
+    monkeypatch.setattr(type(learner.training), "fit", lambda *_, **__: pytest.fail("it was trained"))
+    with pytest.raises(UsageError, match=r"faiss-cpu must be installed"):
+        learner.learn(stream.tasks[0])
+    learner.restore(known)  # what was learned elsewhere can be used, and edited
+    forget(learner, stream.classes[0])
+    assert learner.scores(stream.tasks[0].test.batch(torch.arange(3))).shape == (3, 5)
+
+
+def test_parts_that_do_not_fit_the_network_are_refused_with_those_that_do(stream: Stream) -> None:
+    learner = quick("features", **MANY, codec="pq", codec_bytes=24)
+    assert isinstance(learner, Features)
+    with pytest.raises(UsageError, match=r"Vectors of 64 numbers cannot be cut into 24 equal parts.* 16 or 32"):
+        learner.learn(stream.tasks[0])
+    assert learner.tasks_ == 0

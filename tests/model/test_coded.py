@@ -1,0 +1,125 @@
+"""A model that keeps its vectors in fewer bytes does all that another does, and tells how it keeps them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import engram
+from models_made import DAISY, FORMULA, NAMES, SIDE, TULIP, copied, draw
+
+from engram import IncrementalClassifier
+from engram.errors import UsageError
+from engram.features import Coding
+from engram.model import ModelFolder, Wishes, evaluate, export, forget, inspect, learn, load, merge, rename, verify
+from engram.model.proposal import propose_samples
+
+WISHES = Wishes(
+    image_size=SIDE,
+    epochs=10,
+    features_per_class=80,
+    hold_out=0.2,
+    settings={"adapter_steps": 60, "adapter_width": 64, "codec": "pq"},
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """Four classes of eighty vectors, more than there are centroids; those of two were carried over."""
+    return taught(tmp_path_factory.mktemp("coded"), WISHES)
+
+
+def taught(place: Path, wishes: Wishes) -> ModelFolder:
+    folder = ModelFolder(place / "model")
+    learn(folder, draw(place / "1", NAMES[:2], 80), wishes)
+    learn(folder, draw(place / "2", (*NAMES[2:], "aster"), 80), wishes)
+    return folder
+
+
+def test_it_tells_how_it_keeps_vectors_and_counts_every_byte(model: ModelFolder) -> None:
+    found = inspect(model)
+    assert (found.codec, found.settings["codec"]) == ("pq", "pq")
+    assert found.bytes.features == found.bytes.kept == Coding(codec="pq").nbytes(320, 64)
+    assert found.bytes.shared == 256 * 64 * 2
+    assert sum(each.bytes for each in found.classes) + found.bytes.shared == found.bytes.kept
+    assert "(pq, 32,768 of it shared by all)" in " ".join(
+        engram("inspect", "model", cwd=model.path.parent).stdout.split()
+    )
+
+
+def test_it_is_whole_and_answers_as_one_that_keeps_float32(model: ModelFolder, tmp_path: Path) -> None:
+    assert verify(model).whole
+    exact = taught(tmp_path, replace(WISHES, settings={**WISHES.settings, "codec": "float32"}))
+    tested = draw(tmp_path / "test", (*NAMES, "aster"), 10)
+    right = [evaluate(load(each), tested).accuracy for each in (model, exact)]
+    assert right[0] >= right[1] - 0.05
+    assert right[0] > 0.5
+
+
+def test_it_is_edited(model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(model, tmp_path / "model")
+    rename(folder, DAISY, "daisy")
+    forget(folder, ["aster"])
+    merge(folder, FORMULA, TULIP)
+    assert verify(folder).whole
+    found = inspect(folder)
+    assert [each.features for each in found.classes] == [80] * 2
+    assert found.bytes.kept == Coding(codec="pq").nbytes(160, 64)
+
+
+def test_its_vectors_are_exported_decoded(model: ModelFolder, tmp_path: Path) -> None:
+    export(load(model), tmp_path / "kept.npz")
+    kept = np.load(tmp_path / "kept.npz")
+    assert kept["features"].dtype == np.float32
+    assert np.array_equal(kept["features"], load(model).learner.memory.features.rows.numpy())
+    assert np.allclose(np.linalg.norm(kept["features"], axis=1), 1, atol=1e-5)
+
+
+def test_what_will_be_kept_is_foretold_to_the_byte(model: ModelFolder) -> None:
+    proposal = propose_samples(load(model), {"rose": 30}, (SIDE, SIDE, 3), Wishes())
+    assert proposal.kept_bytes == Coding(codec="pq").nbytes(350, 64)
+
+
+def test_a_budget_is_for_all_that_is_kept(model: ModelFolder) -> None:
+    budget = Coding(codec="pq").nbytes(5 * 60, 64)
+    proposal = propose_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), Wishes(budget=budget))
+    assert (proposal.learner.settings()["features_per_class"], proposal.kept_bytes) == (60, budget)
+    fewer = propose_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), Wishes(budget=budget - 1))
+    assert fewer.learner.settings()["features_per_class"] == 59
+    with pytest.raises(UsageError, match=rf"one vector of each would be {Coding(codec='pq').nbytes(5, 64):,}\."):
+        propose_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), Wishes(budget=500))
+
+
+def test_another_codec_holds_from_the_next_lesson_on(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    before = load(folder).learner.memory.features.rows
+    rose = draw(tmp_path / "rose", ("rose",), 8)
+    learn(folder, rose, Wishes(settings={"codec": "int8"}))  # a single class: the network stays as it is
+    found = inspect(folder)
+    assert (found.codec, found.bytes.kept) == ("int8", Coding(codec="int8").nbytes(24, 64))
+    after = load(folder).learner.memory.features.rows[: len(before)]
+    assert float((before * after).sum(1).min()) > 0.9999
+
+
+def test_without_faiss_it_is_used_but_not_taught(model: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    loaded = load(model)
+    assert loaded.probabilities(torch.zeros(1, SIDE, SIDE, 3, dtype=torch.uint8)).shape == (1, 4)
+    with pytest.raises(UsageError, match="faiss-cpu must be installed"):
+        propose_samples(loaded, {"rose": 30}, (SIDE, SIDE, 3), replace(WISHES, settings={}))
+
+
+def test_an_estimator_takes_a_codec_as_any_setting(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    inputs = draws.normal(size=(60, 5)) + 6 * np.eye(3, 5)[labels]
+    classifier = IncrementalClassifier(settings={"codec": "int8"}, random_state=0).fit(inputs, labels)
+    assert classifier.score(inputs, labels) > 0.9
+    classifier.save(tmp_path / "model")
+    again = IncrementalClassifier.load(tmp_path / "model")
+    assert again.model_.learner.memory.features.codec == "int8"
+    assert np.array_equal(again.predict(inputs), classifier.predict(inputs))
