@@ -163,8 +163,8 @@ class Discriminant(Classifier):
     is lost in the mean. scikit-learn's LinearDiscriminantAnalysis with equal priors and the solver "lsqr".
     """
 
-    # How far the covariance is drawn to a multiple of the identity: 1 is the nearest mean. Ledoit and Wolf's share is too
-    # little: it knows how few the vectors are, and not how far the carried ones are off.
+    # How far the covariance is drawn to a multiple of the identity; 1 is the nearest mean. Ledoit and Wolf's share is
+    # too little: it knows how few the vectors are, and not how far the carried ones are off.
     shrinkage: float = 0.05
 
     def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
