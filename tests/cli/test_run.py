@@ -86,7 +86,8 @@ def test_the_datasets_are_listed_one_line_each(tmp_path: Path) -> None:
 
 def test_the_methods_are_listed_one_line_each_with_what_they_keep(tmp_path: Path) -> None:
     keeps = [
-        *(("features", "features"), ("hybrid", "features and images"), ("features-unadapted", "features")),
+        *(("features", "features"), ("hybrid", "features and images"), ("engram", "features")),
+        ("features-unadapted", "features"),
         *(("gamma-lwf", "nothing"), ("lwf", "nothing")),
         *((name, "images") for name in ("gamma-icarl", "icarl", "eeil", "lucir", "bic", "bic-uncorrected")),
         *(("finetune", "nothing"), ("joint", "every image")),

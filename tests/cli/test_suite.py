@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 from commands import Command, engram, wait_for_the_end_of_all
 
-NAMES = ["table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"]
+NAMES = [
+    *("table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"),
+    *("frontier", "parts"),
+]
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
 QUICK = [*DATA, "--set", "epochs=1", "--set", "adapter_steps=10", "--set", "rate=0.2"]
 SLOW = [*QUICK, *("--set", "epochs=40", "--set", "batch_size=2")]  # seconds, not milliseconds
