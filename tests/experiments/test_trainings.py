@@ -55,6 +55,7 @@ def test_runs_that_train_alike_take_each_others_networks(
     taken, count = shared(tmp_path / "shared", vectors, second[0], **second[1])
     assert count == 0
     assert "train" not in taken.seconds
+    assert list((tmp_path / "shared" / "features").glob("*.safetensors"))
     alone, count = shared(tmp_path / "alone", vectors, second[0], **second[1])
     assert count == len(vectors)
     assert comparable(taken) == comparable(alone)
@@ -142,3 +143,11 @@ def test_a_network_comes_back_as_it_was_with_its_correction_and_with_features_of
         assert float(found.head.alpha) != 1 and float(found.head.beta) != 0
     else:
         assert bool((found.features(inputs) < 0).any())
+
+
+def test_what_differs_after_training_alone_extracts_nothing_again(vectors: Stream, tmp_path: Path) -> None:
+    first, _ = shared(tmp_path / "shared", vectors, "features")
+    second, _ = shared(tmp_path / "shared", vectors, "features", adapter="ridge", C=3.0)
+    assert "extract" in first.seconds and "extract" not in second.seconds and "measure" not in second.seconds
+    alone, _ = shared(tmp_path / "alone", vectors, "features", adapter="ridge", C=3.0)
+    assert comparable(second) == comparable(alone)

@@ -43,9 +43,9 @@ def run(
     """Let a learner that has learned nothing yet learn the stream, and measure it after every task.
 
     With `out`, the run is kept in that folder; after a kill, `resume` goes on from there to exactly the same end. With
-    `trainings`, networks are shared with other runs that differ only in what comes after training. `listeners` are told
-    of events beside `events.jsonl` in the folder. Under torchrun all processes call it alike and get the same result;
-    the first alone writes, reports progress and calls `after_task`.
+    `trainings`, networks and their features are shared with other runs that differ only in what comes after training.
+    `listeners` are told of events beside `events.jsonl` in the folder. Under torchrun all processes call it alike and
+    get the same result; the first alone writes, reports progress and calls `after_task`.
     """
     with parallel.world(learner.device), ExitStack() as held:
         if learner.tasks_:
@@ -60,6 +60,8 @@ def run(
         log = [EventLog(folder.path / "events.jsonl")] if folder is not None else []
         told = [*log, *listeners] if parallel.speaks() else []
         reporting = Reporting(progress if parallel.speaks() else SILENT, told)
+        if trainings is not None:
+            held.enter_context(trainings.remembering(learner))
         held.enter_context(threads_for(stream.tasks[0].train.shape))
         with _told(reporting, request):
             measurements, seconds = _learn(learner, stream, fingerprints, folder, trainings, reporting, after_task)

@@ -1,18 +1,18 @@
-"""Trained networks shared by all runs that differ only in what comes after training."""
+"""Trained networks, and features they gave, shared by all runs that differ only in what comes after training."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from engram import __version__, storage
 from engram.experiments.identity import identifying
 from engram.methods import Learner
 from engram.methods.learner import choose_device
-from engram.network import Network, parallel, restore_network
+from engram.network import Network, Remembered, parallel, remembering, restore_network
 
 
 class Trainings:
@@ -29,6 +29,10 @@ class Trainings:
         """Where the network of `learner` is, trained up to the last of these tasks (by their fingerprints)."""
         key = json.dumps([__version__, identifying(learner.training_settings()), tasks], sort_keys=True)
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+
+    def remembering(self, learner: Learner) -> AbstractContextManager[None]:
+        """Inside, what the networks of `learner` extract is kept for others, and read where others have kept it."""
+        return remembering(Remembered(self.folder / "features") if _shares(learner) else None)
 
     @contextmanager
     def held(self, learner: Learner, tasks: list[str]) -> Iterator[None]:

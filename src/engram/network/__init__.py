@@ -5,6 +5,7 @@ from engram.network.extraction import extract
 from engram.network.extractors import EXTRACTORS, choose_extractor, extractor_for_weights
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
 from engram.network.network import Network, make_network, restore_network
+from engram.network.remembered import Remembered, remembering
 from engram.network.threads import threads_for
 from engram.network.training import Loss, Snapshots, Training
 
@@ -17,6 +18,7 @@ __all__ = [
     "LinearHead",
     "Loss",
     "Network",
+    "Remembered",
     "Snapshots",
     "Training",
     "choose_extractor",
@@ -24,6 +26,7 @@ __all__ = [
     "extractor_for_weights",
     "make_network",
     "parallel",
+    "remembering",
     "restore_network",
     "threads_for",
 ]

@@ -12,6 +12,7 @@ from engram.data.ahead import batches_of
 from engram.errors import TrainingError
 from engram.network import parallel
 from engram.network.network import Network
+from engram.network.remembered import remembered_here
 from engram.progress import SILENT, Progress
 
 BATCH = 500  # large enough to keep every core busy, small enough to stay in cache
@@ -19,8 +20,22 @@ PIXELS = BATCH * 96 * 96  # of larger images fewer, as what a network makes of t
 
 
 def extract(network: Network, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
-    """h_θ of all samples, float32 (n, d) on the CPU, not normalised; the network answers as if in evaluation mode."""
-    network = network.frozen()
+    """h_θ of all samples, float32 (n, d) on the CPU, not normalised; the network answers as if in evaluation mode.
+
+    Where features are remembered, those that were extracted before are read.
+    """
+    network, remembered = network.frozen(), remembered_here()
+    if remembered is None:
+        return _extract(network, samples, progress, phase)
+    path = remembered.path(network, samples)
+    features = remembered.load(path)
+    if features is None:
+        features = _extract(network, samples, progress, phase)
+        remembered.save(path, features)
+    return features
+
+
+def _extract(network: Network, samples: Samples, progress: Progress, phase: str) -> Tensor:
     # Of several processes each takes some of the batches, which are those that one process would take.
     batches = torch.arange(len(samples)).split(batch_size(samples.shape))
     own = batches[parallel.part(len(batches))]
