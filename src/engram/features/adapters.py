@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,6 +22,7 @@ from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
 
 START_PAIRS = 32_768  # that it is found from at the most: their hidden units, 16 d numbers each, are all in memory
+CHOOSING_STEPS = 240  # of the MLP that is held against a linear map
 START_PENALTY = 0.1  # of the least squares an adapter begins with: the hidden layers are random, so not to be trusted
 
 Adapter = Callable[[Tensor], Tensor]  # unit vectors (n, d) of the old space -> unit vectors (n, d) of the new
@@ -40,7 +41,8 @@ class Pairs:
 class Adaptation:
     """How stored vectors are carried over. How the adapter is fitted is ours; the paper does not say."""
 
-    adapter: Literal["mlp", "ridge", "identity"] = "mlp"  # mlp: the paper's φ; identity leaves vectors as they are
+    # mlp: the paper's φ; identity leaves vectors as they are; auto: mlp or ridge, see `_better`.
+    adapter: Literal["mlp", "ridge", "auto", "identity"] = "mlp"
     alpha: NonNegativeFloat = 100.0  # α, Eq. 7: the weight of similarity against classification
     adapter_width: PositiveInt | None = None  # d', §5.1; None: 16 d
     adapter_depth: PositiveInt = 2  # hidden layers, §5.4
@@ -69,9 +71,32 @@ class Adaptation:
             return lambda vectors: vectors
         if not bool(pairs.old.isfinite().all() & pairs.new.isfinite().all()):
             raise TrainingError("The adapter met features that are not finite. Nothing of this task was kept.")
-        if self.adapter == "ridge":
+        chosen = self._better(pairs, classification, seed, task) if self.adapter == "auto" else self.adapter
+        if chosen == "ridge":
             return fit_ridge(pairs, self.adapter_penalty)
         return self._fit_mlp(pairs, classification, seed, task, progress)
+
+    def _better(
+        self, pairs: Pairs, classification: Callable[[Tensor, Tensor], Tensor], seed: int, task: int
+    ) -> Literal["mlp", "ridge"]:
+        """Which adapter brings the means of classes nearer that it has not seen: such are those it is for.
+
+        A fifth of the classes are left out. Single pairs that are left out say nothing: either adapter does well on
+        classes it has seen. An MLP of few steps is enough to tell, and where there is but one class, none is trusted.
+        """
+        classes = pairs.columns.unique()
+        left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
+        if len(classes) < 2:
+            return "ridge"
+        seen = Pairs(*(part[~left_out] for part in (pairs.old, pairs.new, pairs.columns)))
+        few = replace(self, adapter="mlp", adapter_steps=min(self.steps, CHOOSING_STEPS))
+        adapters = {
+            "mlp": few._fit_mlp(seen, classification, seed, task, SILENT),
+            "ridge": fit_ridge(seen, self.adapter_penalty),
+        }
+        old, new, columns = F.normalize(pairs.old[left_out]), F.normalize(pairs.new[left_out]), pairs.columns[left_out]
+        errors = {name: _error_of_means(adapter(old), new, columns) for name, adapter in adapters.items()}
+        return "mlp" if errors["mlp"] < errors["ridge"] else "ridge"
 
     def _fit_mlp(
         self, pairs: Pairs, classification: Callable[[Tensor, Tensor], Tensor], seed: int, task: int, progress: Progress
@@ -160,6 +185,12 @@ class MLPAdapter(nn.Module):
         weight = _ridge(outputs - centre_outputs, new - centre_new, START_PENALTY)  # (width, d)
         last.weight.copy_(weight.T)
         last.bias.copy_(centre_new - centre_outputs @ weight)
+
+
+def _error_of_means(carried: Tensor, true: Tensor, columns: Tensor) -> float:
+    """The squared distance between the means of carried and true vectors (n, d), a mean over their classes."""
+    means = [(carried[columns == column] - true[columns == column]).mean(0) for column in columns.unique()]
+    return float(torch.stack(means).square().sum(dim=1).mean())
 
 
 def carry_over(adapter: Adapter, vectors: Tensor, device: torch.device) -> Tensor:

@@ -56,7 +56,7 @@ METHODS: dict[str, Method] = {
         "ours: features on LUCIR's training, an adapter trained for longer, a byte a number",
         "features",
         "lucir",
-        {"images_per_class": 0, "adapter_steps": 1600, "C": 10.0, "codec": "auto"},
+        {"images_per_class": 0, "adapter": "auto", "adapter_steps": 1600, "C": 10.0, "codec": "auto"},
     ),
     "features-unadapted": Method(
         Features, "the same as features, left as they are", "features", settings={"adapter": "identity"}
