@@ -346,3 +346,31 @@ def test_ridge_of_a_single_pair_moves_everything_along_with_it() -> None:
     old, new = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     adapter = fit_ridge(Pairs(old, new, torch.zeros(1, dtype=torch.int64)), 1e-3)
     torch.testing.assert_close(adapter(torch.tensor([[1.0, 0.0]])), torch.tensor([[0.0, 1.0]]))
+
+
+# Chosen by classes that are left out
+
+
+def classes_of_pairs(classes: int, per_class: int, moved: Callable[[Tensor], Tensor]) -> Pairs:
+    """Clusters of unit vectors (n, 16) before and after a move."""
+    draws = torch.Generator().manual_seed(0)
+    centres = torch.randn(classes, 16, generator=draws).repeat_interleave(per_class, 0)
+    old = F.normalize(centres + 0.5 * torch.randn(len(centres), 16, generator=draws))
+    return Pairs(old, F.normalize(moved(old)), torch.arange(classes).repeat_interleave(per_class))
+
+
+def nothing(carried: Tensor, columns: Tensor) -> Tensor:
+    return carried.sum() * 0
+
+
+def test_of_two_adapters_the_one_that_carries_unseen_classes_better_is_taken() -> None:
+    turn = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1)))[0]
+    auto, chosen = Adaptation(adapter="auto", adapter_width=128, adapter_steps=400), []
+    for pairs in (
+        classes_of_pairs(2, 100, lambda old: old @ turn),  # two classes, and a linear move
+        classes_of_pairs(100, 40, lambda old: (old @ turn).abs()),  # many, and one that no linear map makes
+        classes_of_pairs(1, 100, lambda old: old @ turn),  # one, so none can be left out
+    ):
+        adapter = auto.fit(pairs, nothing, seed=0, task=1)
+        chosen.append("mlp" if isinstance(adapter, MLPAdapter) else "ridge")
+    assert chosen == ["ridge", "mlp", "ridge"]
