@@ -376,6 +376,14 @@ def test_shades_of_a_series_can_be_seen_too(tmp_path: Path) -> None:
     assert all(contrast(style.colour.dark, PAPER.dark) >= 3 for style in styles)
 
 
+def test_many_variants_of_one_method_have_hues_that_no_other_method_has() -> None:
+    groups = [Group(f"variant {number}", f"variant {number}", None, (result("lucir"),)) for number in range(7)]
+    groups.append(Group("features", "features", None, (result("features"),)))
+    *variants, other = group_styles(groups, base_styles(groups))
+    assert len({style.colour for style in variants}) == 7
+    assert {style.colour for style in variants} <= set(HUES.values()) - {other.colour}
+
+
 @pytest.mark.parametrize("colour", [INK, MUTED])
 def test_text_can_be_read_on_light_and_dark_paper(colour: Colour) -> None:
     assert contrast(colour.light, PAPER.light) >= 4.5 and contrast(colour.dark, PAPER.dark) >= 4.5

@@ -302,3 +302,12 @@ def test_the_frontier_leaves_out_what_a_budget_does_not_hold_one_of() -> None:
         (job,) = jobs_of(variant, Order(suite="frontier", dataset=dataset.name, tasks=2), dataset)
         assert variant.budget is not None
         assert job.plan.budget == variant.budget * len(job.plan.stream(dataset).classes)
+
+
+def test_the_frontier_ends_where_everything_is_kept() -> None:
+    dataset = made(10, 20, side=16)  # 65 images would be 45 more than there are
+    for series in ("gamma-icarl", "engram, int8"):
+        line = [variant for variant in of("frontier", dataset, "short") if variant.series == series]
+        chosen = [plan_of(variant, "frontier", dataset, "short").chosen(dataset) for variant in line]
+        counts = [next(iter(each.values())) for each in chosen]
+        assert len(counts) > 1 and max(counts[:-1]) < 20 <= counts[-1]

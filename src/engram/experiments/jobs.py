@@ -73,7 +73,7 @@ def variants(order: Order, dataset: Dataset) -> list[Variant]:
         if method not in known:
             raise UsageError(f"The suite '{order.suite}' has no method '{method}'. {nearest(method, known)}")
     wanted = [variant for variant in found if not order.methods or variant.method in order.methods]
-    chosen = [variant for variant in wanted if _fits(variant, order, dataset)]
+    chosen = _affordable(wanted, order, dataset)
     if not chosen:
         raise UsageError(f"{dataset.name} has too few classes for the suite '{order.suite}': there is nothing to run.")
     names = set().union(*(_names(variant, order) for variant in chosen))
@@ -87,13 +87,25 @@ def _names(variant: Variant, order: Order) -> set[str]:
     return {"objective", *setting_names(variant.method, order.settings.get("objective"))}
 
 
-def _fits(variant: Variant, order: Order, dataset: Dataset) -> bool:
-    """Whether the variant's budget, where it has one, holds anything of every class."""
-    try:
-        _plan(variant, order, dataset).chosen(dataset)
-    except BudgetError:
-        return False
-    return True
+def _affordable(variants: Sequence[Variant], order: Order, dataset: Dataset) -> list[Variant]:
+    """Those whose budget, if any, holds something of every class, and more than the one before it in the series."""
+    most = int(torch.bincount(dataset.train.labels).max())
+    limits = {"features_per_class": most, "images_per_class": most, "images_total": len(dataset.train)}
+    last: dict[str, object] = {}
+    affordable = []
+    for variant in variants:
+        if variant.budget is None:
+            affordable.append(variant)
+            continue
+        try:
+            chosen = _plan(variant, order, dataset).chosen(dataset)
+        except BudgetError:
+            continue
+        held = {name: min(value, limits[name]) if name in limits else value for name, value in chosen.items()}
+        if last.get(variant.series) != held:
+            affordable.append(variant)
+        last[variant.series] = held
+    return affordable
 
 
 def jobs_of(variant: Variant, order: Order, dataset: Dataset) -> list[Job]:

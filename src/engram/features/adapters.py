@@ -85,18 +85,17 @@ class Adaptation:
         classes it has seen. An MLP of few steps is enough to tell, and where there is but one class, none is trusted.
         """
         classes = pairs.columns.unique()
-        left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
         if len(classes) < 2:
             return "ridge"
-        seen = Pairs(*(part[~left_out] for part in (pairs.old, pairs.new, pairs.columns)))
-        few = replace(self, adapter="mlp", adapter_steps=min(self.steps, CHOOSING_STEPS))
-        adapters = {
-            "mlp": few._fit_mlp(seen, classification, seed, task, SILENT),
-            "ridge": fit_ridge(seen, self.adapter_penalty),
-        }
+        left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
+        seen = Pairs(pairs.old[~left_out], pairs.new[~left_out], pairs.columns[~left_out])
+        few = replace(self, adapter_steps=min(self.steps, CHOOSING_STEPS))
+        mlp = few._fit_mlp(seen, classification, seed, task, SILENT)
+        ridge = fit_ridge(seen, self.adapter_penalty)
         old, new, columns = F.normalize(pairs.old[left_out]), F.normalize(pairs.new[left_out]), pairs.columns[left_out]
-        errors = {name: _error_of_means(adapter(old), new, columns) for name, adapter in adapters.items()}
-        return "mlp" if errors["mlp"] < errors["ridge"] else "ridge"
+        errors = [_error_of_means(adapter(old), new, columns) for adapter in (mlp, ridge)]
+        # Of several processes one decides: their machines may round differently.
+        return parallel.once(lambda: "mlp" if errors[0] < errors[1] else "ridge")
 
     def _fit_mlp(
         self, pairs: Pairs, classification: Callable[[Tensor, Tensor], Tensor], seed: int, task: int, progress: Progress

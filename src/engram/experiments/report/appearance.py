@@ -35,6 +35,7 @@ HUES: Mapping[str, Colour] = {
     "ink": Colour("#33383e", "#d5d9de"),
 }
 
+MOST_SHADES = 5  # of one colour
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d", "*")
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1.5), (8, 2, 1.5, 2, 1.5, 2))
 
@@ -105,16 +106,23 @@ def base_styles(groups: Sequence[Group]) -> dict[str, Style]:
 
 
 def group_styles(groups: Sequence[Group], base: Mapping[str, Style]) -> list[Style]:
-    """A style for each group of a section: that of its look; where several share one, shades of its colour."""
+    """A style for each group of a section: that of its look; where several share one, shades of its colour.
+
+    Many shades could not be told apart: there, the hues in turn that no other has.
+    """
     members: dict[str, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(name_of_look(group), []).append(index)
     styles = [base[name_of_look(group)] for group in groups]
     for indices in members.values():
+        others = {style.colour for index, style in enumerate(styles) if index not in indices}
+        hues = [hue for hue in HUES.values() if hue not in others] or list(HUES.values())
         for place, index in enumerate(indices if len(indices) > 1 else ()):
             style = styles[index]
             lift = place / (len(indices) - 1) - 0.5  # from -0.5, nearest the ink, to 0.5, nearest the paper
             shade = Colour(_lifted(style.colour.light, 0.3 * lift), _lifted(style.colour.dark, -0.3 * lift))
+            if len(indices) > MOST_SHADES:
+                shade = hues[place % len(hues)]
             styles[index] = Style(shade, MARKERS[place % len(MARKERS)], DASHES[place % len(DASHES)], style.hollow)
     return styles
 

@@ -13,7 +13,8 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     "an adapter of 240 steps": {"adapter_steps": 240},
     "C = 1": {"C": 1.0},
     "a linear discriminant": {"classifier": "discriminant"},
-    "a linear adapter": {"adapter": "ridge"},
+    "always a linear adapter": {"adapter": "ridge"},
+    "always an MLP": {"adapter": "mlp"},
     "float32": {"codec": "float32"},
     "product quantisation, 1/8": {"codec": "pq"},
 }
