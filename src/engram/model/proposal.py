@@ -16,18 +16,18 @@ from engram.data import Samples
 from engram.data.pictures import Found, same_for_people
 from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
-from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs, setting_names
+from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs
 from engram.model.model import Model, remake, settings_of
 from engram.model.recipe import (
+    FIRST_RATE,
     LARGEST_SIDE,
-    LATER_RATES,
+    LATER_RATE,
     METHOD,
-    SETTINGS,
     SMALLEST_SIDE,
-    UNDIVIDED_FIRST_RATE,
     choose_epochs,
     choose_network,
     choose_size,
+    picture_settings,
 )
 from engram.text import shown
 
@@ -200,21 +200,16 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
     if wishes.method not in (None, model.learner.name):
         raise UsageError(f"This model learns by the method '{model.learner.name}', and keeps to it.")
     learner = _keeping_images(model, wishes)
-    if learner.training.rate in LATER_RATES:
-        asked = {"rate": LATER_RATES[learner.training.rate], **asked}
+    if learner.training.rate == FIRST_RATE:
+        asked = {"rate": LATER_RATE, **asked}
     return remake(learner, **asked)
 
 
 def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
     method = wishes.method or METHOD
     network = wishes.network or choose_network(wishes.weights)
-    known = setting_names(method, wishes.settings.get("objective"))
-    recipe = {name: value for name, value in SETTINGS.items() if name in known}
-    if "expected_classes" not in known:  # the rate belongs to a loss that is divided by the number of classes
-        recipe["rate"] = UNDIVIDED_FIRST_RATE
     weights = None if wishes.weights is None else str(wishes.weights)
-    if weights is not None:
-        recipe["rate"] = LATER_RATES[recipe["rate"]]
+    recipe = picture_settings(method, wishes.settings.get("objective"), begins_with_nothing=weights is None)
     settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed, **asked}
     return make(method, **settings, device=wishes.device)
 
