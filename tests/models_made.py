@@ -34,10 +34,12 @@ def draw(folder: Path, names: tuple[str, ...], count: int) -> Path:
 def taught(place: Path, **wishes: Any) -> ModelFolder:
     """A model in `place`/model of three classes, learned in two generations; their pictures in `place`/1 and /2.
 
-    The second brings a new class, and more of one that is known.
+    The second brings a new class, and more of one that is known. It learns as the paper's do, and keeps float32: tests
+    can compare numbers.
     """
     folder = ModelFolder(place / "model")
     settings = {"adapter_steps": 60, "adapter_width": 64}
+    wishes.setdefault("method", "hybrid" if "images_per_class" in wishes else "features")
     quick = Wishes(image_size=SIDE, epochs=10, features_per_class=6, hold_out=0.5, settings=settings, **wishes)
     learn(folder, draw(place / "1", (TULIP, DAISY), 24), quick)
     learn(folder, draw(place / "2", (FORMULA, TULIP), 24), quick)

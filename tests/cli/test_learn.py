@@ -44,7 +44,7 @@ def test_what_was_learned_is_told_on_stdout_and_nothing_on_stderr(flowers: Path,
     first, second, third = done.stdout.splitlines()
     assert re.fullmatch(r"learned 2 new classes \(\[red\]tulip 6, gänseblümchen 6\) in \d+ s", first)
     assert re.fullmatch(
-        r"model, generation 1: 2 classes; 3\.0 KB kept in all, of \d+\.\d KB that the 12 pictures take", second
+        r"model, generation 1: 2 classes; 1\.2 KB kept in all, of \d+\.\d KB that the 12 pictures take", second
     )
     assert re.fullmatch(r"accuracy \d\.\d{3} among all classes on 2 pictures that it was not trained on", third)
     assert load(ModelFolder(tmp_path / "model")).names == (TULIP, DAISY)
@@ -121,7 +121,7 @@ def test_a_single_picture_of_a_single_class_is_told_in_the_singular(tmp_path: Pa
     done = run("learn", "model", "one", "--image-size", "8", *ONCE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("learned 1 new class ([red]tulip 1) in ")
-    assert "1 class; 0.2 KB kept in all" in done.stdout and "the 1 picture take" in done.stdout
+    assert "1 class; 0.6 KB kept in all" in done.stdout and "the 1 picture take" in done.stdout
 
 
 # What is left out
@@ -171,7 +171,7 @@ def test_a_dry_run_tells_what_would_be_made_and_changes_nothing(flowers: Path, t
     assert lines[0] == f"would make model: 2 new classes ({TULIP} 6, {DAISY} 6)"
     assert re.fullmatch(rf"network small at 16 pixels, {epochs} epochs, about \d+ s here", lines[1])
     assert lines[2:] == [
-        "kept: at most 3.0 KB, up to 250 features a class; the budget is 1.00 MB",
+        "kept: at most 1.2 KB, up to 250 features a class; the budget is 1.00 MB",
         "Nothing was changed.",
     ]
     told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
@@ -181,11 +181,11 @@ def test_a_dry_run_tells_what_would_be_made_and_changes_nothing(flowers: Path, t
         "new": {TULIP: 6, DAISY: 6},
         "more": {},
         "classes": 2,
-        "method": "features",
+        "method": "engram",
         "network": "small",
         "image_size": 16,
         "epochs": epochs,
-        "kept_bytes": 12 * 64 * 4,
+        "kept_bytes": (12 + 2 * 4) * 64,  # a byte a number, and two numbers a dimension
         "budget": None,
         "left_out": [],
     }
@@ -224,7 +224,8 @@ def weights(path: Path) -> None:
         (("--budget", "-5MB"), 2, "'-5MB' is no number of bytes."),
         (("--budget", "9" * 400), 2, "is no number of bytes."),
         (("--budget", "0"), 2, "'0' is no number of bytes."),
-        (("--budget", "100"), 2, "A budget of 100 bytes is too small for 2 classes: one vector of each would be 512."),
+        (("--budget", "100"), 2, "A budget of 100 bytes is too small for 2 classes: one vector of each would be 640."),
+        (("--method", "engrams"), 2, "There is no method 'engrams'. Did you mean 'engram'?"),
         (("--network", "resnet81"), 2, "There is no network 'resnet81'. Did you mean 'resnet18'?"),
         (("--network", "mlp"), 2, "The network 'mlp' does not take images"),
         (("--image-size", "0"), 2, "Pictures can be seen at 8 to 1024 pixels a side; found 0."),
@@ -248,7 +249,12 @@ def test_what_is_asked_wrongly_is_one_sentence_and_makes_nothing(
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     weights(tmp_path / "of-another.safetensors")
     before = tree(tmp_path)
-    late = arguments[0] in ("--budget", "--network", "--from-weights")  # refused when the pictures are known
+    late = arguments[0] in (
+        "--budget",
+        "--method",
+        "--network",
+        "--from-weights",
+    )  # refused late
     for dry in [(), ("--dry-run",)] if late else [()]:
         done = run("learn", "model", "flowers", *arguments, *dry, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (code, "")

@@ -19,6 +19,7 @@ from engram.model import ModelFolder, Wishes, evaluate, export, forget, inspect,
 from engram.model.proposal import propose_samples
 
 WISHES = Wishes(
+    method="features",
     image_size=SIDE,
     epochs=10,
     features_per_class=80,

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from engram.data.pictures import read, scan
 from engram.errors import BusyError, DataError, UsageError
+from engram.features import Coding
 from engram.model import (
     Model,
     ModelFolder,
@@ -221,6 +222,27 @@ def test_images_are_kept_from_when_they_are_asked_for_until_they_are_not(
     learn(folder, draw(tmp_path / "more", (TULIP,), 10), Wishes(images_per_class=0))
     model = load(folder)
     assert model.learner.name == "features" and not len(model.learner.memory.images)
+
+
+def test_a_new_model_learns_by_our_method_and_keeps_a_byte_a_number(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    wishes = Wishes(image_size=SIDE, epochs=1, settings=QUICK)
+    learn(folder, draw(tmp_path / "1", ("a", "b"), 8), wishes)
+    learn(folder, draw(tmp_path / "2", ("c", "d"), 8), wishes)
+    model = load(folder)
+    assert model.learner.name == "engram"
+    assert model.learner.memory.nbytes == Coding(codec="int8").nbytes(4 * 8, 64)
+    assert not len(model.learner.memory.images) and verify(folder).problems == ()
+
+
+def test_our_method_keeps_images_from_when_they_are_asked_for_until_they_are_not(tmp_path: Path) -> None:
+    folder, counts = ModelFolder(tmp_path / "model"), []
+    for names, images in ((("a", "b"), None), (("c", "d"), 2), (("e", "f"), None), (("g", "h"), 0)):
+        wishes = Wishes(image_size=SIDE, epochs=1, images_per_class=images, settings=QUICK)
+        learn(folder, draw(tmp_path / names[0], names, 4), wishes)
+        assert load(folder).learner.name == "engram" and verify(folder).problems == ()
+        counts.append(load(folder).learner.memory.images.counts.tolist())
+    assert [sum(each) for each in counts] == [0, 4, 8, 0]
 
 
 def test_only_pictures_that_can_be_read_are_counted_and_the_others_are_named(tmp_path: Path) -> None:

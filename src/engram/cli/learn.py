@@ -37,6 +37,9 @@ def learn(
     images_per_class: Annotated[
         int | None, typer.Option(help="Keep so many images per class too, and learn from them again; 0: none any more.")
     ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How a new model learns; `engram methods` lists them. Default: engram.")
+    ] = None,
     network: Annotated[
         str | None,
         typer.Option(help="resnet18, resnet18-small, resnet32, small. Default: by the data."),
@@ -82,6 +85,7 @@ def learn(
     validate = validate or at_least is not None
     settings = pairs(set or [])
     wishes = Wishes(
+        method=method,
         network=network,
         image_size=image_size,
         epochs=_epochs(settings.pop("epochs", epochs)),

@@ -16,17 +16,18 @@ from engram.data import Samples
 from engram.data.pictures import Found, same_for_people
 from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
-from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs, setting_names
+from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs
 from engram.model.model import Model, remake, settings_of
 from engram.model.recipe import (
     FIRST_RATE,
     LARGEST_SIDE,
     LATER_RATE,
-    SETTINGS,
+    METHOD,
     SMALLEST_SIDE,
     choose_epochs,
     choose_network,
     choose_size,
+    picture_settings,
 )
 from engram.text import shown
 
@@ -35,7 +36,7 @@ from engram.text import shown
 class Wishes:
     """What may be asked of `learn`. None leaves it to the model or, when that is new, to the pictures."""
 
-    method: str | None = None  # None: features, or hybrid where images are to be kept
+    method: str | None = None  # None: engram
     network: str | nn.Module | None = None
     image_size: int | None = None
     epochs: int | None = None
@@ -187,7 +188,8 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
     features = wishes.features_per_class or (model.facts.features_per_class if model is not None else None)
     if features is not None:
         asked.setdefault("features_per_class", features)
-    if wishes.images_per_class:
+    name = model.learner.name if model is not None else wishes.method or METHOD
+    if wishes.images_per_class or (wishes.images_per_class == 0 and name == METHOD):
         asked["images_per_class"] = wishes.images_per_class
     if model is None:
         return _new_learner(wishes, asked)
@@ -204,15 +206,10 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
 
 
 def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
-    method = wishes.method or ("hybrid" if wishes.images_per_class else "features")
+    method = wishes.method or METHOD
     network = wishes.network or choose_network(wishes.weights)
-    known = setting_names(method, wishes.settings.get("objective"))
-    # The rate belongs to a loss that is divided by the number of classes; other objectives have their own.
-    recipe = SETTINGS if "expected_classes" in known else {name: SETTINGS[name] for name in SETTINGS if name != "rate"}
-    recipe = {name: value for name, value in recipe.items() if name in known}
     weights = None if wishes.weights is None else str(wishes.weights)
-    if weights is not None and "rate" in recipe:
-        recipe["rate"] = LATER_RATE
+    recipe = picture_settings(method, wishes.settings.get("objective"), begins_with_nothing=weights is None)
     settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed, **asked}
     return make(method, **settings, device=wishes.device)
 
