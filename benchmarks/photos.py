@@ -2,7 +2,7 @@
 
     python benchmarks/photos.py [--weights FILE.safetensors]
 
-Beside it, on the same photos: `finetune`, which is taught the same lessons, and `joint`, which is taught everything at
+Beside it, on the same photos: `features`, the paper's method; `finetune`, which is taught the same lessons, and `joint`, which is taught everything at
 once; all go through as many photos in training. Each model is kept in benchmarks/work/photos, and a lesson that was
 learned is not learned again. The result: benchmarks/results/photos.json, or photos-weights.json.
 """
@@ -85,16 +85,17 @@ def main() -> None:
     parts = lessons(photos)
     suffix = "" if weights is None else "-weights"
     first, later = Wishes(weights=weights), Wishes()
-    results = {"features": teach(f"features{suffix}", parts, [first, later, later, later], photos)}
-    trained = sum(len(part) * load_epochs(f"features{suffix}", number + 1) for number, part in enumerate(parts[:3]))
-    plain = [Wishes(method="finetune", weights=weights), later, later, later]
-    results["finetune"] = teach(f"finetune{suffix}", parts, plain, photos)
+    results = {"engram": teach(f"engram{suffix}", parts, [first, later, later, later], photos)}
+    for method in ("features", "finetune"):
+        plain = [Wishes(method=method, weights=weights), later, later, later]
+        results[method] = teach(f"{method}{suffix}", parts, plain, photos)
+    trained = sum(len(part) * load_epochs(f"engram{suffix}", number + 1) for number, part in enumerate(parts[:3]))
     everything = [row for part in parts for row in part]
     once = Wishes(method="joint", weights=weights, epochs=max(1, round(trained / len(everything))))
     results["joint"] = teach(f"joint{suffix}", [everything], [once], photos)
     (HERE / "results" / f"photos{suffix}.json").write_text(json.dumps(results, indent=2) + "\n")
     last = {name: float(steps[-1]["accuracy"]) for name, steps in results.items()}  # type: ignore[arg-type]
-    print(f"{last['features'] / last['finetune']:.2f} x finetune, {last['features'] / last['joint']:.0%} of joint")
+    print(f"{last['engram'] / last['finetune']:.2f} x finetune, {last['engram'] / last['joint']:.0%} of joint")
 
 
 def load_epochs(name: str, generation: int) -> int:
