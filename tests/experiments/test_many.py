@@ -94,8 +94,8 @@ def networks(out: Path) -> int:
 
 
 def states(out: Path) -> dict[str, tuple[int, int]]:
-    """Every file of runs and trainings: which it is and when it was written."""
-    files = [path for part in ("runs", "trained") for path in (out / part).rglob("*") if path.is_file()]
+    """Every file of runs and every network: which it is and when it was written."""
+    files = [path for path in [*(out / "runs").rglob("*"), *(out / "trained").glob("*")] if path.is_file()]
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
@@ -154,7 +154,8 @@ def test_another_suite_in_the_folder_takes_over_trainings(file: Path, tmp_path: 
     before = states(tmp_path)
     plan, outcomes = carried_out(replace(ALPHA, suite="depth"), tmp_path, file)
     assert len(outcomes) == 4 and networks(tmp_path) == 2
-    assert not any("train" in seconds_of(tmp_path, job.folder) for row in plan.rows for job in row.jobs)
+    for job in (job for row in plan.rows for job in row.jobs):
+        assert not {"train", "extract", "measure"} & seconds_of(tmp_path, job.folder).keys()
     assert before.items() <= states(tmp_path).items()
     assert [len(results) for _, results in plan.results()] == [1] * 4
 
@@ -512,9 +513,10 @@ def test_what_will_be_kept_is_foretold_to_the_byte(method: str, kind: str) -> No
     result = plan.run(dataset)
     assert foretold.kept_bytes == result.memory_bytes
     assert (result.memory_bytes > 0) == (method != "lwf")
-    assert len(foretold.training) == len(foretold.after) == 2
-    assert all(seconds > 0 for seconds in (*foretold.training, *foretold.after))
-    assert foretold.seconds == pytest.approx(sum(foretold.training) + sum(foretold.after))
+    assert len(foretold.training) == len(foretold.extracting) == len(foretold.adapting) == 2
+    assert all(seconds > 0 for seconds in (*foretold.training, *foretold.extracting))
+    assert (sum(foretold.adapting) > 0) == (method in ("features", "hybrid"))
+    assert foretold.seconds == pytest.approx(sum(foretold.training) + sum(foretold.extracting) + sum(foretold.adapting))
 
 
 @pytest.mark.parametrize(
@@ -531,21 +533,22 @@ def test_no_more_is_foretold_than_classes_have(method: str, settings: dict[str, 
     assert foretold.kept_bytes == plan.run(dataset).memory_bytes
 
 
-def test_a_training_that_is_shared_is_counted_once_for_each_seed(file: Path, tmp_path: Path, data: Dataset) -> None:
+def test_what_is_shared_is_counted_once_for_each_seed(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = programme(replace(ALPHA, seeds=2), Site(tmp_path, "arrays", file), data)
     one = plan.rows[0].estimate
-    training, after = sum(one.training), sum(one.after)
-    assert training > 0 and after > 0
-    assert [row.left for row in plan.rows] == pytest.approx([2 * (training + after), *[2 * after] * 4])
-    assert plan.seconds == pytest.approx(2 * training + 10 * after)
+    shared, own = sum(one.training) + sum(one.extracting), sum(one.adapting)
+    assert shared > 0 and own > 0
+    assert [row.left for row in plan.rows] == pytest.approx([2 * (shared + own), *[2 * own] * 4])
+    assert plan.seconds == pytest.approx(2 * shared + 10 * own)
     assert not list(tmp_path.iterdir())
 
 
 def test_other_trainings_are_counted_each(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = programme(replace(ALPHA, suite="gamma", settings={"epochs": 1}), Site(tmp_path, "arrays", file), data)
     for row in plan.rows:
-        training = sum(row.estimate.training) if row.variant.method == "features" else 0
-        assert row.left == pytest.approx(training + sum(row.estimate.after))
+        one = row.estimate
+        training = sum(one.training) if row.variant.method == "features" else 0
+        assert row.left == pytest.approx(training + sum(one.extracting) + sum(one.adapting))
 
 
 def test_a_training_that_a_finished_run_has_left_is_not_counted_again(
@@ -555,4 +558,4 @@ def test_a_training_that_a_finished_run_has_left_is_not_counted_again(
     (tmp_path / plan.rows[3].jobs[0].folder / "result.json").unlink()
     left = programme(ALPHA, plan.site, data)
     assert [row.done for row in left.rows] == [1, 1, 1, 0, 1]
-    assert left.seconds == pytest.approx(sum(left.rows[3].estimate.after))
+    assert left.seconds == pytest.approx(sum(left.rows[3].estimate.adapting))

@@ -15,19 +15,21 @@ class Estimate:
     """What one run will take, task by task, and what it will keep at its end."""
 
     training: tuple[float, ...]  # seconds
-    after: tuple[float, ...]  # seconds of everything else, measuring included
+    images: tuple[int, ...]  # that are extracted, measuring included: runs of one training share equal ones
+    extracting: tuple[float, ...]  # seconds
+    adapting: tuple[float, ...]
     kept_bytes: int
 
     @property
     def seconds(self) -> float:
         """All of it."""
-        return sum(self.training) + sum(self.after)
+        return sum(self.training) + sum(self.extracting) + sum(self.adapting)
 
 
 def estimate(plan: Plan, dataset: Dataset, costs: Costs) -> Estimate:
     """What a plan will take with these costs, nothing shared."""
     learner, stream = plan.learner(dataset), plan.stream(dataset)
-    epochs, training, after, seen = learner.training.epochs, [], [], 0
+    epochs, training, images, adapting, seen = learner.training.epochs, [], [], [], 0
     for task in stream:
         arriving, tested = len(task.train), sum(len(each.test) for each in stream.tasks[: task.index + 1])
         kept = images_before(learner, stream, task.index)
@@ -37,6 +39,12 @@ def estimate(plan: Plan, dataset: Dataset, costs: Costs) -> Estimate:
         steps = learner.adaptation.steps if isinstance(learner, Features) and task.index else 0
         seen += len(task.classes)
         features = learner.features_per_class * seen if isinstance(learner, Features) else 0
-        images = passes * (arriving + kept) + tested + features  # the features' images are looked at in measuring
-        after.append(images * costs.extracted + steps * costs.adapter_step)
-    return Estimate(tuple(training), tuple(after), kept_bytes(learner, stream))
+        images.append(passes * (arriving + kept) + tested + features)  # the features' images are looked at in measuring
+        adapting.append(steps * costs.adapter_step)
+    return Estimate(
+        training=tuple(training),
+        images=tuple(images),
+        extracting=tuple(each * costs.extracted for each in images),
+        adapting=tuple(adapting),
+        kept_bytes=kept_bytes(learner, stream),
+    )

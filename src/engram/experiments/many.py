@@ -25,7 +25,7 @@ class Row:
     variant: Variant
     jobs: tuple[Job, ...]
     estimate: Estimate  # of one run
-    left: float  # seconds for all of its runs, shared trainings counted where they come first
+    left: float  # seconds for all of its runs, what is shared counted where it comes first
     done: int  # runs that are there already
 
 
@@ -62,24 +62,39 @@ def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
     """What a suite takes, and an estimate of how long, from a few steps timed now."""
     costs: dict[tuple[object, ...], Costs] = {}
     members = [(variant, tuple(jobs_of(variant, order, dataset))) for variant in variants(order, dataset)]
-    trained = {job.shares for _, jobs in members for job in jobs if site.done(job)}
-    rows = []
-    for variant, jobs in members:
+    estimates = []
+    for _, jobs in members:
         learner = jobs[0].plan.learner(dataset)
         kind = (learner.network, learner.head, learner.training.batch_size, *_adapter(learner))
         if kind not in costs:
             costs[kind] = measure_costs(learner, dataset.train, len(dataset.class_names))
-        one = estimate(jobs[0].plan, dataset, costs[kind])
-        left = 0.0
-        for job in jobs:
-            if site.done(job):
-                continue
-            left += sum(one.after)
-            if job.shares not in trained:
-                left += sum(one.training)
-            trained.add(job.shares)
-        rows.append(Row(variant, jobs, one, left, sum(site.done(job) for job in jobs)))
+        estimates.append(estimate(jobs[0].plan, dataset, costs[kind]))
+    each = [(job, one) for (_, jobs), one in zip(members, estimates, strict=True) for job in jobs]
+    left = _left(site, each)
+    rows = [
+        Row(variant, jobs, one, sum(sum(left.get(job.folder, ())) for job in jobs), sum(site.done(job) for job in jobs))
+        for (variant, jobs), one in zip(members, estimates, strict=True)
+    ]
     return Programme(order, site, tuple(rows))
+
+
+def _left(site: Site, jobs: Sequence[tuple[Job, Estimate]]) -> dict[str, list[float]]:
+    """Seconds of each task of the jobs to be done, by folder; what is shared counts for the first of this order."""
+    trained = {job.shares for job, _ in jobs if site.done(job)}
+    extracted = {(job.shares, one.images) for job, one in jobs if site.done(job)}
+    left: dict[str, list[float]] = {}
+    for job, one in jobs:
+        if site.done(job):
+            continue
+        parts = [one.adapting]
+        if job.shares not in trained:
+            parts.append(one.training)
+        if (job.shares, one.images) not in extracted:
+            parts.append(one.extracting)
+        trained.add(job.shares)
+        extracted.add((job.shares, one.images))
+        left[job.folder] = [sum(task) for task in zip(*parts, strict=True)]
+    return left
 
 
 def _adapter(learner: object) -> tuple[object, ...]:
@@ -129,15 +144,10 @@ def carry_out(
 
 def _weights(plan: Programme) -> dict[str, list[int]]:
     """How much of the whole each task of each job is, in milliseconds of its estimate."""
-    trained = {job.shares for row in plan.rows for job in row.jobs if plan.site.done(job)}
-    costs = {job.folder: row.estimate for row in plan.rows for job in row.jobs}
-    weights = {}
-    for job in plan.left:
-        one = costs[job.folder]
-        training = one.training if job.shares not in trained else (0.0,) * len(one.training)
-        trained.add(job.shares)
-        weights[job.folder] = [1 + round(1000 * sum(pair)) for pair in zip(training, one.after, strict=True)]
-    return weights
+    estimates = {job.folder: row.estimate for row in plan.rows for job in row.jobs}
+    jobs = leaders_first([job for row in plan.rows for job in row.jobs])
+    left = _left(plan.site, [(job, estimates[job.folder]) for job in jobs])
+    return {folder: [1 + round(1000 * seconds) for seconds in tasks] for folder, tasks in left.items()}
 
 
 def default_folder(order: Order) -> Path:
