@@ -2,9 +2,10 @@
 
     python benchmarks/photos.py [--weights FILE.safetensors]
 
-Beside it, on the same photos: `features`, the paper's method; `finetune`, which is taught the same lessons, and `joint`, which is taught everything at
-once; all go through as many photos in training. Each model is kept in benchmarks/work/photos, and a lesson that was
-learned is not learned again. The result: benchmarks/results/photos.json, or photos-weights.json.
+Beside it, on the same photos: `features`, the paper's method; `finetune`, which is taught the same lessons; `joint`,
+which is taught everything at once; all go through as many photos in training. Each model is kept in
+benchmarks/work/photos, and a lesson that was learned is not learned again. The result: benchmarks/results/photos.json,
+or photos-weights.json.
 """
 
 from __future__ import annotations
