@@ -32,7 +32,7 @@ class Trainings:
 
     def remembering(self, learner: Learner) -> AbstractContextManager[None]:
         """Inside, what the networks of `learner` extract is kept for others, and read where others have kept it."""
-        return remembering(Remembered(self.folder / "features") if _shares(learner) else None)
+        return remembering(Remembered(self.folder / "features" / __version__) if _shares(learner) else None)
 
     @contextmanager
     def held(self, learner: Learner, tasks: list[str]) -> Iterator[None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from engram import __version__, storage
+from engram import storage
 from engram.data import Samples
 from engram.errors import DataError
 from engram.network import parallel
@@ -32,7 +32,7 @@ class Remembered:
 
     def path(self, network: Network, samples: Samples) -> Path:
         """Where the features are, if they are."""
-        known = (__version__, repr(network.extractor), network.side, network.mean.device.type)
+        known = (repr(network.extractor), network.side, network.mean.device.type)
         digest = hashlib.sha256(repr(known).encode())
         for name, tensor in network.state_dict().items():
             if not name.startswith("head."):
