@@ -70,8 +70,11 @@ def test_several_processes_leave_what_one_does_and_only_the_first_speaks_and_wri
     assert json.loads(ended[0].stdout)["seeds"] == [0, 1]
     assert json.loads(ended[0].stdout) == json.loads((places[0] / "run" / "summary.json").read_text())
     assert engram(*options, cwd=tmp_path).returncode == 0
-    files = [sorted(str(path.relative_to(place)) for path in place.rglob("*")) for place in (places[0], tmp_path)]
-    assert files[0] == [name for name in files[1] if not name.startswith(("first", "second"))]
+    here, alone_there = ({str(path.relative_to(place)) for path in place.rglob("*")} for place in (places[0], tmp_path))
+    alone_there = {name for name in alone_there if not name.startswith(("first", "second"))}
+    features = "trained/features/"  # by the bits of the weights, which several processes add up in another order
+    assert {name for name in here if features not in name} == {name for name in alone_there if features not in name}
+    assert len(here) == len(alone_there)
     for seed in ("seed-0", "seed-1"):
         found, alone = (Result.load(place / "run" / seed / "result.json") for place in (places[0], tmp_path))
         assert found.to_json().keys() == alone.to_json().keys()
