@@ -235,6 +235,12 @@ def test_a_new_model_learns_by_our_method_and_keeps_a_byte_a_number(tmp_path: Pa
     assert not len(model.learner.memory.images) and verify(folder).problems == ()
 
 
+def test_features_and_images_are_the_hybrid_from_the_beginning_too(tmp_path: Path) -> None:
+    found = scan(draw(tmp_path / "p", ("a", "b"), 4))
+    learner = propose(None, found, Wishes(method="features", image_size=SIDE, images_per_class=3)).learner
+    assert (learner.name, learner.settings()["images_per_class"]) == ("hybrid", 3)
+
+
 def test_our_method_keeps_images_from_when_they_are_asked_for_until_they_are_not(tmp_path: Path) -> None:
     folder, counts = ModelFolder(tmp_path / "model"), []
     for names, images in ((("a", "b"), None), (("c", "d"), 2), (("e", "f"), None), (("g", "h"), 0)):

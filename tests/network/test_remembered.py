@@ -106,3 +106,11 @@ def test_what_alone_is_too_large_is_not_kept(tmp_path: Path) -> None:
     with remembering(Remembered(tmp_path, most=BYTES - 1)):
         extract(network_of(), SAMPLES)
     assert files(tmp_path) == []
+
+
+def test_what_cannot_be_kept_is_extracted_all_the_same(tmp_path: Path) -> None:
+    remembered = Remembered(tmp_path / "features")
+    (tmp_path / "features").rmdir()
+    with remembering(remembered):
+        assert torch.equal(extract(network_of(), SAMPLES), extract(network_of(), SAMPLES))
+    assert files(tmp_path) == []

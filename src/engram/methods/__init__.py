@@ -53,7 +53,7 @@ METHODS: dict[str, Method] = {
     "hybrid": Method(Hybrid, "features, and images replayed in training", "features and images"),
     "engram": Method(
         Hybrid,
-        "ours: features on LUCIR's training, the adapter chosen by classes left out, a byte a number",
+        "ours: features on LUCIR's training, the better of two adapters, a byte a number",
         "features",
         "lucir",
         {"images_per_class": 0, "adapter": "auto", "alpha": 1e4, "adapter_steps": 1600, "C": 10.0, "codec": "auto"},

@@ -207,6 +207,8 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
 
 def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
     method = wishes.method or METHOD
+    if method == "features" and wishes.images_per_class:
+        method = "hybrid"  # what a model of features becomes where images are asked for later
     network = wishes.network or choose_network(wishes.weights)
     weights = None if wishes.weights is None else str(wishes.weights)
     recipe = picture_settings(method, wishes.settings.get("objective"), begins_with_nothing=weights is None)

@@ -45,13 +45,13 @@ class Remembered:
         return parallel.once(lambda: _read(path))
 
     def save(self, path: Path, features: Tensor) -> None:
-        """Keep them, if there is room."""
+        """Keep them, if there is room; what cannot be written is extracted again another time."""
         if features.nbytes <= self.most:
             parallel.on_first(lambda: self._write(path, features))
 
     def _write(self, path: Path, features: Tensor) -> None:
-        storage.save_tensors(path, {"features": features})
-        with suppress(FileNotFoundError):  # somebody else makes room too
+        with suppress(OSError):  # the disk is full, or somebody else makes room too
+            storage.save_tensors(path, {"features": features})
             kept = self.folder.glob("*.safetensors")
             files = [(found.stat().st_mtime_ns, found.stat().st_size, found) for found in kept]
             total = sum(size for _, size, _ in files)
