@@ -104,7 +104,7 @@ def main() -> None:
             "training": round(seen * step / 3600),
             "decoding, on the same cores": round((seen + looked_at) * decode_seconds / torch.get_num_threads() / 3600),
             "extraction and measuring": round(looked_at * extraction / 3600, 1),
-            "adapters": round((TASKS - 1) * (start + 240 * adapter_step) / 3600, 2),
+            "adapters": round((TASKS - 1) * (start + Adaptation().steps * adapter_step) / 3600, 2),
             "herding": round(CLASSES * herd_seconds / 3600, 3),
         },
         "images_trained_on": seen,

@@ -374,3 +374,19 @@ def test_of_two_adapters_the_one_that_carries_unseen_classes_better_is_taken() -
         adapter = auto.fit(pairs, nothing, seed=0, task=1)
         chosen.append("mlp" if isinstance(adapter, MLPAdapter) else "ridge")
     assert chosen == ["ridge", "mlp", "ridge"]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "steps"), [("identity", 0), ("ridge", 0), ("mlp", 500), ("auto", 740)], ids=lambda value: str(value)
+)
+def test_the_steps_of_an_adaptation_are_foretold(adapter: str, steps: int) -> None:
+    taken = []
+
+    def counted(carried: Tensor, columns: Tensor) -> Tensor:
+        taken.append(1)
+        return nothing(carried, columns)
+
+    settings = Adaptation(adapter=adapter, adapter_steps=500, adapter_width=128)  # type: ignore[arg-type]
+    pairs = classes_of_pairs(100, 40, torch.abs)  # no linear map makes this, so `auto` goes on to an MLP
+    settings.fit(pairs, counted, seed=0, task=1)
+    assert len(taken) == settings.steps_in_all == steps

@@ -36,7 +36,7 @@ def estimate(plan: Plan, dataset: Dataset, costs: Costs) -> Estimate:
         cost = costs.taught if task.index and not isinstance(learner, Joint) else costs.first
         training.append(epochs * (arriving + kept) * cost)
         passes = 0 if isinstance(learner, Memoryless | Joint) else 2 if isinstance(learner, Features) else 1
-        steps = learner.adaptation.steps if isinstance(learner, Features) and task.index else 0
+        steps = learner.adaptation.steps_in_all if isinstance(learner, Features) and task.index else 0
         seen += len(task.classes)
         features = learner.features_per_class * seen if isinstance(learner, Features) else 0
         images.append(passes * (arriving + kept) + tested + features)  # the features' images are looked at in measuring

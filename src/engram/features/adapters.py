@@ -47,7 +47,7 @@ class Adaptation:
     adapter_width: PositiveInt | None = None  # d', §5.1; None: 16 d
     adapter_depth: PositiveInt = 2  # hidden layers, §5.4
     adapter_start: Literal["least-squares", "random"] = "least-squares"  # what the first step finds; see `start_at`
-    adapter_steps: PositiveInt | None = None  # None: 240, 6 epochs of CIFAR-100's pairs; from a random start 1600
+    adapter_steps: PositiveInt | None = None  # None: 720, 18 epochs of CIFAR-100's pairs; from a random start 1600
     adapter_batch: PositiveInt = 128
     adapter_rate: PositiveFloat = 2e-3  # Adam's, falling to zero along a cosine
     adapter_penalty: PositiveFloat = 1e-3  # of ridge, relative to the mean of the pairs' covariance
@@ -55,7 +55,18 @@ class Adaptation:
     @property
     def steps(self) -> int:
         """How many steps an adapter is trained for."""
-        return self.adapter_steps or (240 if self.adapter_start == "least-squares" else 1600)
+        return self.adapter_steps or (720 if self.adapter_start == "least-squares" else 1600)
+
+    @property
+    def steps_in_all(self) -> int:
+        """How many steps of an MLP one adaptation takes at the most: those that choose the adapter too."""
+        if self.adapter in ("identity", "ridge"):
+            return 0
+        return self.steps + (self._choosing_steps if self.adapter == "auto" else 0)
+
+    @property
+    def _choosing_steps(self) -> int:
+        return min(self.steps, CHOOSING_STEPS)
 
     def fit(
         self,
@@ -89,7 +100,7 @@ class Adaptation:
             return "ridge"
         left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
         seen = Pairs(pairs.old[~left_out], pairs.new[~left_out], pairs.columns[~left_out])
-        few = replace(self, adapter_steps=min(self.steps, CHOOSING_STEPS))
+        few = replace(self, adapter_steps=self._choosing_steps)
         mlp = few._fit_mlp(seen, classification, seed, task, SILENT)
         ridge = fit_ridge(seen, self.adapter_penalty)
         old, new, columns = F.normalize(pairs.old[left_out]), F.normalize(pairs.new[left_out]), pairs.columns[left_out]

@@ -137,7 +137,7 @@ def expected_seconds(proposal: Proposal) -> float:
     epochs = learner.training.epochs if proposal.trains else 0
     training = epochs * (arriving + replayed) * (costs.taught if learner.tasks_ else costs.first)
     adapts = proposal.trains and learner.tasks_ and isinstance(learner, Features)
-    adapting = learner.adaptation.steps * costs.adapter_step if adapts else 0  # type: ignore[attr-defined]
+    adapting = learner.adaptation.steps_in_all * costs.adapter_step if adapts else 0  # type: ignore[attr-defined]
     return training + 2 * (2 * (arriving + replayed) * costs.extracted + adapting)  # once to judge it, once for good
 
 

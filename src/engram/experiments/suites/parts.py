@@ -10,7 +10,7 @@ from engram.experiments.suites.suite import Facts, Suite, Variant
 CHANGED: Mapping[str, Mapping[str, Any]] = {
     "engram": {},
     "the paper's training": {"objective": "distillation"},
-    "an adapter of 240 steps": {"adapter_steps": 240},
+    "an adapter of 720 steps": {"adapter_steps": 720},  # as features
     "C = 1": {"C": 1.0},
     "a linear discriminant": {"classifier": "discriminant"},
     "always a linear adapter": {"adapter": "ridge"},
