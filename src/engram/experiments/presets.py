@@ -66,8 +66,8 @@ def preset(name: str, method: str, dataset: Dataset, objective: str | None = Non
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     known = setting_names(method, objective)
-    if METHODS[method].settings.get("images_per_class") == 0:
-        known -= {"images_per_class"}  # it keeps images only where they are asked for
+    if "images" not in METHODS[method].keeps:
+        known -= {"images_per_class"}  # it may be able to, but keeps them only where they are asked for
     trained_by = objective or METHODS[method].objective
     settings = {"expected_classes": len(dataset.class_names), **_data(dataset), **_kept(method, dataset)}
     if name == "paper":

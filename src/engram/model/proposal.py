@@ -16,7 +16,7 @@ from engram.data import Samples
 from engram.data.pictures import Found, same_for_people
 from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
-from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs
+from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs, setting_names
 from engram.model.model import Model, remake, settings_of
 from engram.model.recipe import (
     FIRST_RATE,
@@ -188,9 +188,6 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
     features = wishes.features_per_class or (model.facts.features_per_class if model is not None else None)
     if features is not None:
         asked.setdefault("features_per_class", features)
-    name = model.learner.name if model is not None else wishes.method or METHOD
-    if wishes.images_per_class or (wishes.images_per_class == 0 and name == METHOD):
-        asked["images_per_class"] = wishes.images_per_class
     if model is None:
         return _new_learner(wishes, asked)
     if wishes.weights is not None:
@@ -202,7 +199,14 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
     learner = _keeping_images(model, wishes)
     if learner.training.rate == FIRST_RATE:
         asked = {"rate": LATER_RATE, **asked}
-    return remake(learner, **asked)
+    return remake(learner, **asked, **_images(learner.name, wishes))
+
+
+def _images(method: str, wishes: Wishes) -> dict[str, Any]:
+    """The wish for images, for this method; one that cannot keep any is not troubled with the wish for none."""
+    wanted = wishes.images_per_class
+    heard = wanted if wanted or "images_per_class" in setting_names(method) else None
+    return {} if heard is None else {"images_per_class": heard}
 
 
 def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
@@ -213,6 +217,7 @@ def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
     weights = None if wishes.weights is None else str(wishes.weights)
     recipe = picture_settings(method, wishes.settings.get("objective"), begins_with_nothing=weights is None)
     settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed, **asked}
+    settings |= _images(method, wishes)
     return make(method, **settings, device=wishes.device)
 
 

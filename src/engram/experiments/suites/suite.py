@@ -53,7 +53,7 @@ class Suite:
     """Which runs, on which split, what is varied, and what the paper found."""
 
     summary: str
-    finding: str
     variants: Callable[[Facts], Iterable[Variant]]
+    finding: str | None = None  # the paper's; a suite of ours has none
     varies: str | None = None  # what the axis of `value` is
     validation: float = 0.0  # the share of the training samples that is held out and tested on
