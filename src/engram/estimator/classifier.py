@@ -22,6 +22,7 @@ from engram.estimator.errors import InvalidInput, as_value_errors
 from engram.estimator.parameters import parameters_of, wishes_of
 from engram.model import Model, ModelFolder, load, propose_samples, remake, save, teach, with_facts
 from engram.model.labels import kind_of, kind_of_names, names_of, values_of
+from engram.model.recipe import METHOD
 
 Array = NDArray[Any]
 
@@ -37,7 +38,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     Parameters
     ----------
-    method : str, default="features"
+    method : str, default="engram"
         Any of those that `engram methods` lists.
     network : str or torch.nn.Module, default="auto"
         What turns an input into features: "auto" goes by the inputs, an MLP for vectors and for images by their size;
@@ -86,13 +87,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     >>> bool(classifier.score(X, y) > 0.85)
     True
-    >>> classifier.model_.learner.memory.nbytes  # at most 250 vectors of 64 numbers of each class
-    460032
+    >>> classifier.model_.learner.memory.nbytes  # at most 250 vectors of 64 numbers of each class, a byte each
+    115520
     """
 
     def __init__(
         self,
-        method: str = "features",
+        method: str = METHOD,
         *,
         network: str | nn.Module = "auto",
         epochs: int | None = None,
