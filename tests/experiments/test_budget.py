@@ -119,7 +119,7 @@ def test_a_budget_counts_what_the_codec_takes(method: str, settings: dict[str, A
 
 
 def test_a_codebook_is_counted_once() -> None:
-    codebook = 256 * 64 * 2
+    codebook = (256 + 64) * 64 * 2  # and a rotation
     plan = planned("features", codebook + 6 * 50 * 32, codec="pq")
     assert plan.chosen(VECTORS) == {"features_per_class": 50}
     assert planned("features", codebook + 6 * 50 * 32 - 1, codec="pq").chosen(VECTORS) == {"features_per_class": 49}
@@ -306,7 +306,7 @@ def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
 
 def test_of_a_given_number_the_finest_codec_that_fits_is_chosen() -> None:
     pytest.importorskip("faiss")
-    dataset, codebook = many(10, 500), 256 * 64 * 2
+    dataset, codebook = many(10, 500), (256 + 64) * 64 * 2
     for budget, codec in ((10 * 200 * 64 + 512, "int8"), (10 * 200 * 64 + 511, "pq"), (codebook + 64_000, "pq")):
         assert planned("engram", budget, features_per_class=200).chosen(dataset)["codec"] == codec
     with pytest.raises(BudgetError, match="is too small"):

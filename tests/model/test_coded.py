@@ -45,9 +45,9 @@ def test_it_tells_how_it_keeps_vectors_and_counts_every_byte(model: ModelFolder)
     found = inspect(model)
     assert (found.codec, found.settings["codec"]) == ("pq", "pq")
     assert found.bytes.features == found.bytes.kept == Coding(codec="pq").nbytes(320, 64)
-    assert found.bytes.shared == 256 * 64 * 2
+    assert found.bytes.shared == (256 + 64) * 64 * 2  # a codebook and a rotation
     assert sum(each.bytes for each in found.classes) + found.bytes.shared == found.bytes.kept
-    assert "(pq, 32,768 of it shared by all)" in " ".join(
+    assert "(pq, 40,960 of it shared by all)" in " ".join(
         engram("inspect", "model", cwd=model.path.parent).stdout.split()
     )
 

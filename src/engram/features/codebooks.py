@@ -1,4 +1,4 @@
-"""Codebooks of product quantisation: vectors are cut into parts, and of each part a few centroids are found."""
+"""Codebooks of product quantisation: vectors are turned, cut into parts, and of each part a few centroids are found."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from engram.randomness import generator
 CENTROIDS = 256  # of each part: as many as a byte tells apart
 ITERATIONS = 25  # of k-means
 MOST = 2**16  # vectors that centroids are found from
+TRIAL_ITERATIONS, TRIED = 5, 2**12  # of k-means, and vectors, that tell which rotation is the best
+NOTHING = 1e-9  # what a direction's size is at the least, beside the largest: those that no vector has
+
+Turned = tuple[Tensor, Tensor]  # a rotation (d, d), and centroids of the parts of what it turns (m, 256, d / m)
 
 
 def installed() -> bool:
@@ -27,43 +31,87 @@ def check_installed() -> None:
     _faiss()
 
 
-def codebook_and_codes(vectors: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """Centroids of each part, float16 (m, min(256, n), d / m), and which is the nearest, uint8 (n, m).
+def codebook_and_codes(
+    vectors: Tensor, parts: int, before: Turned | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Centroids of each part, float16 (m, min(256, n), d / m), which is the nearest, uint8 (n, m), and the rotation.
 
-    It is a function of the vectors (n, d) alone. As many vectors as there are centroids, or fewer, are their own.
+    The rotation, float16 (d, d), turns vectors (n, d) before they are cut: `vectors @ rotation`. With `before`, by which
+    some of the vectors were kept, what has not moved since stays where it was, or nearly. As many vectors as there are
+    centroids, or fewer, are their own, and not turned.
     """
     count, dimension = vectors.shape
     if count > CENTROIDS:
-        return parallel.once(lambda: _found(vectors.contiguous(), parts))
+        return parallel.once(lambda: _found(vectors, parts, before))
     codebook = vectors.reshape(count, parts, dimension // parts).transpose(0, 1)  # (m, n, d / m)
     codes = torch.arange(count, dtype=torch.uint8)[:, None].expand(count, parts)
-    return codebook.half().contiguous(), codes.contiguous()
+    return codebook.half().contiguous(), codes.contiguous(), None
 
 
-def _found(vectors: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """K-means of all parts at once.
+def _found(vectors: Tensor, parts: int, before: Turned | None) -> tuple[Tensor, Tensor, Tensor]:
+    """By principal directions, by none, or by those before: what a few steps of k-means bring nearest.
+
+    Vectors with many zeros are best left as they are: turned, they have none.
+    """
+    some, few = _spread(vectors, MOST), _spread(vectors, TRIED)
+    new = (_balancing_rotation(some, parts), torch.eye(vectors.shape[1]))
+    ways: list[tuple[Tensor, Tensor | None]] = [(each.half(), None) for each in new]
+    ways += [before] if before is not None else []
+    rotation, start = min(ways, key=lambda way: _distortion(few @ way[0].float(), parts, way[1]))
+    codebook = _centroids(some @ rotation.float(), parts, ITERATIONS, start).half()
+    return codebook, _nearest(codebook.float(), vectors @ rotation.float()), rotation
+
+
+def _spread(vectors: Tensor, most: int) -> Tensor:
+    return vectors[:: -(-len(vectors) // most)]
+
+
+def _balancing_rotation(vectors: Tensor, parts: int) -> Tensor:
+    """Principal directions (d, d), dealt out so that all parts have about as much to tell (Ge et al., 2013, §3.2).
+
+    Features vary along few directions. Cut as they are, parts share them by chance, and many bytes say next to nothing.
+    """
+    sizes, directions = torch.linalg.eigh(vectors.T.double() @ vectors.double())
+    logs = sizes.clamp(min=NOTHING * float(sizes[-1])).log()
+    worth, share = logs - logs[0], vectors.shape[1] // parts
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    for direction in reversed(range(len(worth))):  # the largest first, each to the part that has the least so far
+        open_ones = [part for part in dealt if len(part) < share]
+        min(open_ones, key=lambda part: float(worth[part].sum())).append(direction)
+    return directions[:, [direction for part in dealt for direction in part]].float()
+
+
+def _distortion(vectors: Tensor, parts: int, start: Tensor | None) -> float:
+    """How far a few steps of k-means leave vectors (n, d) from their centroids."""
+    centroids = _centroids(vectors, parts, TRIAL_ITERATIONS, start)
+    nearest = centroids[torch.arange(parts), _nearest(centroids, vectors).long()]  # (n, m, d / m)
+    return float((_cut(vectors, parts) - nearest).square().sum())
+
+
+def _centroids(vectors: Tensor, parts: int, iterations: int, start: Tensor | None) -> Tensor:
+    """K-means of all parts at once, from `start` or from some of the vectors: (m, 256, d / m).
 
     faiss finds the nearest centroids, which is the work. Its own k-means takes eight times as long, and ends further
     from vectors that have many zeros: there, a centroid that is nearest to none becomes half of another; here it goes
     to the worst served.
     """
-    some = vectors[:: -(-len(vectors) // MOST)].contiguous()  # spread over all
-    quantiser = _faiss().ProductQuantizer(vectors.shape[1], parts, 8)
-    first = torch.randperm(len(some), generator=generator(0, "codebook"))[:CENTROIDS]
-    centroids = _cut(some[first], parts).transpose(0, 1)  # (m, 256, d / m)
-    for _ in range(ITERATIONS):
-        centroids = _improved(centroids, _cut(some, parts), _nearest(quantiser, centroids, some).long())
-    codebook = centroids.half()
-    return codebook, _nearest(quantiser, codebook.float(), vectors)
+    first = torch.randperm(len(vectors), generator=generator(0, "codebook"))[:CENTROIDS]
+    centroids = _cut(vectors[first], parts).transpose(0, 1) if start is None else start.float()
+    for _ in range(iterations):
+        centroids = _improved(centroids, _cut(vectors, parts), _nearest(centroids, vectors).long())
+    return centroids
 
 
 def _cut(vectors: Tensor, parts: int) -> Tensor:
     return vectors.reshape(len(vectors), parts, -1)  # (n, m, d / m)
 
 
-def _nearest(quantiser: Any, centroids: Tensor, vectors: Tensor) -> Tensor:
+def _nearest(centroids: Tensor, vectors: Tensor) -> Tensor:
     """Which centroid is the nearest to each part, uint8 (n, m)."""
-    _faiss().copy_array_to_vector(centroids.flatten().numpy(), quantiser.centroids)
+    parts, _, length = centroids.shape
+    faiss = _faiss()
+    quantiser = faiss.ProductQuantizer(parts * length, parts, 8)
+    faiss.copy_array_to_vector(centroids.flatten().numpy(), quantiser.centroids)
     return torch.from_numpy(quantiser.compute_codes(vectors.numpy()))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Literal, Self
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.errors import DataError, TrainingError, UsageError
-from engram.features.codebooks import CENTROIDS, check_installed, codebook_and_codes
+from engram.features.codebooks import CENTROIDS, Turned, check_installed, codebook_and_codes
 
 LEVELS = 255  # steps between the lowest and the highest number that a byte tells apart
 
@@ -46,7 +46,8 @@ class Coded(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is kept, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        everything = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {name: tensor for name, tensor in everything.items() if tensor is not None}
 
     def __len__(self) -> int:
         return len(self._own)
@@ -115,16 +116,28 @@ class Scaled(Coded):
 
 @dataclass(frozen=True, eq=False)
 class Product(Coded):
-    """Product quantisation: a byte a sub-vector says which of up to 256 centroids it is near (Jégou et al., 2011)."""
+    """Product quantisation: a byte a sub-vector says which of up to 256 centroids it is near (Jégou et al., 2011).
+
+    Vectors are turned first, so that every sub-vector has about as much to tell; few are kept as they are.
+    """
 
     codes: Tensor  # uint8 (n, m)
     codebook: Tensor  # float16 (m, min(256, n), d / m): its rounding is nothing beside the distance to a centroid
+    rotation: Tensor | None = None  # float16 (d, d)
 
     @classmethod
-    def of(cls, vectors: Tensor, bytes_each: int) -> Self:
-        """Vectors (n, d) in so many bytes each, by centroids that are found for them."""
-        codebook, codes = codebook_and_codes(vectors, bytes_each)
-        return cls(codes, codebook)
+    def of(cls, vectors: Tensor, bytes_each: int, before: Coded | None = None) -> Self:
+        """Vectors (n, d) in so many bytes each, by a rotation and centroids that are found for them.
+
+        `before` is how some of them were kept: those that have not moved since stay where they were, or nearly.
+        """
+        turned = before._turned if isinstance(before, Product) and before.codes.shape[1] == bytes_each else None
+        codebook, codes, rotation = codebook_and_codes(vectors, bytes_each, turned)
+        return cls(codes, codebook, rotation)
+
+    @property
+    def _turned(self) -> Turned | None:
+        return None if self.rotation is None else (self.rotation, self.codebook)
 
     @property
     def codec(self) -> Codec:
@@ -132,10 +145,12 @@ class Product(Coded):
 
     def numbers(self) -> Tensor:
         parts = self.codebook.float()[torch.arange(len(self.codebook)), self.codes.long()]  # (n, m, d / m)
-        return parts.flatten(1)
+        return parts.flatten(1) if self.rotation is None else parts.flatten(1) @ self.rotation.float().T
 
     def chosen(self, rows: Tensor) -> Self:
-        """The same vectors to the last bit; centroids that none of them is near are gone."""
+        """The same vectors to the last bit, or to half precision where few are left; centroids of none are gone."""
+        if self.rotation is not None and len(rows) <= CENTROIDS:
+            return type(self).of(self.numbers()[rows], self.codes.shape[1])
         codes, centroids = self.codes[rows], min(CENTROIDS, len(rows))
         codebook = self.codebook.new_zeros(len(self.codebook), centroids, self.codebook.shape[2])
         renumbered = torch.empty_like(codes)
@@ -143,7 +158,7 @@ class Product(Coded):
             used, places = codes[:, part].long().unique(return_inverse=True)
             codebook[part, : len(used)] = self.codebook[part, used]
             renumbered[:, part] = places.to(torch.uint8)
-        return type(self)(renumbered, codebook)
+        return type(self)(renumbered, codebook, self.rotation)
 
 
 KINDS: tuple[type[Plain] | type[Scaled] | type[Product], ...] = (Plain, Scaled, Product)
@@ -152,7 +167,8 @@ KINDS: tuple[type[Plain] | type[Scaled] | type[Product], ...] = (Plain, Scaled, 
 def coded(tensors: Mapping[str, Tensor]) -> Coded:
     """Vectors as they were kept, from what their `tensors()` gave."""
     for kind in KINDS:
-        if {field.name for field in fields(kind)} == tensors.keys():
+        needed = {field.name for field in fields(kind) if field.default is MISSING}
+        if needed <= tensors.keys() <= {field.name for field in fields(kind)}:
             return kind(**tensors)
     raise DataError(f"The stored vectors are kept in a way this engram does not know, as {', '.join(sorted(tensors))}.")
 
@@ -181,8 +197,8 @@ class Coding:
         if self.codec == "pq":
             check_installed()
 
-    def encoded(self, vectors: Tensor) -> Coded:
-        """Unit vectors, float32 (n, d), as they are kept from now on."""
+    def encoded(self, vectors: Tensor, before: Coded | None = None) -> Coded:
+        """Unit vectors, float32 (n, d), as they are kept from now on; `before` is how some of them were kept."""
         if self.used == "float32":
             return Plain(vectors)
         if not bool(vectors.isfinite().all()):  # no code is not finite, so nobody would notice later
@@ -191,7 +207,7 @@ class Coding:
             return Plain(vectors.half())
         if self.used == "int8":
             return Scaled.of(vectors)
-        return Product.of(vectors, product_bytes(vectors.shape[1], self.codec_bytes))
+        return Product.of(vectors, product_bytes(vectors.shape[1], self.codec_bytes), before)
 
     def nbytes(self, count: int, dimension: int) -> int:
         """The bytes that so many vectors of so many numbers take."""
@@ -201,7 +217,8 @@ class Coding:
 def nbytes(codec: Codec, count: int, dimension: int, codec_bytes: int | None = None) -> int:
     """The bytes that `count` vectors of `dimension` numbers take, all that they share included: exactly."""
     if codec == "pq":
-        return count * product_bytes(dimension, codec_bytes) + min(CENTROIDS, count) * dimension * 2
+        shared = CENTROIDS + dimension if count > CENTROIDS else count  # rows: of the codebook, and of the rotation
+        return count * product_bytes(dimension, codec_bytes) + shared * dimension * 2
     return {
         "float32": count * dimension * 4,
         "float16": count * dimension * 2,

@@ -87,7 +87,7 @@ class FeatureMemory(_Grouped):
         """
         # Vectors that were brought to unit length are no longer where their codes put them, and would move once more.
         old_rows = self.vectors.numbers() if self.codec == coding.used else self.rows
-        return FeatureMemory(coding.encoded(_gathered(old_rows, new_rows, sources)), counts)
+        return FeatureMemory(coding.encoded(_gathered(old_rows, new_rows, sources), self.vectors), counts)
 
 
 @dataclass(frozen=True, eq=False)
