@@ -9,13 +9,13 @@ import scipy.optimize
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import RidgeClassifier
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from engram.errors import DataError, EngramWarning, TrainingError, UsageError
-from engram.features import classifiers, squared_hinge
-from engram.features.classifiers import CLASSIFIERS, Classifier, Discriminant, LinearSVM, NearestMean, Ridge
+from engram.features import classifiers, multinomial, squared_hinge
+from engram.features.classifiers import CLASSIFIERS, Classifier, Discriminant, LinearSVM, NearestMean, Ridge, Softmax
 
 
 def overlapping(sizes: list[int], width: int, noise: float = 1.5, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -235,6 +235,40 @@ def test_ridge_matches_scikit_learn(sizes: list[int], penalty: float) -> None:
 def test_ridge_of_one_class_is_certain() -> None:
     features, labels = overlapping([10], 6)
     torch.testing.assert_close(Ridge().fit(features, labels).scores(features), torch.ones(10, 1))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_softmax_regression_matches_scikit_learn(case: str) -> None:
+    sizes, width, C = CASES[case]
+    features, labels = overlapping(sizes, width)
+    softmax = Softmax(C, tolerance=1e-9).fit(features, labels)
+    same = 2 * C if len(sizes) == 2 else C  # of two classes it has one weight, which is ours doubled
+    theirs = LogisticRegression(C=same, class_weight="balanced", tol=1e-10, max_iter=100_000, solver="newton-cg")
+    theirs.fit(features.double().numpy(), labels.numpy())
+    probabilities = torch.from_numpy(theirs.predict_proba(features.double().numpy())).float()
+    torch.testing.assert_close(softmax.scores(features).softmax(dim=1), probabilities, rtol=0, atol=2e-5)
+    assert softmax.classes_.tolist() == theirs.classes_.tolist()
+
+
+def test_softmax_regression_is_solved_well_enough_and_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = overlapping([100] * 20, 32)
+    features = torch.nn.functional.normalize(features * torch.linspace(1, 0.01, 32) + 1)  # one mean, few directions
+    best = Softmax(30.0, tolerance=1e-9).fit(features, labels).scores(features).softmax(dim=1)
+    monkeypatch.setattr(multinomial, "STEPS", 200)
+    found = Softmax(30.0).fit(features, labels)  # a warning would be an error
+    torch.testing.assert_close(found.scores(features).softmax(dim=1), best, rtol=0, atol=1e-3)
+    monkeypatch.setattr(multinomial, "STEPS", 5)
+    again = Softmax(30.0).fit(features, labels, start=found)
+    torch.testing.assert_close(again.scores(features).softmax(dim=1), best, rtol=0, atol=1e-3)
+    with pytest.warns(EngramWarning, match="not solved to the end"):
+        Softmax(30.0).fit(features, labels)
+
+
+def test_softmax_regression_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = overlapping([40, 30, 20], 8)
+    whole = Softmax().fit(features, labels)
+    monkeypatch.setattr(multinomial, "BLOCK", 3 * 7)
+    torch.testing.assert_close(Softmax().fit(features, labels).weight_, whole.weight_, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [[30] * 5, [100, 20, 3], [25, 35]])

@@ -92,7 +92,9 @@ def test_vectors_that_vary_along_few_directions_are_turned_and_come_out_nearer_t
     quantiser = faiss.ProductQuantizer(16, 4, 8)
     faiss.copy_array_to_vector(kept.codebook.float().flatten().numpy(), quantiser.centroids)
     assert np.array_equal(quantiser.compute_codes((given @ rotation).numpy()), kept.codes.numpy())
-    assert torch.allclose(torch.from_numpy(quantiser.decode(kept.codes.numpy())) @ rotation.T, kept.numbers(), atol=1e-6)
+    assert torch.allclose(
+        torch.from_numpy(quantiser.decode(kept.codes.numpy())) @ rotation.T, kept.numbers(), atol=1e-6
+    )
     quantiser.cp.min_points_per_centroid = 1
     quantiser.train(given.numpy())
     theirs = torch.from_numpy(quantiser.decode(quantiser.compute_codes(given.numpy())))

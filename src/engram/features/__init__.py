@@ -1,7 +1,7 @@
 """What is kept of the past, carried over into the present, and used."""
 
 from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, carry_over, fit_ridge
-from engram.features.classifiers import CLASSIFIERS, Classifier, Discriminant, LinearSVM, NearestMean, Ridge
+from engram.features.classifiers import CLASSIFIERS, Classifier, Discriminant, LinearSVM, NearestMean, Ridge, Softmax
 from engram.features.codecs import Codec, Coded, Coding
 from engram.features.herding import herd
 from engram.features.memory import (
@@ -32,6 +32,7 @@ __all__ = [
     "NearestMean",
     "Pairs",
     "Ridge",
+    "Softmax",
     "carry_over",
     "fit_ridge",
     "herd",

@@ -1,4 +1,4 @@
-"""Linear classifiers on unit features: a support vector machine, a discriminant, nearest class means, and ridge."""
+"""Linear classifiers on unit features: a support vector machine, softmax regression, a discriminant, and others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from engram.errors import DataError, TrainingError, UsageError
-from engram.features import squared_hinge
+from engram.features import multinomial, squared_hinge
 from engram.features.least_squares import class_sums, regularised_factor, solved
 from engram.network import parallel
 
@@ -116,6 +116,34 @@ class LinearSVM(Classifier):
 
 
 @dataclass
+class Softmax(Classifier):
+    """Softmax regression: the probabilities of all classes at once, each class weighing as much as any other.
+
+    It minimises Σ −log p(y | x) + ‖w‖² / 2C over all classes, the intercepts free: scikit-learn's LogisticRegression,
+    with `class_weight="balanced"`. A vector that is off moves it less than it moves a machine, which goes by the few at
+    its margins: so it bears what an adapter or a codec is off by.
+    """
+
+    C: float = 1.0  # the weight of the samples against the regulariser
+    tolerance: float = 1e-5  # of the gradient, where the Hessian is about 1
+
+    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Classes that `start` knows begin at its solution."""
+        _check_positive(self, C=self.C, tolerance=self.tolerance)
+        samples, classes, members = _checked(self, features, labels)
+        count, counts = len(samples), torch.bincount(members).to(samples)
+        samples = pad(samples, (0, 1), value=1.0)  # (n, d + 1): the intercept is the weight of a constant
+        begin = _continued(samples.new_zeros(len(classes), samples.shape[1]), classes, start)
+        shares = 1 / (len(classes) * counts)[members]  # (n,)
+        weight = multinomial.minimise(samples, members, shares, begin, 1 / (self.C * count), self.tolerance)
+        return classes, weight[:, :-1], weight[:, -1]
+
+    def scores(self, features: Tensor) -> Tensor:
+        """The logarithm of every class's probability, but for what all of them share: (n, K)."""
+        return self._affine(features)
+
+
+@dataclass
 class NearestMean(Classifier):
     """The nearest of the normalised class means (iCaRL, Algorithm 1): for unit vectors, cosine similarity."""
 
@@ -188,6 +216,7 @@ class Discriminant(Classifier):
 
 CLASSIFIERS: dict[str, type[Classifier]] = {
     "svm": LinearSVM,
+    "softmax": Softmax,
     "discriminant": Discriminant,
     "nearest-mean": NearestMean,
     "ridge": Ridge,

@@ -36,9 +36,9 @@ def codebook_and_codes(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Centroids of each part, float16 (m, min(256, n), d / m), which is the nearest, uint8 (n, m), and the rotation.
 
-    The rotation, float16 (d, d), turns vectors (n, d) before they are cut: `vectors @ rotation`. With `before`, by which
-    some of the vectors were kept, what has not moved since stays where it was, or nearly. As many vectors as there are
-    centroids, or fewer, are their own, and not turned.
+    The rotation, float16 (d, d), turns vectors (n, d) before they are cut: `vectors @ rotation`. With `before`, by
+    which some of the vectors were kept, what has not moved since stays where it was, or nearly. As many vectors as
+    there are centroids, or fewer, are their own, and not turned.
     """
     count, dimension = vectors.shape
     if count > CENTROIDS:
@@ -78,7 +78,8 @@ def _balancing_rotation(vectors: Tensor, parts: int) -> Tensor:
     for direction in reversed(range(len(worth))):  # the largest first, each to the part that has the least so far
         open_ones = [part for part in dealt if len(part) < share]
         min(open_ones, key=lambda part: float(worth[part].sum())).append(direction)
-    return directions[:, [direction for part in dealt for direction in part]].float()
+    turned: Tensor = directions[:, [direction for part in dealt for direction in part]]
+    return turned.float()
 
 
 def _distortion(vectors: Tensor, parts: int, start: Tensor | None) -> float:

@@ -23,6 +23,7 @@ from engram.features import (
     NearestMean,
     Pairs,
     Ridge,
+    Softmax,
     carry_over,
     select,
     warn_of_small_classes,
@@ -39,8 +40,8 @@ class Features(Learner):
     features_per_class: PositiveInt = 250  # L, §5.3
     coding: Coding = field(default_factory=Coding)
     adaptation: Adaptation = field(default_factory=Adaptation)
-    classifier: Literal["svm", "discriminant", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
-    C: PositiveFloat = 1.0  # of the SVM; LinearSVC's default
+    classifier: Literal["svm", "softmax", "discriminant", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
+    C: PositiveFloat = 1.0  # of the SVM, LinearSVC's default; of softmax
     shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.05  # of the discriminant's covariance
     penalty: PositiveFloat = 1.0  # of ridge
     balanced: bool = True  # §5.4: it learns from L features of every class; otherwise from all of the task's
@@ -79,6 +80,7 @@ class Features(Learner):
     def make_classifier(self) -> Classifier:
         made: dict[str, Classifier] = {
             "svm": LinearSVM(C=self.C),
+            "softmax": Softmax(C=self.C),
             "discriminant": Discriminant(self.shrinkage),
             "nearest-mean": NearestMean(),
             "ridge": Ridge(self.penalty),

@@ -1,0 +1,69 @@
+"""The solver of softmax regression: L-BFGS, in coordinates in which all directions are about as steep.
+
+`samples` (n, d + 1) end in a constant, whose weight is the intercept, and `weight` is (K, d + 1).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from engram.errors import EngramWarning
+from engram.features.least_squares import regularised_factor
+
+BLOCK = 2**22  # most numbers in a matrix of samples by classes
+HISTORY = 20  # steps that L-BFGS goes by
+STEPS = 1000  # about a hundred suffice
+FLAT = 1e-9  # what is added to directions in which no sample lies, beside the mean one
+
+
+def minimise(
+    samples: Tensor, members: Tensor, shares: Tensor, begin: Tensor, penalty: float, tolerance: float
+) -> Tensor:
+    """The weight that makes Σ −s log p(y | x) + penalty / 2 ‖w‖² small, the intercepts free; from `begin`.
+
+    `members` (n,) are the classes of the samples and `shares` (n,), which sum to 1, are s. It is solved when no number
+    of the gradient is above `tolerance`, in coordinates where the Hessian is about 1.
+    """
+    classes, width = begin.shape
+    penalties = torch.full((width,), penalty).to(begin)
+    penalties[-1] = 0
+    # The Hessian of each class where all are as likely as each other. Unit features have one mean and few directions:
+    # without it, there are five times as many steps.
+    hessian = samples.T @ (samples * shares[:, None]) / classes + penalties.diag()  # (d + 1, d + 1)
+    factor = regularised_factor(hessian, float(FLAT * hessian.diagonal().mean()))
+
+    def evaluate(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
+        weight = _weight(torch.from_numpy(coordinates).to(begin).view(classes, width), factor)
+        loss, gradient = _loss(samples, members, shares, weight)
+        loss += float((penalties * weight.square()).sum()) / 2
+        steep = torch.linalg.solve_triangular(factor, (gradient + penalties * weight).T, upper=False).T  # (K, d + 1)
+        return loss, steep.cpu().double().flatten().numpy()
+
+    options = {"maxiter": STEPS, "maxfun": 2 * STEPS, "maxcor": HISTORY, "gtol": tolerance, "ftol": 0.0}
+    start = (begin @ factor).cpu().double().flatten().numpy()
+    found = scipy.optimize.minimize(evaluate, start, jac=True, method="L-BFGS-B", options=options)
+    if found.nit >= STEPS:
+        warnings.warn("Softmax regression was not solved to the end. Lower C.", EngramWarning, stacklevel=2)
+    return _weight(torch.from_numpy(found.x).to(begin).view(classes, width), factor)
+
+
+def _weight(coordinates: Tensor, factor: Tensor) -> Tensor:
+    solved: Tensor = torch.linalg.solve_triangular(factor, coordinates, upper=False, left=False)
+    return solved
+
+
+def _loss(samples: Tensor, members: Tensor, shares: Tensor, weight: Tensor) -> tuple[float, Tensor]:
+    """Σ −s log p(y | x), and its gradient (K, d + 1)."""
+    total, gradient = 0.0, torch.zeros_like(weight)
+    for rows in torch.arange(len(samples), device=samples.device).split(max(1, BLOCK // len(weight))):
+        logs = (samples[rows] @ weight.T).log_softmax(dim=1)  # (r, K)
+        own = members[rows][:, None]
+        total -= float((logs.gather(1, own)[:, 0] * shares[rows]).sum())
+        wrong = logs.exp_().scatter_add_(1, own, -torch.ones_like(own).to(logs)) * shares[rows][:, None]
+        gradient.addmm_(wrong.T, samples[rows])
+    return total, gradient
