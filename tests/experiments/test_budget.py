@@ -109,8 +109,8 @@ def test_a_budget_chooses_what_the_method_keeps(method: str, dataset: Dataset, c
     [
         ({"codec": "float16"}, 13),  # 10,000 / 6 / 128
         ({"codec": "int8"}, 24),  # (10,000 - 512) / 6 / 64
-        ({"codec": "pq"}, 10),  # 6 x 10 vectors are all centroids: 60 x (32 + 128) are 9,600
-        ({"codec": "pq", "codec_bytes": 16}, 11),  # 66 x (16 + 128) are 9,504
+        ({"codec": "pq"}, 11),  # 6 x 11 vectors are all centroids: 66 x (16 + 128) are 9,504
+        ({"codec": "pq", "codec_bytes": 32}, 10),  # 60 x (32 + 128) are 9,600
     ],
 )
 @pytest.mark.parametrize("method", ["features", "features-unadapted"])
@@ -120,9 +120,9 @@ def test_a_budget_counts_what_the_codec_takes(method: str, settings: dict[str, A
 
 def test_a_codebook_is_counted_once() -> None:
     codebook = (256 + 64) * 64 * 2  # and a rotation
-    plan = planned("features", codebook + 6 * 50 * 32, codec="pq")
+    plan = planned("features", codebook + 6 * 50 * 16, codec="pq")
     assert plan.chosen(VECTORS) == {"features_per_class": 50}
-    assert planned("features", codebook + 6 * 50 * 32 - 1, codec="pq").chosen(VECTORS) == {"features_per_class": 49}
+    assert planned("features", codebook + 6 * 50 * 16 - 1, codec="pq").chosen(VECTORS) == {"features_per_class": 49}
 
 
 def test_coded_features_have_what_images_leave() -> None:
@@ -291,13 +291,14 @@ def many(classes: int, per_class: int, dimension: int = 8) -> Dataset:
 
 def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
     pytest.importorskip("faiss")
-    dataset = many(100, 200)  # vectors of 64 numbers, and a codebook of 256 x 64 x 2 bytes
-    chosen = {mb: planned("engram", int(mb * 2**20)).chosen(dataset) for mb in (0.02, 0.1, 0.4, 1)}
+    dataset = many(100, 200)  # vectors of 64 numbers; a codebook of 256 x 64 x 2 bytes, and a rotation of 64 x 64 x 2
+    chosen = {mb: planned("engram", int(mb * 2**20)).chosen(dataset) for mb in (0.02, 0.1, 0.4, 1, 2)}
     assert {mb: tuple(each.values()) for mb, each in chosen.items()} == {
         0.02: (3, "int8", None),  # a codebook would not fit
-        0.1: (22, "pq", 32),  # int8 would hold 16
-        0.4: (120, "pq", 32),  # ... 65
-        1: (163, "int8", None),
+        0.1: (79, "pq", 8),  # int8 would hold 16
+        0.4: (236, "pq", 16),  # ... 65
+        1: (314, "pq", 32),  # ... 163
+        2: (327, "int8", None),
     }
     for mb, each in chosen.items():
         learner = planned("engram", int(mb * 2**20)).learner(dataset)
@@ -307,10 +308,17 @@ def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
 def test_of_a_given_number_the_finest_codec_that_fits_is_chosen() -> None:
     pytest.importorskip("faiss")
     dataset, codebook = many(10, 500), (256 + 64) * 64 * 2
-    for budget, codec in ((10 * 200 * 64 + 512, "int8"), (10 * 200 * 64 + 511, "pq"), (codebook + 64_000, "pq")):
-        assert planned("engram", budget, features_per_class=200).chosen(dataset)["codec"] == codec
+    for budget, codec in (
+        (10 * 200 * 64 + 512, ("int8", None)),
+        (10 * 200 * 64 + 511, ("pq", 32)),
+        (codebook + 64_000, ("pq", 32)),
+        (codebook + 63_999, ("pq", 16)),
+        (codebook + 31_999, ("pq", 8)),
+    ):
+        chosen = planned("engram", budget, features_per_class=200).chosen(dataset)
+        assert (chosen["codec"], chosen["codec_bytes"]) == codec
     with pytest.raises(BudgetError, match="is too small"):
-        planned("engram", codebook + 63_999, features_per_class=200).chosen(dataset)
+        planned("engram", codebook + 15_999, features_per_class=200).chosen(dataset)
 
 
 def test_a_codec_that_is_asked_for_stays() -> None:

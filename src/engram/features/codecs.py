@@ -179,7 +179,7 @@ class Coding:
 
     # In 1/2: float16; in 1/4: int8, a byte a number; pq: product quantisation; auto: a budget's choice, else int8.
     codec: Codec | Literal["auto"] = "float32"
-    codec_bytes: PositiveInt | None = None  # of pq, a vector; None: d / 2, which is 1/8 of float32
+    codec_bytes: PositiveInt | None = None  # of pq, a vector; None: d / 4, which is 1/16 of float32
 
     def __post_init__(self) -> None:
         if self.codec_bytes is not None and self.codec != "pq":
@@ -230,7 +230,7 @@ def product_bytes(dimension: int, codec_bytes: int | None) -> int:
     """How many bytes product quantisation keeps of a vector: as asked for, if so many equal parts can be made of it."""
     possible = [parts for parts in range(1, dimension + 1) if dimension % parts == 0]
     if codec_bytes is None:
-        return max((parts for parts in possible if parts <= dimension / 2), default=1)
+        return max((parts for parts in possible if parts <= dimension / 4), default=1)
     if codec_bytes in possible:
         return codec_bytes
     below, above = (

@@ -53,10 +53,13 @@ METHODS: dict[str, Method] = {
     "hybrid": Method(Hybrid, "features, and images replayed in training", "features and images"),
     "engram": Method(
         Hybrid,
-        "ours: features on LUCIR's training, the better of two adapters, a byte a number",
+        "ours: LUCIR's training, the better of two adapters, softmax regression, a byte a number",
         "features",
         "lucir",
-        {"images_per_class": 0, "adapter": "auto", "alpha": 1e4, "adapter_steps": 1600, "C": 10.0, "codec": "auto"},
+        {
+            **{"images_per_class": 0, "codec": "auto", "classifier": "softmax", "C": 100.0},
+            **{"adapter": "auto", "alpha": 1e4, "adapter_steps": 1600},
+        },
     ),
     "features-unadapted": Method(
         Features, "the same as features, left as they are", "features", settings={"adapter": "identity"}

@@ -20,7 +20,7 @@ from engram.methods.replay import Rehearsing
 from engram.network import make_network
 
 MOST = 2**60  # of anything
-ENOUGH = 125  # vectors of a class: more of them are worth little
+ENOUGH = 250  # vectors of a class: more of them are worth little
 UNITS = {"B": 1, "KB": 2**10, "MB": MEGABYTE, "GB": 2**30}  # the paper's MB
 
 
@@ -55,16 +55,16 @@ def fit_budget(
             raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
         return _fitted(sizes, given, budget, classes)
     found: list[tuple[float, dict[str, Any]]] = []
-    for coding, worth in _codings(dimension_of(learner, samples)):
+    for coding, worth, enough in _codings(dimension_of(learner, samples)):
         sizes = _sizes(replace(learner, coding=coding), classes, samples)
         try:
             chosen = _fitted(sizes, given, budget, classes)
         except BudgetError as error:
             refusal = error
             continue
-        vectors = min({**given, **chosen}["features_per_class"], ENOUGH)
+        vectors = {**given, **chosen}["features_per_class"]
         settings = {"codec": coding.codec, "codec_bytes": coding.codec_bytes}
-        found.append((worth * vectors, {**chosen, **settings}))
+        found.append((min(worth * vectors, enough), {**chosen, **settings}))
     if not found:
         raise refusal
     return max(found, key=lambda each: each[0])[1]
@@ -112,14 +112,16 @@ def _sizes(learner: Learner, classes: int, samples: Samples) -> dict[str, Callab
     return sizes
 
 
-def _codings(dimension: int) -> Iterator[tuple[Coding, float]]:
-    """The codecs a budget may choose, and what a vector by each is worth beside an exact one (RESULTS.md).
+def _codings(dimension: int) -> Iterator[tuple[Coding, float, float]]:
+    """The codecs a budget may choose, how many exact vectors one by each is worth, and any number of them (RESULTS.md).
 
-    Product quantisation pays where few vectors fit; at d / 4 bytes it loses more than any number of them is worth.
+    By d / 8 bytes what is carried over wears, so that many are worth no more than some exact ones.
     """
-    yield Coding(codec="int8"), 1.0
-    if installed() and dimension % 2 == 0:
-        yield Coding(codec="pq", codec_bytes=dimension // 2), 0.75
+    yield Coding(codec="int8"), 1.0, ENOUGH
+    if installed():
+        for share, worth, enough in ((2, 1.0, 1.0), (4, 0.9, 0.9), (8, 0.55, 0.36)):
+            if dimension % share == 0:
+                yield Coding(codec="pq", codec_bytes=dimension // share), worth, enough * ENOUGH
 
 
 def dimension_of(learner: Learner, samples: Samples) -> int:

@@ -11,12 +11,12 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     "engram": {},
     "the paper's training": {"objective": "distillation"},
     "an adapter of 720 steps": {"adapter_steps": 720},  # as features
-    "C = 1": {"C": 1.0},
+    "a support vector machine": {"classifier": "svm", "C": 10.0},  # its best C on validation
     "a linear discriminant": {"classifier": "discriminant"},
     "always a linear adapter": {"adapter": "ridge"},
     "always an MLP": {"adapter": "mlp"},
     "float32": {"codec": "float32"},
-    "product quantisation, 1/8": {"codec": "pq"},
+    "product quantisation, 1/16": {"codec": "pq"},
 }
 
 
