@@ -18,7 +18,8 @@ from shared_work import ran_twice
 
 from engram.experiments import Result
 
-SLOW = ["--set", "batch_size=4", "--epochs", "30"]  # enough steps to be interrupted in
+# Enough steps to be interrupted in, at a rate at which so many do not make of rounding another network.
+SLOW = ["--set", "batch_size=4", "--epochs", "30", "--set", "rate=0.02"]
 
 
 @pytest.fixture(scope="module")
