@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -30,6 +29,8 @@ def minimise(
     `members` (n,) are the classes of the samples and `shares` (n,), which sum to 1, are s. It is solved when no number
     of the gradient is above `tolerance`, in coordinates where the Hessian is about 1.
     """
+    import scipy.optimize  # when it is needed: commands that learn nothing start sooner
+
     classes, width = begin.shape
     penalties = torch.full((width,), penalty).to(begin)
     penalties[-1] = 0
@@ -41,7 +42,7 @@ def minimise(
     rows = samples.float() if tolerance >= COARSE else samples
 
     def evaluate(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
-        weight = _weight(torch.from_numpy(coordinates).to(begin).view(classes, width), factor)
+        weight = _weight(coordinates, factor)
         loss, gradient = _loss(rows, members, shares, weight)
         loss += float((penalties * weight.square()).sum()) / 2
         steep = torch.linalg.solve_triangular(factor, (gradient + penalties * weight).T, upper=False).T  # (K, d + 1)
@@ -52,12 +53,14 @@ def minimise(
     found = scipy.optimize.minimize(evaluate, start, jac=True, method="L-BFGS-B", options=options)
     if found.nit >= STEPS:
         warnings.warn("Softmax regression was not solved to the end. Lower C.", EngramWarning, stacklevel=2)
-    return _weight(torch.from_numpy(found.x).to(begin).view(classes, width), factor)
+    return _weight(found.x, factor)
 
 
-def _weight(coordinates: Tensor, factor: Tensor) -> Tensor:
-    solved: Tensor = torch.linalg.solve_triangular(factor, coordinates, upper=False, left=False)
-    return solved
+def _weight(coordinates: np.ndarray, factor: Tensor) -> Tensor:
+    """The weight (K, d + 1) at these coordinates, with the factor's precision and on its device."""
+    numbers = torch.from_numpy(coordinates).to(factor.dtype).to(factor.device).view(-1, len(factor))
+    weight: Tensor = torch.linalg.solve_triangular(factor, numbers, upper=False, left=False)
+    return weight
 
 
 def _loss(samples: Tensor, members: Tensor, shares: Tensor, weight: Tensor) -> tuple[float, Tensor]:
