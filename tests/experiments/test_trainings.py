@@ -151,3 +151,11 @@ def test_what_differs_after_training_alone_extracts_nothing_again(vectors: Strea
     assert "extract" in first.seconds and "extract" not in second.seconds and "measure" not in second.seconds
     alone, _ = shared(tmp_path / "alone", vectors, "features", adapter="ridge", C=3.0)
     assert comparable(second) == comparable(alone)
+
+
+def test_what_is_done_with_carried_vectors_alone_adapts_nothing_again(vectors: Stream, tmp_path: Path) -> None:
+    first, _ = shared(tmp_path / "shared", vectors, "features")
+    second, _ = shared(tmp_path / "shared", vectors, "features", features_per_class=3, codec="int8", C=3.0)
+    assert "adapt" in first.seconds and "adapt" not in second.seconds
+    alone, _ = shared(tmp_path / "alone", vectors, "features", features_per_class=3, codec="int8", C=3.0)
+    assert comparable(second) == comparable(alone)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from engram.errors import TrainingError
 from engram.features import Adaptation, MLPAdapter, Pairs, fit_ridge
+from engram.network import Remembered, remembering
 from engram.randomness import generator as generator_for
 from engram.randomness import seeded
 
@@ -212,6 +214,55 @@ def test_only_the_adapter_is_trained(near: Drift) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
     assert torch.equal(near.stored, stored)
     assert torch.equal(near.pairs.old, old) and torch.equal(near.pairs.new, new)
+
+
+# Adapters that were learned before
+
+
+class Counted:
+    """L_cls of `drift`, and how often it was asked for."""
+
+    def __init__(self, drift: Drift) -> None:
+        self.drift, self.calls = drift, 0
+
+    def __call__(self, features: Tensor, columns: Tensor) -> Tensor:
+        self.calls += 1
+        return self.drift.classification(features, columns)
+
+
+@pytest.mark.parametrize("adapter", ["mlp", "auto"])
+def test_an_adapter_that_was_learned_before_is_read(adapter: str, near: Drift, tmp_path: Path) -> None:
+    settings = Adaptation(adapter=adapter, adapter_steps=5, adapter_width=8)  # type: ignore[arg-type]
+    counted, known = Counted(near), ("L_cls", near.centres)
+    with remembering(Remembered(tmp_path)):
+        once = settings.fit(near.pairs, counted, seed=0, task=1, known=known)(near.stored)
+        calls = counted.calls
+        assert torch.equal(settings.fit(near.pairs, counted, seed=0, task=1, known=known)(near.stored), once)
+        assert counted.calls == calls
+        assert torch.equal(settings.fit(near.pairs, counted, seed=0, task=1)(near.stored), once)
+        assert counted.calls == 2 * calls  # of an L_cls that nothing is known of, none is read
+    settings.fit(near.pairs, counted, seed=0, task=1, known=known)
+    assert counted.calls == 3 * calls  # nor where nothing is remembered
+
+
+def test_an_adapter_of_other_pairs_another_loss_or_other_settings_is_learned(near: Drift, tmp_path: Path) -> None:
+    pairs, settings = near.pairs, Adaptation(adapter_steps=2, adapter_width=8)
+    known: tuple[object, ...] = ("L_cls", near.centres)
+    asked = [
+        (settings, pairs, 0, 1, known),
+        (replace(settings, adapter_steps=3), pairs, 0, 1, known),
+        (replace(settings, alpha=1.0), pairs, 0, 1, known),
+        (settings, Pairs(pairs.new, pairs.old, pairs.columns), 0, 1, known),
+        (settings, Pairs(pairs.old, pairs.new, pairs.columns.flip(0)), 0, 1, known),
+        (settings, pairs, 1, 1, known),
+        (settings, pairs, 0, 2, known),
+        (settings, pairs, 0, 1, ("another", near.centres)),
+        (settings, pairs, 0, 1, ("L_cls", near.centres + 1e-6)),
+    ]
+    with remembering(Remembered(tmp_path)):
+        for how, of, seed, task, loss in asked:
+            how.fit(of, near.classification, seed=seed, task=task, known=loss)
+    assert len(list(tmp_path.iterdir())) == len(asked)
 
 
 # The network φ

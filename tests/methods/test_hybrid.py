@@ -1,6 +1,6 @@
 """Ours-hybrid: images that are replayed and join the adapter's pairs, features that answer, and other objectives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,9 +117,10 @@ class Recorded(Adaptation):
         seed: int,
         task: int,
         progress: Progress = SILENT,
+        known: Sequence[object] | None = None,
     ) -> Adapter:
         self.pairs.append(pairs)
-        return super().fit(pairs, classification, seed=seed, task=task, progress=progress)
+        return super().fit(pairs, classification, seed=seed, task=task, progress=progress, known=known)
 
 
 def test_the_kept_images_join_the_pairs(vectors: Stream) -> None:

@@ -49,7 +49,6 @@ def test_another_network_or_other_samples_are_something_else(tmp_path: Path) -> 
         next(changed.extractor.parameters()).view(-1)[0] += 1e-3
     moved = network_of()
     moved.mean += 0.1
-    remembered = Remembered(tmp_path)
     asked = [
         (network_of(), SAMPLES),
         (network_of(seed=1), SAMPLES),
@@ -59,8 +58,10 @@ def test_another_network_or_other_samples_are_something_else(tmp_path: Path) -> 
         (network_of(), SAMPLES.select(torch.arange(19))),
         (network_of(), SAMPLES.select(torch.arange(20).flip(0))),
     ]
-    paths = {remembered.path(network.frozen(), samples) for network, samples in asked}
-    assert len(paths) == len(asked)
+    with remembering(Remembered(tmp_path)):
+        for network, samples in asked:
+            extract(network, samples)
+    assert len(files(tmp_path)) == len(asked)
 
 
 def test_the_head_makes_no_difference(tmp_path: Path) -> None:
@@ -92,12 +93,12 @@ def test_what_is_damaged_is_extracted_anew(damage: bytes | None, tmp_path: Path)
 
 
 def test_what_was_not_asked_for_longest_makes_room(tmp_path: Path) -> None:
-    remembered = Remembered(tmp_path, most=BYTES * 5 // 2)  # two of them
-    networks = [network_of(seed).frozen() for seed in range(3)]
-    paths = [remembered.path(network, SAMPLES) for network in networks]
-    with remembering(remembered):
+    networks, paths = [network_of(seed).frozen() for seed in range(3)], {}
+    with remembering(Remembered(tmp_path, most=BYTES * 5 // 2)):  # two of them
         for second, number in enumerate((0, 1, 0, 2)):  # the first is asked for again
+            before = set(files(tmp_path))
             extract(networks[number], SAMPLES)
+            paths.setdefault(number, next(iter(set(files(tmp_path)) - before), None))
             os.utime(paths[number], (second, second))
     assert set(files(tmp_path)) == {paths[0], paths[2]}
 

@@ -1,4 +1,4 @@
-"""Trained networks, and features they gave, shared by all runs that differ only in what comes after training."""
+"""Trained networks, their features and adapters, shared by all runs that differ only in what comes after training."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Trainings:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
 
     def remembering(self, learner: Learner) -> AbstractContextManager[None]:
-        """Inside, what the networks of `learner` extract is kept for others, and read where others have kept it."""
-        return remembering(Remembered(self.folder / "features" / __version__) if _shares(learner) else None)
+        """Inside, features and adapters of its networks are kept for others, and read where others have kept them."""
+        return remembering(Remembered(self.folder / "remembered" / __version__) if _shares(learner) else None)
 
     @contextmanager
     def held(self, learner: Learner, tasks: list[str]) -> Iterator[None]:

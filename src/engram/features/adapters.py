@@ -6,7 +6,7 @@ An adapter is learned from pairs (v̄, v): the features of the same images in th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from engram.errors import TrainingError
 from engram.network import parallel
 from engram.network.optimisers import uncompiled
+from engram.network.remembered import recall
 from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
 
@@ -76,19 +77,28 @@ class Adaptation:
         seed: int,
         task: int,
         progress: Progress = SILENT,
+        known: Sequence[object] | None = None,
     ) -> Adapter:
-        """Learn an adapter; `classification(features, columns)` is L_cls, through the new network's fixed head."""
+        """Learn an adapter; `classification(features, columns)` is L_cls, through the new network's fixed head.
+
+        What tells one L_cls from another may be `known`. Then an adapter that was learned before may be read.
+        """
         if self.adapter == "identity":
             return lambda vectors: vectors
         if not bool(pairs.old.isfinite().all() & pairs.new.isfinite().all()):
             raise TrainingError("The adapter met features that are not finite. Nothing of this task was kept.")
-        chosen = self._better(pairs, classification, seed, task) if self.adapter == "auto" else self.adapter
+        chosen = self._better(pairs, classification, seed, task, known) if self.adapter == "auto" else self.adapter
         if chosen == "ridge":
             return fit_ridge(pairs, self.adapter_penalty)
-        return self._fit_mlp(pairs, classification, seed, task, progress)
+        return self._fit_mlp(pairs, classification, seed, task, known, progress)
 
     def _better(
-        self, pairs: Pairs, classification: Callable[[Tensor, Tensor], Tensor], seed: int, task: int
+        self,
+        pairs: Pairs,
+        classification: Callable[[Tensor, Tensor], Tensor],
+        seed: int,
+        task: int,
+        known: Sequence[object] | None,
     ) -> Literal["mlp", "ridge"]:
         """Which adapter brings the means of classes nearer that it has not seen: such are those it is for.
 
@@ -101,7 +111,7 @@ class Adaptation:
         left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
         seen = Pairs(pairs.old[~left_out], pairs.new[~left_out], pairs.columns[~left_out])
         few = replace(self, adapter_steps=self._choosing_steps)
-        mlp = few._fit_mlp(seen, classification, seed, task, SILENT)
+        mlp = few._fit_mlp(seen, classification, seed, task, known, SILENT)
         ridge = fit_ridge(seen, self.adapter_penalty)
         old, new, columns = F.normalize(pairs.old[left_out]), F.normalize(pairs.new[left_out]), pairs.columns[left_out]
         errors = [_error_of_means(adapter(old), new, columns) for adapter in (mlp, ridge)]
@@ -109,15 +119,32 @@ class Adaptation:
         return parallel.once(lambda: "mlp" if errors[0] < errors[1] else "ridge")
 
     def _fit_mlp(
-        self, pairs: Pairs, classification: Callable[[Tensor, Tensor], Tensor], seed: int, task: int, progress: Progress
+        self,
+        pairs: Pairs,
+        classification: Callable[[Tensor, Tensor], Tensor],
+        seed: int,
+        task: int,
+        known: Sequence[object] | None,
+        progress: Progress,
     ) -> Adapter:
         dimension = pairs.old.shape[1]
         with seeded(seed, "adapter", task):
             adapter = MLPAdapter(dimension, self.adapter_width or 16 * dimension, self.adapter_depth)
-        adapter.to(pairs.old.device)
-        parallel.on_first(lambda: self._train(adapter, pairs, classification, seed, task, progress))
-        parallel.align(adapter)
-        return adapter.requires_grad_(False)
+        adapter.to(pairs.old.device).requires_grad_(False)
+
+        def learned() -> dict[str, Tensor]:
+            adapter.requires_grad_(True)
+            parallel.on_first(lambda: self._train(adapter, pairs, classification, seed, task, progress))
+            parallel.align(adapter)
+            return adapter.requires_grad_(False).state_dict()
+
+        if known is None:
+            learned()
+        else:
+            how = replace(self, adapter="mlp", adapter_steps=self.steps)
+            told = ("adapter", how, seed, task, pairs.old, pairs.new, pairs.columns, pairs.old.device.type)
+            adapter.load_state_dict(recall((*told, *known), learned))
+        return adapter
 
     def _train(
         self,

@@ -107,5 +107,8 @@ class Features(Learner):
         def classification(carried: Tensor, targets: Tensor) -> Tensor:
             return self.objective.classification(network.head(carried), targets, paired)
 
-        self.adapter_ = self.adaptation.fit(pairs, classification, seed=self.seed, task=self.tasks_, progress=progress)
+        known = (self.objective, paired, network.head, *network.head.state_dict().values())
+        self.adapter_ = self.adaptation.fit(
+            pairs, classification, seed=self.seed, task=self.tasks_, progress=progress, known=known
+        )
         return FeatureMemory(carry_over(self.adapter_, stored.rows, device), stored.counts)

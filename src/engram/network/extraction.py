@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 
 import torch
@@ -12,7 +13,7 @@ from engram.data.ahead import batches_of
 from engram.errors import TrainingError
 from engram.network import parallel
 from engram.network.network import Network
-from engram.network.remembered import remembered_here
+from engram.network.remembered import recall
 from engram.progress import SILENT, Progress
 
 BATCH = 500  # large enough to keep every core busy, small enough to stay in cache
@@ -24,15 +25,19 @@ def extract(network: Network, samples: Samples, progress: Progress = SILENT, pha
 
     Where features are remembered, those that were extracted before are read.
     """
-    network, remembered = network.frozen(), remembered_here()
-    if remembered is None:
-        return _extract(network, samples, progress, phase)
-    path = remembered.path(network, samples)
-    features = remembered.load(path)
-    if features is None:
-        features = _extract(network, samples, progress, phase)
-        remembered.save(path, features)
-    return features
+    network = network.frozen()
+    return recall(_known(network, samples), lambda: {"features": _extract(network, samples, progress, phase)})[
+        "features"
+    ]
+
+
+def _known(network: Network, samples: Samples) -> Iterator[object]:
+    """All that features depend on: the head does not matter."""
+    yield from ("features", network.extractor, network.side, network.mean.device.type)
+    for name, tensor in network.state_dict().items():
+        if not name.startswith("head."):
+            yield from (name, tensor)
+    yield samples.fingerprint()
 
 
 def _extract(network: Network, samples: Samples, progress: Progress, phase: str) -> Tensor:

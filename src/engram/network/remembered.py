@@ -1,10 +1,10 @@
-"""Extracted features in a folder, for whoever extracts the same samples by the same network again."""
+"""What was computed from networks, in a folder, for whoever computes the same again: features, and adapters."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -12,46 +12,45 @@ from pathlib import Path
 from torch import Tensor
 
 from engram import storage
-from engram.data import Samples
 from engram.errors import DataError
 from engram.network import parallel
-from engram.network.network import Network
 
 MOST = 2 * 2**30  # bytes in a folder; what was not asked for longest goes first
 
 
 class Remembered:
-    """A folder of features, each under the hash of the network's weights and of the samples.
+    """A folder of tensors, each file under the hash of all that they were computed from.
 
-    Of several processes the first alone looks into it. What is damaged or gone is extracted anew.
+    Of several processes the first alone looks into it. What is damaged or gone is computed anew.
     """
 
     def __init__(self, folder: Path, most: int = MOST) -> None:
         self.folder, self.most = folder, most
         parallel.on_first(lambda: storage.make_folder(folder))
 
-    def path(self, network: Network, samples: Samples) -> Path:
-        """Where the features are, if they are."""
-        known = (repr(network.extractor), network.side, network.mean.device.type)
-        digest = hashlib.sha256(repr(known).encode())
-        for name, tensor in network.state_dict().items():
-            if not name.startswith("head."):
-                digest.update(name.encode() + tensor.cpu().numpy().tobytes())
-        digest.update(samples.fingerprint().encode())
+    def path(self, known: Iterable[object]) -> Path:
+        """Where the tensors are, if they are: `known` are tensors, and what its `repr` tells from anything else."""
+        digest = hashlib.sha256()
+        for part in known:
+            if isinstance(part, Tensor):
+                digest.update(f"{part.dtype} {tuple(part.shape)} ".encode())
+                digest.update(part.detach().cpu().contiguous().numpy().data)
+            else:
+                digest.update(f"{part!r} ".encode())
         return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
 
-    def load(self, path: Path) -> Tensor | None:
-        """Features (n, d), or None where there are none."""
+    def load(self, path: Path) -> dict[str, Tensor] | None:
+        """The tensors, or None where there are none."""
         return parallel.once(lambda: _read(path))
 
-    def save(self, path: Path, features: Tensor) -> None:
-        """Keep them, if there is room; what cannot be written is extracted again another time."""
-        if features.nbytes <= self.most:
-            parallel.on_first(lambda: self._write(path, features))
+    def save(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        """Keep them, if there is room; what cannot be written is computed again another time."""
+        if sum(tensor.nbytes for tensor in tensors.values()) <= self.most:
+            parallel.on_first(lambda: self._write(path, tensors))
 
-    def _write(self, path: Path, features: Tensor) -> None:
+    def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         with suppress(OSError):  # the disk is full, or somebody else makes room too
-            storage.save_tensors(path, {"features": features})
+            storage.save_tensors(path, tensors)
             kept = self.folder.glob("*.safetensors")
             files = [(found.stat().st_mtime_ns, found.stat().st_size, found) for found in kept]
             total = sum(size for _, size, _ in files)
@@ -62,13 +61,13 @@ class Remembered:
                 total -= size
 
 
-def _read(path: Path) -> Tensor | None:
+def _read(path: Path) -> dict[str, Tensor] | None:
     try:
-        features = storage.load_tensors(path)["features"]
+        tensors = storage.load_tensors(path)
         os.utime(path)
-    except (DataError, KeyError, OSError):
+    except (DataError, OSError):
         return None
-    return features
+    return tensors
 
 
 _here: ContextVar[Remembered | None] = ContextVar("remembered", default=None)
@@ -76,7 +75,7 @@ _here: ContextVar[Remembered | None] = ContextVar("remembered", default=None)
 
 @contextmanager
 def remembering(remembered: Remembered | None) -> Iterator[None]:
-    """Inside, features that were extracted before are read instead, and others are kept."""
+    """Inside, what was computed before is read instead, and anything else is kept."""
     token = _here.set(remembered)
     try:
         yield
@@ -84,6 +83,14 @@ def remembering(remembered: Remembered | None) -> Iterator[None]:
         _here.reset(token)
 
 
-def remembered_here() -> Remembered | None:
-    """Where features are kept at the moment, if they are."""
-    return _here.get()
+def recall(known: Iterable[object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What was made of all that is `known` before, or what is made now; `known` is looked at where one remembers."""
+    remembered = _here.get()
+    if remembered is None:
+        return make()
+    path = remembered.path(known)
+    tensors = remembered.load(path)
+    if tensors is None:
+        tensors = make()
+        remembered.save(path, tensors)
+    return tensors
