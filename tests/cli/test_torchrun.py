@@ -73,8 +73,8 @@ def test_several_processes_leave_what_one_does_and_only_the_first_speaks_and_wri
     assert engram(*options, cwd=tmp_path).returncode == 0
     here, alone_there = ({str(path.relative_to(place)) for path in place.rglob("*")} for place in (places[0], tmp_path))
     alone_there = {name for name in alone_there if not name.startswith(("first", "second"))}
-    features = "trained/features/"  # by the bits of the weights, which several processes add up in another order
-    assert {name for name in here if features not in name} == {name for name in alone_there if features not in name}
+    remembered = "trained/remembered/"  # by the bits of the weights, which several processes add up in another order
+    assert {name for name in here if remembered not in name} == {name for name in alone_there if remembered not in name}
     assert len(here) == len(alone_there)
     for seed in ("seed-0", "seed-1"):
         found, alone = (Result.load(place / "run" / seed / "result.json") for place in (places[0], tmp_path))

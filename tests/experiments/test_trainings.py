@@ -55,7 +55,7 @@ def test_runs_that_train_alike_take_each_others_networks(
     taken, count = shared(tmp_path / "shared", vectors, second[0], **second[1])
     assert count == 0
     assert "train" not in taken.seconds
-    assert list((tmp_path / "shared" / "features").rglob("*.safetensors"))
+    assert list((tmp_path / "shared" / "remembered").rglob("*.safetensors"))
     alone, count = shared(tmp_path / "alone", vectors, second[0], **second[1])
     assert count == len(vectors)
     assert comparable(taken) == comparable(alone)
