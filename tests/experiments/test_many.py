@@ -344,6 +344,8 @@ def test_ctrl_c_does_not_disturb_a_worker_that_still_imports(
         os.kill(worker.process.pid or 0, signal.SIGINT)
         time.sleep(0.01)
     assert worker.process.is_alive()
+    worker.pipe.close()
+    worker.process.join(60)  # on a busy machine it imports for longer than `end` waits
     worker.end()
     assert worker.process.exitcode == 0 and capfd.readouterr().err == ""
 
