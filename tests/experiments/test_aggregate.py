@@ -128,6 +128,13 @@ def test_fewer_than_two_common_seeds_give_no_interval() -> None:
     assert common_seeds(scored({0: 0.5, 1: 0.6}), scored({1: 0.4, 2: 0.4}, "lwf")) == (1,)
 
 
+def test_a_setting_that_is_none_goes_without_saying() -> None:
+    coded = [{"codec": "pq", "codec_bytes": size} for size in (None, 8)]
+    groups = group_by_settings([result("engram", settings=each) for each in [{"codec": "int8"}, *coded]], [])
+    labels = ["engram, codec = int8", "engram, codec = pq", "engram, codec = pq, codec_bytes = 8"]
+    assert [each.label for each in groups] == labels
+
+
 def test_labels_are_never_the_same_nor_endless() -> None:
     labels = distinct(["a", "a", "a (2)", "b" * 500, "b" * 501])
     assert len(set(labels)) == 5 and all(len(label) < 130 for label in labels)

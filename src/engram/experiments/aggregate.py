@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from engram.experiments.identity import identifying
+from engram.experiments.identity import LATER, identifying
 from engram.experiments.results import Result
 
 BOUNDS = ("joint", "finetune")  # they say what is possible and what is trivial; no one competes with them
@@ -197,11 +197,12 @@ def one_per_seed(label: str, results: Iterable[Result], notes: list[str]) -> tup
 
 
 def _label(result: Result, rivals: Sequence[Result]) -> str:
-    """The method, and the settings in which it differs from the others of the same method."""
-    names = differing([without_seed(each.settings) for each in rivals])
+    """The method, and the settings in which it differs from others of the same method. That one is None goes unsaid."""
+    names, settings = differing([without_seed(each.settings) for each in rivals]), {**LATER, **result.settings}
     parts = [
-        f"{name} = {shown(result.settings[name])}" if name in result.settings else f"{name} not recorded"
+        f"{name} = {shown(settings[name])}" if name in settings else f"{name} not recorded"
         for name in names
+        if settings.get(name, ...) is not None
     ]
     return ", ".join([result.method, *parts])
 
