@@ -38,6 +38,17 @@ class Pairs:
     columns: Tensor  # int64 (n,)
 
 
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """All that one adapter is learned from, and what is drawn for it."""
+
+    pairs: Pairs
+    classification: Callable[[Tensor, Tensor], Tensor]
+    seed: int
+    task: int
+    known: Sequence[object] | None  # of the classification
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
     """How stored vectors are carried over. How the adapter is fitted is ours; the paper does not say."""
@@ -87,87 +98,67 @@ class Adaptation:
             return lambda vectors: vectors
         if not bool(pairs.old.isfinite().all() & pairs.new.isfinite().all()):
             raise TrainingError("The adapter met features that are not finite. Nothing of this task was kept.")
-        chosen = self._better(pairs, classification, seed, task, known) if self.adapter == "auto" else self.adapter
+        source = _Source(pairs, classification, seed, task, known)
+        chosen = self._better(source) if self.adapter == "auto" else self.adapter
         if chosen == "ridge":
             return fit_ridge(pairs, self.adapter_penalty)
-        return self._fit_mlp(pairs, classification, seed, task, known, progress)
+        return self._fit_mlp(source, progress)
 
-    def _better(
-        self,
-        pairs: Pairs,
-        classification: Callable[[Tensor, Tensor], Tensor],
-        seed: int,
-        task: int,
-        known: Sequence[object] | None,
-    ) -> Literal["mlp", "ridge"]:
+    def _better(self, source: _Source) -> Literal["mlp", "ridge"]:
         """Which adapter brings the means of classes nearer that it has not seen: such are those it is for.
 
         A fifth of the classes are left out. Single pairs that are left out say nothing: either adapter does well on
         classes it has seen. An MLP of few steps is enough to tell, and where there is but one class, none is trusted.
         """
+        pairs = source.pairs
         classes = pairs.columns.unique()
         if len(classes) < 2:
             return "ridge"
         left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
         seen = Pairs(pairs.old[~left_out], pairs.new[~left_out], pairs.columns[~left_out])
         few = replace(self, adapter_steps=self._choosing_steps)
-        mlp = few._fit_mlp(seen, classification, seed, task, known, SILENT)
+        mlp = few._fit_mlp(replace(source, pairs=seen), SILENT)
         ridge = fit_ridge(seen, self.adapter_penalty)
         old, new, columns = F.normalize(pairs.old[left_out]), F.normalize(pairs.new[left_out]), pairs.columns[left_out]
         errors = [_error_of_means(adapter(old), new, columns) for adapter in (mlp, ridge)]
         # Of several processes one decides: their machines may round differently.
         return parallel.once(lambda: "mlp" if errors[0] < errors[1] else "ridge")
 
-    def _fit_mlp(
-        self,
-        pairs: Pairs,
-        classification: Callable[[Tensor, Tensor], Tensor],
-        seed: int,
-        task: int,
-        known: Sequence[object] | None,
-        progress: Progress,
-    ) -> Adapter:
-        dimension = pairs.old.shape[1]
-        with seeded(seed, "adapter", task):
+    def _fit_mlp(self, source: _Source, progress: Progress) -> Adapter:
+        pairs, dimension = source.pairs, source.pairs.old.shape[1]
+        with seeded(source.seed, "adapter", source.task):
             adapter = MLPAdapter(dimension, self.adapter_width or 16 * dimension, self.adapter_depth)
-        adapter.to(pairs.old.device).requires_grad_(False)
+        adapter.to(pairs.old.device)
 
         def learned() -> dict[str, Tensor]:
-            adapter.requires_grad_(True)
-            parallel.on_first(lambda: self._train(adapter, pairs, classification, seed, task, progress))
+            parallel.on_first(lambda: self._train(adapter, source, progress))
             parallel.align(adapter)
-            return adapter.requires_grad_(False).state_dict()
+            return adapter.state_dict()
 
-        if known is None:
+        if source.known is None:
             learned()
         else:
             how = replace(self, adapter="mlp", adapter_steps=self.steps)
-            told = ("adapter", how, seed, task, pairs.old, pairs.new, pairs.columns, pairs.old.device.type)
-            adapter.load_state_dict(recall((*told, *known), learned))
-        return adapter
+            drawn = (source.seed, source.task, pairs.old.device.type)
+            known = ("adapter", how, *drawn, pairs.old, pairs.new, pairs.columns, *source.known)
+            adapter.load_state_dict(recall(known, learned))
+        return adapter.requires_grad_(False)
 
-    def _train(
-        self,
-        adapter: MLPAdapter,
-        pairs: Pairs,
-        classification: Callable[[Tensor, Tensor], Tensor],
-        seed: int,
-        task: int,
-        progress: Progress,
-    ) -> None:
+    def _train(self, adapter: MLPAdapter, source: _Source, progress: Progress) -> None:
+        pairs = source.pairs
         old, norms = F.normalize(pairs.old), pairs.new.norm(dim=1, keepdim=True)
         if self.adapter_start == "least-squares":
             some = slice(None, None, -(-len(old) // START_PAIRS))  # spread over all
             adapter.start_at(old[some], F.normalize(pairs.new[some]))
         optimiser = uncompiled(torch.optim.Adam)(adapter.parameters(), self.adapter_rate, fused=True)
         with progress.phase("adapt", self.steps) as phase:
-            for step, batch in enumerate(self._batches(len(old), seed, task)):
+            for step, batch in enumerate(self._batches(len(old), source)):
                 share = step / self.steps
                 optimiser.param_groups[0]["lr"] = self.adapter_rate * (1 + math.cos(math.pi * share)) / 2
                 carried = adapter(old[batch])  # (b, d), unit
                 similarity = (1 - F.cosine_similarity(carried, pairs.new[batch])).mean()
                 # A plain head scores by length too, so what it sees has the length the new network gives.
-                loss = self.alpha * similarity + classification(carried * norms[batch], pairs.columns[batch])
+                loss = self.alpha * similarity + source.classification(carried * norms[batch], pairs.columns[batch])
                 if not math.isfinite(loss.item()):
                     raise TrainingError("The adapter's loss is not finite. Nothing of this task was kept.")
                 optimiser.zero_grad()
@@ -175,11 +166,11 @@ class Adaptation:
                 optimiser.step()
                 phase.advance(note=f"cosine {1 - similarity.item():.3f}")
 
-    def _batches(self, pairs: int, seed: int, task: int) -> Iterator[Tensor]:
+    def _batches(self, pairs: int, source: _Source) -> Iterator[Tensor]:
         """Positions of each step's pairs: all of them once, in random order, then all of them again."""
         per_epoch = -(-pairs // self.adapter_batch)
         for epoch in range(-(-self.steps // per_epoch)):
-            order = torch.randperm(pairs, generator=generator(seed, "pairs", task, epoch))
+            order = torch.randperm(pairs, generator=generator(source.seed, "pairs", source.task, epoch))
             yield from order.tensor_split(per_epoch)[: self.steps - epoch * per_epoch]
 
 
