@@ -1,6 +1,7 @@
 """Small streams that every room's tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from models_made import taught
 
 from engram.data import Dataset, Samples, Stream, split
 from engram.model import ModelFolder
+
+# A shell that runs the tests in the background lets them ignore Ctrl-C, and so would every command that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def blobs(classes: int = 6, per_class: int = 24, dimension: int = 12, seed: int = 0) -> Dataset:
