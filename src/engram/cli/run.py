@@ -152,7 +152,7 @@ def _chosen(chosen: dict[str, Any], classes: int) -> str:
     return f"{classes} classes: {numbers or 'what is asked for'}{codec}"
 
 
-HEADER = "task  classes  accuracy  top-5   head  ω(t-1)   ω(1)  ceiling    gap      kept   seconds"
+HEADER = "task  classes  accuracy  top-5   head  ω(t-1)   ω(1)  ceiling     gap      kept   seconds"
 
 
 def _line(task: int, measured: Measurement, seconds: dict[str, float]) -> str:
@@ -165,7 +165,7 @@ def _line(task: int, measured: Measurement, seconds: dict[str, float]) -> str:
     quality = number(measured.omega_previous, 6) + "  " + number(measured.omega_first, 5)
     return (
         f"{task + 1:4}  {measured.classes:7}  {measured.accuracy:8.3f}  {measured.accuracy_top5:5.3f}  "
-        f"{number(measured.head_accuracy, 5)}  {quality}  {number(measured.ceiling, 7)}  {number(gap, 5)}  "
+        f"{number(measured.head_accuracy, 5)}  {quality}  {number(measured.ceiling, 7)}  {number(gap, 6)}  "
         f"{measured.memory_bytes / 2**20:5.2f} MB  {f'{sum(seconds.values()):.0f}' if seconds else 'before':>8}"
     )
 
