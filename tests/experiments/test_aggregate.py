@@ -135,6 +135,27 @@ def test_a_setting_that_is_none_goes_without_saying() -> None:
     assert [each.label for each in groups] == labels
 
 
+def test_of_many_settings_a_few_that_tell_results_apart_are_named() -> None:
+    def hybrid(objective: str, number: int, **others: object) -> Result:
+        settings = {"head": "cosine", "rate": number, "decay": number, "size": number, "objective": objective, **others}
+        return result("hybrid", settings=settings)
+
+    runs = [hybrid("A", 1), hybrid("B", 2, head="linear"), hybrid("C", 3, epochs=5)]
+    assert [each.label for each in group_by_settings(runs, [])] == [
+        "hybrid, objective = A",
+        "hybrid, objective = B",
+        "hybrid, objective = C",
+    ]
+    assert [each.label for each in group_by_settings([*runs, hybrid("C", 4)], [])][2:] == [
+        "hybrid, rate = 3",
+        "hybrid, rate = 4",
+    ]
+    assert [each.label for each in group_by_settings([*runs, hybrid("C", 3)], [])][2:] == [
+        "hybrid, objective = C, epochs = 5",
+        "hybrid, objective = C, epochs not recorded",
+    ]
+
+
 def test_labels_are_never_the_same_nor_endless() -> None:
     labels = distinct(["a", "a", "a (2)", "b" * 500, "b" * 501])
     assert len(set(labels)) == 5 and all(len(label) < 130 for label in labels)

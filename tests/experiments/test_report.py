@@ -277,6 +277,7 @@ def test_numbers_have_the_house_style() -> None:
     assert [seconds(each) for each in (0.84, 14.2, 1135.2)] == ["0.8", "14.2", "1,135"]
     assert integers([4, 0, 1, 2, 7, 8]) == "0–2, 4, 7, 8"
     assert [listed(each) for each in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+    assert listed(["a, b = 1", "a, b = 2", "c"]) == "a, b = 1; a, b = 2; and c"
 
 
 def test_csv_has_numbers_in_full_and_latex_the_rules_of_booktabs(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from engram.experiments.results import Result
 
 BOUNDS = ("joint", "finetune")  # they say what is possible and what is trivial; no one competes with them
 LONGEST_LABEL = 120
+MOST_SETTINGS = 4  # that a label names before it chooses among them
 
 
 class Spread(NamedTuple):
@@ -198,13 +199,37 @@ def one_per_seed(label: str, results: Iterable[Result], notes: list[str]) -> tup
 
 def _label(result: Result, rivals: Sequence[Result]) -> str:
     """The method, and the settings in which it differs from others of the same method. That one is None goes unsaid."""
-    names, settings = differing([without_seed(each.settings) for each in rivals]), {**LATER, **result.settings}
+    names = differing([without_seed(each.settings) for each in rivals])
+    settings = {**LATER, **result.settings}
     parts = [
         f"{name} = {shown(settings[name])}" if name in settings else f"{name} not recorded"
-        for name in names
+        for name in (names if len(names) <= MOST_SETTINGS else _telling(names, rivals))
         if settings.get(name, ...) is not None
     ]
     return ", ".join([result.method, *parts])
+
+
+def _telling(names: Sequence[str], rivals: Sequence[Result]) -> list[str]:
+    """A few of these settings that tell the rivals apart: each the one that leaves the fewest alike.
+
+    Of those that do equally well the first that all recorded, and of these a choice by name: it says more than a number.
+    """
+    settings = [{**LATER, **each.settings} for each in rivals]
+
+    def worth(name: str, chosen: Sequence[str]) -> tuple[int, bool, bool]:
+        kinds = {json.dumps([each.get(known) for known in (*chosen, name)]) for each in settings}
+        values = [each.get(name) for each in settings]
+        return len(kinds), all(name in each for each in settings), all(isinstance(each, str) for each in values)
+
+    chosen: list[str] = []
+    reached = 1
+    while reached < len(rivals):
+        best = max(names, key=lambda name: worth(name, chosen))
+        count = worth(best, chosen)[0]
+        if count == reached:  # what is left differs in whether it was recorded at all
+            return list(names)
+        chosen, reached = [*chosen, best], count
+    return sorted(chosen, key=names.index)
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

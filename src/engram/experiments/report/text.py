@@ -45,8 +45,9 @@ def integers(numbers: Sequence[int]) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    """`a`, `a and b`, `a, b and c`; with semicolons where a word has commas of its own."""
+    comma, last = ("; ", "; and ") if any(", " in word for word in words) else (", ", " and ")
+    return last.join([comma.join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 # They set a name apart from the text around it, whichever way it is written. No name holds them: see reading.clean.
