@@ -12,6 +12,7 @@ LATER: Mapping[str, Any] = {
     "crop": None,
     "crop_area": None,
     "crop_ratio": (3 / 4, 4 / 3),
+    "old_weights": 0.0,
     "precision": "float32",
     "shrinkage": 0.05,
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -48,6 +48,8 @@ class Learner(ABC):
     weights: str | None = None  # a safetensors file to start the extractor from
     objective: Objective = field(default_factory=Distillation)  # what training makes small
     training: Training = field(default_factory=Training)
+    # The share of the old network in each new one: what training has led to is averaged with what it started from.
+    old_weights: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: int = 0
     device: str = "auto"
 
@@ -122,7 +124,8 @@ class Learner(ABC):
 
     def training_settings(self) -> dict[str, object]:
         """All settings on which the network that is trained next depends, beside the stream."""
-        own = {name: getattr(self, name) for name in ("network", "head", "scale", "last_relu", "weights", "seed")}
+        names = ("network", "head", "scale", "last_relu", "weights", "old_weights", "seed")
+        own = {name: getattr(self, name) for name in names}
         return {"objective": type(self.objective).__name__, **own, **flatten(self.training), **flatten(self.objective)}
 
     def check(self, classes: int) -> None:  # noqa: B027 (most can learn any number)
@@ -175,6 +178,8 @@ class Learner(ABC):
             progress=progress,
             snapshots=snapshots,
         )
+        if start is not None and self.old_weights:
+            lesson.student.average_with(start, self.old_weights)
         self.objective.finish(lesson)
         parallel.align(lesson.student)
         return lesson.student.eval().requires_grad_(False)

@@ -90,6 +90,14 @@ class Network(nn.Module):
             student.head.grow(classes)
         return student
 
+    @torch.no_grad()
+    def average_with(self, other: Network, share: float) -> None:
+        """Move the extractor, the statistics of its batch norms too, by this share of the way to another's."""
+        others = other.extractor.state_dict()
+        for name, own in self.extractor.state_dict().items():
+            if own.is_floating_point():  # batches that were seen are counted in integers
+                own.lerp_(others[name].to(own), share)
+
 
 def make_network(
     network: str | nn.Module,
