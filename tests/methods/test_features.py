@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream
+from engram.errors import UsageError
 from engram.features import Adaptation, LinearSVM, Pairs, herd
 from engram.features.adapters import Adapter
 from engram.methods import Features, Memoryless, make
@@ -130,6 +131,28 @@ def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, a
         correct += int((torch.tensor(one.classes_)[best] == task.test.labels).sum())
         total += len(task.test)
     assert correct / total > 0.5  # chance is 1/6
+
+
+def test_a_network_may_keep_a_share_of_the_one_it_started_from(images: Stream) -> None:
+    plain, averaged = (learner(features_per_class=10, old_weights=share) for share in (0.0, 0.4))
+    for one in (plain, averaged):
+        one.learn(images.tasks[0])
+    before, alone = plain.trained.state_dict(), averaged.trained.state_dict()
+    assert all(torch.equal(before[name], alone[name]) for name in before)  # there was nothing to average with
+    for one in (plain, averaged):
+        one.learn(images.tasks[1])
+    after, mixed = plain.trained.state_dict(), averaged.trained.state_dict()
+    for name, tensor in mixed.items():
+        if name.startswith("extractor.") and tensor.is_floating_point():
+            torch.testing.assert_close(tensor, 0.6 * after[name] + 0.4 * before[name])
+        else:
+            assert torch.equal(tensor, after[name])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_that_leaves_nothing_of_either_network_is_refused(share: float) -> None:
+    with pytest.raises(UsageError, match="old_weights"):
+        learner(old_weights=share)
 
 
 def test_features_and_gamma_lwf_train_the_very_same_network(vectors: Stream) -> None:

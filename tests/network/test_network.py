@@ -156,6 +156,20 @@ def test_a_student_of_a_frozen_network_can_be_trained_again() -> None:
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
 
 
+def test_a_network_moves_part_of_the_way_to_another_and_keeps_its_head() -> None:
+    ours, theirs = (make_network("resnet32", "cosine", SAMPLES, seed=seed).grown(2, seed) for seed in (0, 1))
+    for network in (ours, theirs):
+        network.train().features(all_of(SAMPLES))  # the batch norms have something to tell
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    others = theirs.state_dict()
+    ours.average_with(theirs, 0.25)
+    for name, tensor in ours.state_dict().items():
+        if name.startswith("extractor.") and tensor.is_floating_point():
+            torch.testing.assert_close(tensor, 0.75 * before[name] + 0.25 * others[name])
+        else:
+            assert torch.equal(tensor, before[name])
+
+
 # Restoring
 
 

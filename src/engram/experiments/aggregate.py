@@ -212,7 +212,7 @@ def _label(result: Result, rivals: Sequence[Result]) -> str:
 def _telling(names: Sequence[str], rivals: Sequence[Result]) -> list[str]:
     """A few of these settings that tell the rivals apart: each the one that leaves the fewest alike.
 
-    Of those that do equally well the first that all recorded, and of these a choice by name: it says more than a number.
+    Of those that do equally well one that all recorded, and of these a choice by name: it says more than a number.
     """
     settings = [{**LATER, **each.settings} for each in rivals]
 

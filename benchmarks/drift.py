@@ -1,0 +1,107 @@
+"""Where the drift gap lies: in the means of the classes, or in how their vectors lie around them?
+
+    ENGRAM_DATA=… python benchmarks/drift.py RUN [--validation 0.1]  (the folder of a finished run; some minutes)
+
+After the last task the stored vectors, carried over so often, are held against the features that the present network
+gives of the same images, which no learner has. The run's classifier is fitted anew to
+
+carried          the stored vectors
+true means       the stored vectors, each class moved as one to where its mean truly is
+true spread      the true features, each class moved as one to where the mean of its stored vectors is
+true             the true features: the ceiling
+
+and what the four answer is compared. The result: benchmarks/results/drift.json, a part for each run by its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import engram
+from engram.data import Samples, concatenate
+from engram.experiments.checkpoint import RunFolder
+from engram.experiments.plan import Plan
+from engram.methods import Learner
+from engram.methods.learner import columns_of
+from engram.storage import read_json, write_json
+
+RESULT = Path(__file__).parent / "results" / "drift.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--validation", type=float, default=0.0, help="as of the run")
+    options = parser.parse_args()
+    request, checkpoint = read_json(options.run / "run.json"), RunFolder(options.run).load()
+    if checkpoint is None:
+        raise SystemExit(f"{options.run} holds no finished task.")
+    data = engram.load(request["dataset"], root=os.environ.get("ENGRAM_DATA"))
+    settings = {name: value for name, value in request["settings"].items() if name not in ("seed", "objective")}
+    plan = Plan(
+        method=request["method"],
+        seed=request["settings"]["seed"],
+        validation=options.validation,
+        tasks=checkpoint.tasks,
+        settings=settings,
+    )
+    stream, learner = plan.stream(data), plan.learner(data)
+    if stream.fingerprints() != request["tasks"][: checkpoint.tasks]:
+        raise SystemExit(f"{options.run} is of other tasks. Was it run with --validation?")
+    learner.restore(checkpoint.learner)
+    images = concatenate(*(task.train.select(rows_of(checkpoint.origins, task.index)) for task in stream.tasks))
+    found = measure(learner, images, concatenate(*(task.test for task in stream.tasks)))
+    known = read_json(RESULT) if RESULT.exists() else {}
+    write_json(RESULT, {**known, options.run.name: {"method": request["method"], "tasks": checkpoint.tasks, **found}})
+    for name, value in found.items():
+        print(name, value)
+
+
+def rows_of(origins: Tensor, task: int) -> Tensor:
+    """Positions in a task's training samples of what is kept of it, in the order in which it is kept."""
+    return origins[origins[:, 0] == task, 1]
+
+
+def measure(learner: Learner, images: Samples, test: Samples) -> dict[str, Any]:
+    memory = learner.memory.features
+    carried, columns = F.normalize(memory.rows), memory.columns
+    if not torch.equal(columns_of(images.labels, learner.classes_), columns):
+        raise SystemExit("The rows of the memory are not in the order of the tasks.")
+    true, asked = F.normalize(learner.extract(images)), F.normalize(learner.extract(test))
+    answers, brought_by = columns_of(test.labels, learner.classes_), torch.tensor(learner.brought_by_)
+    means, true_means = means_of(carried, columns), means_of(true, columns)
+    errors, between = true_means - means, true_means - true_means.mean(0)
+
+    def right(vectors: Tensor) -> dict[str, Any]:
+        classifier = learner.make_classifier().fit(F.normalize(vectors), columns)  # type: ignore[attr-defined]
+        correct = (classifier.scores(asked).argmax(1) == answers).float()
+        tasks = brought_by[answers]
+        by_task = [round(correct[tasks == task].mean().item(), 3) for task in tasks.unique()]
+        return {"accuracy": round(correct.mean().item(), 4), "by_task": by_task}
+
+    squares = errors.square().sum(1) / between.square().sum(1).mean()
+    by_task = [squares[brought_by == task].mean().item() for task in brought_by.unique()]
+    return {
+        "carried": right(carried),
+        "true means": right(carried + errors[columns]),
+        "true spread": right(true - errors[columns]),
+        "true": right(true),
+        # Squared, a mean over a task's classes, beside the true means' squared distance from their own mean.
+        "errors of means by task": [round(error, 4) for error in by_task],
+    }
+
+
+def means_of(vectors: Tensor, columns: Tensor) -> Tensor:
+    """The mean (K, d) of each class."""
+    return torch.stack([vectors[columns == column].mean(0) for column in columns.unique()])
+
+
+if __name__ == "__main__":
+    main()
