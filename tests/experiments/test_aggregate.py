@@ -154,6 +154,8 @@ def test_of_many_settings_a_few_that_tell_results_apart_are_named() -> None:
         "hybrid, objective = C, epochs = 5",
         "hybrid, objective = C, epochs not recorded",
     ]
+    labels = [each.label for each in group_by_settings([hybrid("C", 3, epochs=None), *runs[:2], hybrid("C", 3)], [])]
+    assert labels[0] != labels[3]  # nothing but whether it was recorded tells them apart
 
 
 def test_labels_are_never_the_same_nor_endless() -> None:

@@ -171,7 +171,11 @@ def group_by_settings(results: Iterable[Result], notes: list[str]) -> list[Group
     for result in results:
         together.setdefault(_identity(result), []).append(result)
     firsts = [members[0] for members in together.values()]
-    labels = distinct([_label(first, [each for each in firsts if each.method == first.method]) for first in firsts])
+    naming = {
+        method: _telling([each for each in firsts if each.method == method])
+        for method in dict.fromkeys(first.method for first in firsts)
+    }
+    labels = distinct([_label(first, naming[first.method]) for first in firsts])
     return [
         Group(label, members[0].method, None, one_per_seed(label, members, notes))
         for label, members in zip(labels, together.values(), strict=True)
@@ -197,23 +201,25 @@ def one_per_seed(label: str, results: Iterable[Result], notes: list[str]) -> tup
     return tuple(first[seed] for seed in sorted(first))
 
 
-def _label(result: Result, rivals: Sequence[Result]) -> str:
-    """The method, and the settings in which it differs from others of the same method. That one is None goes unsaid."""
-    names = differing([without_seed(each.settings) for each in rivals])
+def _label(result: Result, names: Sequence[str]) -> str:
+    """The method, and these of its settings. That one is None goes unsaid."""
     settings = {**LATER, **result.settings}
     parts = [
         f"{name} = {shown(settings[name])}" if name in settings else f"{name} not recorded"
-        for name in (names if len(names) <= MOST_SETTINGS else _telling(names, rivals))
+        for name in names
         if settings.get(name, ...) is not None
     ]
     return ", ".join([result.method, *parts])
 
 
-def _telling(names: Sequence[str], rivals: Sequence[Result]) -> list[str]:
-    """A few of these settings that tell the rivals apart: each the one that leaves the fewest alike.
+def _telling(rivals: Sequence[Result]) -> list[str]:
+    """The settings in which these differ; if they are many, a few that tell them apart: each leaves the fewest alike.
 
     Of those that do equally well one that all recorded, and of these a choice by name: it says more than a number.
     """
+    names = differing([without_seed(each.settings) for each in rivals])
+    if len(names) <= MOST_SETTINGS:
+        return names
     settings = [{**LATER, **each.settings} for each in rivals]
 
     def worth(name: str, chosen: Sequence[str]) -> tuple[int, bool, bool]:
@@ -224,11 +230,10 @@ def _telling(names: Sequence[str], rivals: Sequence[Result]) -> list[str]:
     chosen: list[str] = []
     reached = 1
     while reached < len(rivals):
-        best = max(names, key=lambda name: worth(name, chosen))
-        count = worth(best, chosen)[0]
-        if count == reached:  # what is left differs in whether it was recorded at all
-            return list(names)
-        chosen, reached = [*chosen, best], count
+        (kinds, *_), name = max(((worth(name, chosen), name) for name in names), key=lambda found: found[0])
+        if kinds == reached:  # what is left differs in whether it was recorded at all
+            return names
+        chosen, reached = [*chosen, name], kinds
     return sorted(chosen, key=names.index)
 
 
