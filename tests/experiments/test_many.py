@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,7 +167,7 @@ def test_another_suite_in_the_folder_takes_over_runs(file: Path, tmp_path: Path)
     plan, outcomes = carried_out(replace(ALPHA, suite="gamma", methods=("features",)), tmp_path, file)
     assert [row.done for row in plan.rows] == [0, 0, 1, 0, 0]  # γ = 0.05, the usual one, had its two hidden layers
     assert [outcome.job.label for outcome in outcomes] == [f"features, γ = {gamma}" for gamma in (0, 0.01, 0.1, 1)]
-    assert networks(tmp_path) == 2 + 4 * 2
+    assert networks(tmp_path) == 2 + 4  # the first task is the same for every γ
     assert before.items() <= states(tmp_path).items()
     assert [len(results) for _, results in plan.results()] == [1] * 5
 
@@ -547,9 +548,10 @@ def test_what_is_shared_is_counted_once_for_each_seed(file: Path, tmp_path: Path
 
 def test_other_trainings_are_counted_each(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = programme(replace(ALPHA, suite="gamma", settings={"epochs": 1}), Site(tmp_path, "arrays", file), data)
-    for row in plan.rows:
+    for number, row in enumerate(plan.rows):
         one = row.estimate
-        training = sum(one.training) if row.variant.method == "features" else 0
+        first = one.training[0] if number == 0 else 0  # no teacher yet: it is the same for every γ
+        training = first + sum(one.training[1:]) if row.variant.method == "features" else 0
         assert row.left == pytest.approx(training + sum(one.extracting) + sum(one.adapting))
 
 
@@ -560,4 +562,29 @@ def test_a_training_that_a_finished_run_has_left_is_not_counted_again(
     (tmp_path / plan.rows[3].jobs[0].folder / "result.json").unlink()
     left = programme(ALPHA, plan.site, data)
     assert [row.done for row in left.rows] == [1, 1, 1, 0, 1]
+    assert left.seconds == 0  # all of its tasks are learned: only its result is to be written again
+    shutil.rmtree(tmp_path / plan.rows[3].jobs[0].folder)
+    left = programme(ALPHA, plan.site, data)
     assert left.seconds == pytest.approx(sum(left.rows[3].estimate.adapting))
+
+
+def test_tasks_that_an_interrupted_run_has_learned_are_not_counted_again(
+    file: Path, tmp_path: Path, data: Dataset
+) -> None:
+    order = replace(ALPHA, suite="gamma", settings={"epochs": 1})
+    plan = programme(order, Site(tmp_path, "arrays", file), data)
+    job = plan.rows[0].jobs[0]
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        plan.site.carry_out(job, data, after_task=interrupt)
+    assert (plan.site.learned(job), plan.site.done(job)) == (1, False)
+    left = programme(order, plan.site, data)
+    for before, row in zip(plan.rows, left.rows, strict=True):
+        one, learned = row.estimate, row.jobs[0] == job
+        training = sum(one.training[1:]) if row.variant.method == "features" else 0
+        rest = slice(1 if learned else 0, None)
+        assert row.left == pytest.approx(training + sum(one.extracting[rest]) + sum(one.adapting[rest]))
+        assert before.jobs == row.jobs

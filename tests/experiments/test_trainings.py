@@ -71,10 +71,16 @@ def test_runs_that_train_alike_take_each_others_networks(
         (("gamma-icarl", {}), ("gamma-lwf", {})),
         (("gamma-lwf", {}), ("hybrid", {})),
         (("lucir", {}), ("features", {"objective": "lucir"})),
+        (("gamma-icarl", {}), ("gamma-icarl", {"distillation": 3.0})),
+        (("features", {}), ("gamma-lwf", {"feature_distillation": 1.0})),
+        (("features", {}), ("features", {"old_weights": 0.5})),
+        (("features", {"objective": "lucir"}), ("features", {"objective": "lucir", "less_forget": 1.0})),
+        (("bic", {}), ("bic", {"temperature": 1.0})),
+        (("eeil", {}), ("eeil", {"fine_tuning": 0.0})),
     ],
     ids=lambda run: "-".join([run[0], *map(str, run[1].values())]),
 )
-def test_runs_that_rehearse_other_images_share_the_first_task_alone(
+def test_runs_that_rehearse_other_images_or_are_taught_otherwise_share_the_first_task_alone(
     first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], vectors: Stream, tmp_path: Path
 ) -> None:
     shared(tmp_path / "shared", vectors, first[0], **first[1])
@@ -97,7 +103,7 @@ def test_runs_that_rehearse_other_images_share_the_first_task_alone(
         (("gamma-icarl", {}), ("lucir", {})),
         (("features", {}), ("features", {"objective": "lucir"})),
         (("lucir", {}), ("lucir", {"last_relu": True})),
-        (("eeil", {}), ("eeil", {"fine_tuning": 0.0})),
+        (("features", {}), ("features", {"loss_function": "softmax"})),
         (("features", {}), ("features", {"gradient_noise": 0.1})),
         (("features", {}), ("features", {"seed": 1})),
     ],

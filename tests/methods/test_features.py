@@ -159,7 +159,7 @@ def test_features_and_gamma_lwf_train_the_very_same_network(vectors: Stream) -> 
     settings = {"epochs": 2, "batch_size": 16, "rate": 0.2, "expected_classes": 6}
     features, lwf = make("features", adapter_steps=1, **settings), make("gamma-lwf", **settings)
     assert isinstance(lwf, Memoryless)
-    assert features.training_settings() == lwf.training_settings()
+    assert features.training_settings(1) == lwf.training_settings(1)
     with pytest.warns(match="fewer than 250"):
         for task in vectors:
             features.learn(task)

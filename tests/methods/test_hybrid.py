@@ -46,7 +46,7 @@ def test_hybrid_trains_the_very_network_of_icarl_with_as_many_images(vectors: St
     one, features = hybrid(), make("features", **QUICK, expected_classes=6, features_per_class=8, adapter="ridge")
     icarl = make("gamma-icarl", **QUICK, expected_classes=6, images_per_class=5)
     for task in vectors:
-        assert one.training_settings() == icarl.training_settings()
+        assert one.training_settings(1) == icarl.training_settings(1)
         for learner in (one, icarl, features):
             learner.learn(task)
         assert same(network_of(one).state_dict(), network_of(icarl).state_dict())
@@ -247,7 +247,7 @@ def test_without_images_it_is_features(objective: str, images: Stream) -> None:
     settings = {**QUICK, "features_per_class": 8, "adapter": "ridge", "objective": objective}
     none, features = make("hybrid", **settings, images_per_class=0), make("features", **settings)
     for task in images:
-        assert none.training_settings() == features.training_settings()  # they share their networks
+        assert none.training_settings(1) == features.training_settings(1)  # they share their networks
         none.learn(task)
         features.learn(task)
     left, right = none.state(), features.state()

@@ -1,12 +1,14 @@
 """The objectives put the losses together as the equations say."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from lessons import lesson
 
 from engram.data import Stream
+from engram.methods import OBJECTIVES, make
 from engram.methods.objectives import Classification, Distillation
 from engram.network import Network, make_network
 
@@ -88,3 +90,26 @@ def test_softmax_is_a_setting(networks: tuple[Network, Network, torch.Tensor]) -
             expected -= 2.0 * math.exp(old_scores[i][k]) / old * math.log(math.exp(scores[i][k]) / new) / 3
     value = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))(inputs, columns)
     assert value.item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_settings_of_later_tasks_change_nothing_in_the_first_and_something_in_the_second(
+    name: str, images: Stream
+) -> None:
+    others: dict[str, Any] = {
+        **{"distillation": 3.0, "feature_distillation": 2.0, "less_forget": 50.0, "margin_weight": 9.0, "margin": 2.0},
+        **{"imprint": False, "fix_old": False, "temperature": 9.0, "old_share": 0.01, "head_distillation": 9.0},
+        **{"fine_tuning": 0.0, "balanced_epochs": 1.0},
+    }
+    later = OBJECTIVES[name].of_later_tasks
+    quick = {"objective": name, "epochs": 2, "rate": 0.05, "batch_size": 8, "images_per_class": 4}
+    plain, other = make("icarl", **quick), make("icarl", **quick, **{k: v for k, v in others.items() if k in later})
+    assert later <= plain.settings().keys()
+    same = []
+    for number, task in enumerate(images.tasks[:2]):
+        assert (plain.training_settings(number) == other.training_settings(number)) == (not later or number == 0)
+        for learner in (plain, other):
+            learner.learn(task)
+        states = [learner.trained.state_dict() for learner in (plain, other)]
+        same.append(all(torch.equal(states[0][key], states[1][key]) for key in states[0]))
+    assert same == [True, not later]

@@ -107,12 +107,18 @@ class RunFolder:
             return None
         folder = folders[-1]
         return Checkpoint(
-            int(folder.name.removeprefix("checkpoint-")),
+            self.learned,
             storage.load_tensors(folder / "learner.safetensors"),
             storage.load_tensors(folder / "origins.safetensors")["origins"],
             storage.read_json(folder / "measurements.json"),
             storage.read_json(folder / "seconds.json"),
         )
+
+    @property
+    def learned(self) -> int:
+        """How many tasks the last checkpoint has behind it."""
+        folders = self._checkpoints()
+        return _number(folders[-1]) if folders else 0
 
     def snapshots(self, task: int) -> FileSnapshots:
         """Where the training of this task is kept while it is under way."""
@@ -129,7 +135,12 @@ class RunFolder:
         return self.path / "training.safetensors"
 
     def _checkpoints(self) -> list[Path]:
-        return sorted(self.path.glob("checkpoint-*"))
+        return sorted(self.path.glob("checkpoint-*"), key=_number)
+
+
+def _number(checkpoint: Path) -> int:
+    """How many tasks a checkpoint's folder is named for."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 class FileSnapshots:

@@ -19,7 +19,7 @@ from engram.experiments.identity import identifying
 from engram.experiments.plan import Plan
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.suites import SUITES, Facts, Variant
-from engram.methods import BudgetError, Rehearsing, make, setting_names
+from engram.methods import BudgetError, make, setting_names
 
 SCHEMA = 1
 LIKE_PAPER = 20  # images per class, where a preset does not say
@@ -45,7 +45,8 @@ class Job:
     label: str
     plan: Plan
     folder: str  # within the suites' folder
-    shares: str  # jobs with the same train the same networks
+    begins: str  # jobs with the same train the same network on their first task
+    shares: str  # ... and on all
 
 
 def facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> Facts:
@@ -145,13 +146,14 @@ def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
     settings = {
         name: value for name, value in identifying(learner.settings()).items() if name not in ("seed", "device")
     }
-    kept = learner.exemplars.numbers() if isinstance(learner, Rehearsing) else None
     own = None if learner.shares_training else plan.method
+    begins, shares = (_digest([identifying(learner.training_settings(task)), own, stream]) for task in (0, 1))
     return Job(
         label,
         plan,
         f"runs/{plan.method}-{_digest([plan.method, settings, stream])}/seed-{plan.seed}",
-        _digest([identifying(learner.training_settings()), kept, own, stream]),
+        begins,
+        shares,
     )
 
 

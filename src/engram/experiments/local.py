@@ -19,6 +19,7 @@ from typing import NamedTuple
 from engram import storage
 from engram.data import Dataset, Reading, load
 from engram.errors import BusyError, EngramError
+from engram.experiments.checkpoint import RunFolder
 from engram.experiments.jobs import Job
 from engram.experiments.trainings import Trainings
 from engram.progress import SILENT, Progress
@@ -49,6 +50,10 @@ class Site:
     def done(self, job: Job) -> bool:
         """Whether the job's result is there."""
         return (self.folder / job.folder / "result.json").exists()
+
+    def learned(self, job: Job) -> int:
+        """How many of the job's tasks are learned and measured, and need not be again."""
+        return RunFolder(self.folder / job.folder).learned
 
     def carry_out(
         self, job: Job, dataset: Dataset, progress: Progress = SILENT, after_task: Callable[[], None] | None = None

@@ -80,21 +80,28 @@ def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
 
 def _left(site: Site, jobs: Sequence[tuple[Job, Estimate]]) -> dict[str, list[float]]:
     """Seconds of each task of the jobs to be done, by folder; what is shared counts for the first of this order."""
-    trained = {job.shares for job, _ in jobs if site.done(job)}
+    learned = {job.folder: len(one.training) if site.done(job) else site.learned(job) for job, one in jobs}
+    trained = {network for job, _ in jobs for network in _networks(job, learned[job.folder])}
     extracted = {(job.shares, one.images) for job, one in jobs if site.done(job)}
     left: dict[str, list[float]] = {}
     for job, one in jobs:
         if site.done(job):
             continue
-        parts = [one.adapting]
-        if job.shares not in trained:
-            parts.append(one.training)
-        if (job.shares, one.images) not in extracted:
-            parts.append(one.extracting)
-        trained.add(job.shares)
+        networks, tasks = _networks(job, len(one.training)), []
+        for task, network in enumerate(networks):
+            seconds = one.adapting[task]
+            seconds += one.training[task] if network not in trained else 0
+            seconds += one.extracting[task] if (job.shares, one.images) not in extracted else 0
+            tasks.append(seconds if task >= learned[job.folder] else 0.0)
+        trained.update(networks)
         extracted.add((job.shares, one.images))
-        left[job.folder] = [sum(task) for task in zip(*parts, strict=True)]
+        left[job.folder] = tasks
     return left
+
+
+def _networks(job: Job, tasks: int) -> list[tuple[str, int]]:
+    """What names the networks of a job's first tasks: equal ones are trained once."""
+    return [(job.shares if task else job.begins, task) for task in range(tasks)]
 
 
 def _adapter(learner: object) -> tuple[object, ...]:

@@ -27,7 +27,7 @@ class Trainings:
 
     def path(self, learner: Learner, tasks: list[str]) -> Path:
         """Where the network of `learner` is, trained up to the last of these tasks (by their fingerprints)."""
-        key = json.dumps([__version__, identifying(learner.training_settings()), tasks], sort_keys=True)
+        key = json.dumps([__version__, identifying(learner.training_settings(len(tasks) - 1)), tasks], sort_keys=True)
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
 
     def remembering(self, learner: Learner) -> AbstractContextManager[None]:

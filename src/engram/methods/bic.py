@@ -29,6 +29,7 @@ class BiasCorrection(Objective):
         "weight_decay": 2e-4,  # §5.2
     }
     holds_out: ClassVar[bool] = True  # §3.3: one in ten of the kept images, and as many of new classes
+    of_later_tasks: ClassVar = frozenset({"temperature", "old_share", "beta_penalty"})
 
     temperature: PositiveFloat = 2.0  # T, §5.2
     old_share: NonNegativeFloat | None = None  # λ, Eq. 3; None: old classes / all classes

@@ -26,6 +26,7 @@ class CrossDistillation(Objective):
         **{"head": "linear", "epochs": 40, "rate": 0.1, "milestones": (0.25, 0.5, 0.75), "decay": 10.0},  # §5.1
         **{"weight_decay": 1e-4, "brightness": 63.0, "contrast": 0.8, "gradient_noise": 0.3},  # §4.1, §5.1
     }
+    of_later_tasks: ClassVar = frozenset({"temperature", "head_distillation", "fine_tuning", "fine_tuning_rate"})
 
     temperature: PositiveFloat = 2.0  # T, §3.2
     head_distillation: NonNegativeFloat = 1.0  # the weight of every head's distillation in Eq. 1

@@ -122,11 +122,14 @@ class Learner(ABC):
         """All settings as plain values by their flat names, and the objective by the name of its class."""
         return {**flatten(self), "objective": type(self.objective).__name__}
 
-    def training_settings(self) -> dict[str, object]:
-        """All settings on which the network that is trained next depends, beside the stream."""
+    def training_settings(self, task: int) -> dict[str, object]:
+        """All settings on which the network depends that is trained on this task, 0 the first, beside the stream."""
         names = ("network", "head", "scale", "last_relu", "weights", "old_weights", "seed")
         own = {name: getattr(self, name) for name in names}
-        return {"objective": type(self.objective).__name__, **own, **flatten(self.training), **flatten(self.objective)}
+        settings = {**own, **flatten(self.training), **flatten(self.objective)}
+        idle = frozenset() if task else {*self.objective.of_later_tasks, "old_weights"}
+        kept = {name: value for name, value in settings.items() if name not in idle}
+        return {"objective": type(self.objective).__name__, **kept}
 
     def check(self, classes: int) -> None:  # noqa: B027 (most can learn any number)
         """Refuse with a sentence, before anything is learned, what cannot be done for so many classes."""

@@ -25,6 +25,12 @@ class Rebalancing(Objective):
         **{"head": "cosine", "last_relu": False},  # §3.2 and its note: features of both signs
         **{"epochs": 160, "rate": 0.1, "milestones": (0.5, 0.75), "decay": 10.0, "weight_decay": 5e-4},  # §4.1
     }
+    of_later_tasks: ClassVar = frozenset(
+        {
+            *{"less_forget", "margin_weight", "margin", "hardest", "imprint", "fix_old"},
+            *{"balanced_epochs", "balanced_rate"},
+        }
+    )
 
     less_forget: NonNegativeFloat = 5.0  # λ_base, Eq. 7; 10 on ImageNet, §4.1
     margin_weight: NonNegativeFloat = 1.0  # of L_mr in Eq. 9

@@ -85,6 +85,8 @@ class Objective(ABC):
     defaults: ClassVar[Mapping[str, Any]] = {}
     # Whether some of the images are kept apart from training, from the day they come.
     holds_out: ClassVar[bool] = False
+    # Its settings that change nothing where there is no teacher: trainings that differ in them share the first task.
+    of_later_tasks: ClassVar[frozenset[str]] = frozenset()
 
     def prepare(self, lesson: Lesson) -> None:  # noqa: B027 (most objectives have nothing to prepare)
         """What is done to the student before training."""
@@ -139,6 +141,8 @@ class Distillation(Classification):
     With sigmoids, a class in the task has one-hot targets and any other the teacher's answers alone, not zeros too;
     kept images are no exception (iCaRL, Algorithm 3), unless their own labels are asked for.
     """
+
+    of_later_tasks: ClassVar = frozenset({"distillation", "feature_distillation", "kept_targets"})
 
     distillation: NonNegativeFloat = 1.0  # λ, Eq. 4
     feature_distillation: NonNegativeFloat = 0.05  # γ, Eq. 6; §5.4

@@ -55,10 +55,10 @@ class Rehearsing(Learner):
 
     exemplars: Exemplars = field(default_factory=Exemplars)
 
-    def training_settings(self) -> dict[str, object]:
+    def training_settings(self, task: int) -> dict[str, object]:
         """In the first task nothing is rehearsed; later, what is depends on how much was kept, be it anything."""
-        settings, numbers = super().training_settings(), self.exemplars.numbers()
-        rehearsed = numbers["images_per_class"] != 0 and (self.tasks_ or self.objective.holds_out)
+        settings, numbers = super().training_settings(task), self.exemplars.numbers()
+        rehearsed = numbers["images_per_class"] != 0 and (task or self.objective.holds_out)
         return {**settings, **numbers} if rehearsed else settings
 
     def check(self, classes: int) -> None:
