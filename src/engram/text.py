@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
+
+LONGEST_NAME = 10_000  # letters
+NOT_IN_NAMES = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control characters, half characters, breaks of lines, paragraphs
+UNSEEN = frozenset({"Cf", "Mn", "Zs"})  # joiners, accents, blanks: between letters, not alone
+
 
 def shown(text: object) -> str:
     """A path or a name on one line that any terminal can print: what is not printable is escaped."""
@@ -13,3 +19,20 @@ def shown(text: object) -> str:
 def csv_text(text: str) -> str:
     """The text for a CSV cell, so that no spreadsheet takes it for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def composed(name: str) -> str:
+    """A name as it is kept: accents as part of their letters, no blanks around it."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def unfit(name: str) -> str | None:
+    """Why this cannot be the name of a class, in a sentence; None if it can: people must be able to read it."""
+    if not name.strip():
+        return "A class cannot have an empty name."
+    if len(name) > LONGEST_NAME:
+        return f"The name of a class has {LONGEST_NAME:,} letters at most; '{shown(name[:20])}…' has {len(name):,}."
+    kinds = {unicodedata.category(letter) for letter in name}
+    if kinds & NOT_IN_NAMES or not kinds - UNSEEN:
+        return f"'{shown(name)}' cannot be the name of a class: it has characters that cannot be shown on a line."
+    return None

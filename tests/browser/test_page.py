@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from browsing import FAINT, VIEWS, View, scrolls_sideways, seen
-from models_made import DAISY, FORMULA, TULIP, draw, taught
+from models_made import DAISY, FORMULA, TULIP, copied, draw, taught
 
 from engram.model import ModelFolder, rename
 
@@ -179,6 +179,14 @@ def test_a_lesson_is_cancelled_and_nothing_was_changed(browser: Any, tmp_path: P
         says(page, ".job h3", "Cancelled")
         says(page, "#classify", "There is no model yet.")
     assert not ModelFolder(tmp_path / "model").exists()
+
+
+def test_a_first_model_that_is_made_elsewhere_is_seen(browser: Any, small_model: ModelFolder, tmp_path: Path) -> None:
+    with serving(tmp_path / "model") as address:
+        page = opened(browser, address).page
+        says(page, "#classify", "There is no model yet.")
+        copied(small_model, tmp_path / "model")
+        says(page, "#summary", "Generation 2: it knows 3 classes", 60_000)
 
 
 @pytest.fixture(scope="module")

@@ -298,7 +298,7 @@ def test_rollback_mends_what_points_to_the_generations(model: ModelFolder, engra
         ),
         (("forget", "MODEL"), 2, "Missing argument 'CLASS...'"),
         (("forget", "MODEL", *NAMES, "--yes"), 2, "No class would be left."),
-        (("rename", "MODEL", DAISY, "a\nb"), 2, r"'a\nb' cannot be a name"),
+        (("rename", "MODEL", DAISY, "a\nb"), 2, r"'a\nb' cannot be the name"),
         (("rename", "MODEL", DAISY, "[RED]TULIP"), 2, "There is a class '[red]tulip'"),
         (("rename", "MODEL", "\x1b[31m", "b"), 2, r"There is no class '\x1b[31m'."),
         (("merge", "MODEL", DAISY, DAISY), 2, "A class cannot be joined into itself."),

@@ -289,3 +289,22 @@ def test_a_terminal_that_knows_few_letters_gets_the_others_escaped(place: Path) 
     done = run("predict", "model", "日本.png", "--top", "1", cwd=place, encoding="latin-1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(rf"\u65e5\u672c.png: {DAISY} 0.")
+
+
+def test_a_path_that_cannot_be_looked_at_is_told_and_the_others_are_answered(place: Path) -> None:
+    done = run("predict", "model", "n" * 300, "a.png", cwd=place)
+    assert done.returncode == 1
+    assert done.stdout.startswith("a.png: ") and "Traceback" not in done.stderr
+    long = "n" * 300
+    for arguments in (("verify", f"{long}/m"), ("report", long, "-o", "x.html"), ("export", "model", f"{long}.npz")):
+        done = run(*arguments, cwd=place)
+        assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+        assert done.stderr.startswith("error: ") or "no model" in done.stdout
+
+
+def test_a_list_that_is_closed_is_empty(place: Path) -> None:
+    command = [sys.executable, "-m", "engram", "predict", "model", "-"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command], cwd=place, capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert (done.returncode, done.stderr) == (1, "error: There is no picture among what was named.\n")

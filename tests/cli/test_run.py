@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,6 +77,8 @@ def test_without_out_every_run_gets_its_own_folder_and_resume_takes_the_last(tmp
     again = engram("run", "finetune", *QUICK, "--quiet", "--resume", cwd=tmp_path)
     assert "finetune-digits-seed-0-2" in again.stdout
     assert len(list((tmp_path / "runs").iterdir())) == 2
+    shutil.rmtree(tmp_path / "runs" / "finetune-digits-seed-0")
+    assert "seed-0-3" in engram("run", "finetune", *QUICK, "--quiet", cwd=tmp_path).stdout
 
 
 def test_the_datasets_are_listed_one_line_each(tmp_path: Path) -> None:

@@ -45,6 +45,16 @@ def test_a_model_is_served_until_ctrl_c(small_model: ModelFolder) -> None:
         process.communicate()
 
 
+def test_a_port_that_another_has_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = engram("serve", tmp_path / "model", "--port", taken.getsockname()[1])
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert told.count("\n") == 1 and "already in use. Choose another with --host or --port." in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "words"),
     [

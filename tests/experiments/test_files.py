@@ -41,7 +41,9 @@ def plan(method: str = "features", **settings: Any) -> Plan:
 
 
 def plain(result: Result) -> dict[str, Any]:
-    return {name: value for name, value in result.to_json().items() if name not in ("seconds", "environment")}
+    values = {name: value for name, value in result.to_json().items() if name not in ("seconds", "environment")}
+    source = {name: value for name, value in values["split"]["source"].items() if name != "data"}  # the folder's name
+    return {**values, "split": {**values["split"], "source": source}}
 
 
 @pytest.mark.filterwarnings("ignore:.*all are kept")

@@ -71,6 +71,7 @@ def test_the_folder_is_another_for_another_setting_method_split_or_number_of_tas
         job(data, "gamma-lwf"),
         job(data, "features-unadapted"),
         job(replace(data, name="others")),
+        job(replace(data, test=data.train)),  # other data of the same name
     ]
     folders = [each.folder for each in found]
     assert len(set(folders)) == len(folders)
@@ -80,6 +81,12 @@ def test_a_method_told_to_be_another_still_has_a_folder_of_its_own(data: Dataset
     unadapted, told = job(data, "features-unadapted"), job(data, "features", {"adapter": "identity"})
     assert unadapted.plan.learner(data).settings() == told.plan.learner(data).settings()
     assert unadapted.folder != told.folder
+
+
+def test_of_data_that_are_published_the_name_is_enough(data: Dataset) -> None:
+    known = replace(data, published=True)
+    assert (known.identity, job(known).folder) == (None, job(replace(known, test=data.train)).folder)
+    assert job(known).folder != job(data).folder
 
 
 def test_the_seed_is_the_last_part_of_the_folder(data: Dataset) -> None:

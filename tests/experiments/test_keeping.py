@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import blobs, patterns
 
-from engram.data import split
+from engram.data import Stream, split
 from engram.errors import UsageError
 from engram.experiments import keeping, run
 from engram.experiments.keeping import images_before, kept_bytes
@@ -69,3 +70,11 @@ def test_a_codec_that_does_not_suit_the_network_is_refused_before_a_folder_is_ma
 
 def test_the_memory_of_this_machine_is_known() -> None:
     assert 2**28 < keeping.machine_memory() < 2**50
+
+
+def test_a_class_that_comes_again_is_counted_once() -> None:
+    first, second = split(blobs(classes=4), classes_per_task=2).tasks
+    again = Stream("again", (first, second, replace(first, index=2)), tuple("abcd"))
+    learner = make("icarl", images_total=4, epochs=1)
+    assert kept_bytes(learner, again) == 4 * first.train.sample_bytes
+    assert run(learner, again).memory_bytes == 4 * first.train.sample_bytes

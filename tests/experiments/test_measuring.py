@@ -46,8 +46,9 @@ def test_omega_and_the_ceiling_match_a_replay_with_the_old_images(vectors: Strea
     assert result.drift_gap[-1] == pytest.approx(result.ceiling_curve[-1] - result.curve[-1])
 
 
-def test_nothing_has_drifted_after_the_first_task(vectors: Stream) -> None:
-    result = run(small(features_per_class=9), vectors.first(1))
+@pytest.mark.parametrize("balanced", [True, False])
+def test_nothing_has_drifted_after_the_first_task(balanced: bool, vectors: Stream) -> None:
+    result = run(small(features_per_class=2, balanced=balanced), vectors.first(1))
     assert result.omega == [pytest.approx(1.0, abs=1e-5)]
     assert result.drift_gap == [0.0]
     assert result.omega_previous == [None]

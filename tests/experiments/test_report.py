@@ -59,11 +59,13 @@ def test_data_sets_splits_and_numbers_of_tasks_are_sections_of_their_own(tmp_pat
         result(split={"first_task": None, "class_order": "seed", "validation": 0.1}),
         result(split={}),
         result(classes_seen=[4, 6, 8]),
+        result(split={"first_task": None, "class_order": "seed", "validation": 0.0, "data": "0123456789abcdef"}),
     ]
     report = make_report([save(tmp_path, *kinds)])
     assert sorted(part.section.title for part in report.parts) == [
         "made: 2 tasks of 2 classes",
         "made: 3 tasks of 2 classes",
+        "made: 3 tasks of 2 classes (data 01234567)",
         "made: 3 tasks of 2 classes (split not recorded)",
         "made: 3 tasks of 2 classes, class order 1993",
         "made: 3 tasks of 2 classes, validated on 10 % held out",
@@ -326,6 +328,49 @@ def test_commands_name_the_stream_the_seeds_and_every_setting(tmp_path: Path) ->
         "--set objective=lucir --set 'odd=a b; rm -rf /' --seed 0 --seeds 2"
     )
     assert second.endswith("--seed 5")
+
+
+def test_the_command_loads_the_data_as_they_were_loaded_and_where_that_is_unknown_there_is_none(tmp_path: Path) -> None:
+    split = {"first_task": None, "class_order": "seed", "validation": 0.0, "data": "ab"}
+    source = {"dataset": "folder", "data": "my pictures", "image_size": 64, "fit": "pad", "--odd": "x"}
+    runs = [result(dataset="my pictures", split={**split, "source": source}), result(dataset="made in Python")]
+    unknown, known = make_report([save(tmp_path, *runs)]).parts
+    (command,) = commands(known.section, known.section.groups[0])
+    loading = "engram run features --dataset folder --data 'my pictures' --image-size 64 --fit pad --classes-per-task 2"
+    assert " ".join(command.split()).replace("\\ ", "").startswith(loading)
+    assert "odd" not in command
+    assert commands(unknown.section, unknown.section.groups[0]) == []
+    assert "Where its data came from was not recorded" in make_report([tmp_path]).html()
+
+
+def test_a_task_may_bring_known_classes_alone(tmp_path: Path) -> None:
+    report = make_report([save(tmp_path, result(classes_seen=[2, 4, 4]))])
+    assert [part.section.title for part in report.parts] == ["made: 3 tasks, 4 classes"] and not report.notes
+    for wrong in ([0, 2, 4], [2, 4, 3]):
+        with pytest.raises(DataError, match="No result"):
+            make_report([save(tmp_path / str(wrong), result(classes_seen=wrong))])
+
+
+def test_what_is_said_is_of_the_seeds_that_are_named(tmp_path: Path) -> None:
+    runs = [*seeds("features", [0.9, 0.9, 0.1, 0.1, 0.1]), *seeds("hybrid", [0.8, 0.8, 0.7, 0.7, 0.7])]
+    others = [each for method in ("lwf", "icarl", "eeil", "bic") for each in seeds(method, [0.5, 0.5])]
+    words = said(make_report([save(tmp_path, *runs, *others)]))
+    assert "features has the highest average incremental accuracy of 6: .900 (mean over seeds 0, 1)" in words
+    assert "the difference is .100 (95 % interval .100 to .100, ahead on 2 of 2 seeds)" in words
+    assert "After the last task features is right on .900" in words
+
+
+def test_where_it_was_computed_makes_no_group_of_its_own(tmp_path: Path) -> None:
+    runs = [result(seed=seed, settings={"seed": seed, "device": device}) for seed, device in enumerate(("auto", "cpu"))]
+    (part,) = make_report([save(tmp_path, *runs)]).parts
+    assert [group.seeds for group in part.section.groups] == [(0, 1)]
+
+
+def test_seconds_without_all_of_the_training_are_not_the_best(tmp_path: Path) -> None:
+    taken = result("hybrid", seconds={"train": 5.0}, networks_taken=1)
+    page = make_report([save(tmp_path, result(networks_taken=0), taken)]).html()
+    assert "Without the time for training, or some of it, that was shared with other runs: hybrid." in page
+    assert not make_report([tmp_path]).parts[0].section.groups[1].trained
 
 
 def test_the_names_of_objectives_are_those_of_the_methods() -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from engram.data import Stream, load
-from engram.errors import EngramError, TrainingError, UsageError
+from engram.errors import DataError, EngramError, TrainingError, UsageError
 from engram.experiments import Plan, Result, Trainings, run, summarise
+from engram.experiments.checkpoint import RunFolder
 from engram.methods import METHODS, Learner, make, setting_names
 from engram.network import Network
 
@@ -25,7 +26,7 @@ def small(method: str = "features", **settings: object) -> Learner:
 
 def comparable(result: Result) -> dict[str, object]:
     values = result.to_json()
-    del values["seconds"]
+    del values["seconds"], values["networks_taken"]
     return values
 
 
@@ -46,7 +47,8 @@ def test_a_run_leaves_its_result_and_last_checkpoint_and_nothing_else(vectors: S
         "run.json",
     ]
     assert Result.load(tmp_path / "run" / "result.json") == result
-    assert result.split == {"first_task": None, "class_order": "seed", "validation": 0.0}
+    asked = {"first_task": None, "class_order": "seed", "validation": 0.0}
+    assert result.split == {**asked, "data": result.split["data"]}
 
 
 def test_the_same_seed_gives_the_same_bytes(vectors: Stream, tmp_path: Path) -> None:
@@ -216,9 +218,9 @@ def test_runs_that_differ_only_after_training_share_it(vectors: Stream, tmp_path
         assert comparable(shared) == comparable(run(small(method, **settings), vectors))
     assert trainings.saved == len(vectors)
     run(small("gamma-lwf", feature_distillation=0.5), vectors, trainings=trainings)
-    assert trainings.saved == 2 * len(vectors)
+    assert trainings.saved == 2 * len(vectors) - 1  # the first task has no teacher
     run(small("joint"), vectors, trainings=trainings)
-    assert len(list((tmp_path / "trained").glob("*.safetensors"))) == 2 * len(vectors)
+    assert len(list((tmp_path / "trained").glob("*.safetensors"))) == 2 * len(vectors) - 1
 
 
 def test_a_network_of_ones_own_is_not_shared_for_its_name_does_not_say_what_it_is(
@@ -249,3 +251,33 @@ def test_a_summary_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     assert summary["average_incremental_accuracy"]["mean"] == pytest.approx(sum(values) / 2)
     assert summary["average_incremental_accuracy"]["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_a_task_without_test_samples_is_refused_before_anything_is_learned(vectors: Stream, tmp_path: Path) -> None:
+    last = vectors.tasks[-1]
+    tasks = (*vectors.tasks[:-1], replace(last, test=last.test.select(torch.arange(0))))
+    with pytest.raises(DataError, match=r"Task 3 \(.*\) has no test samples"):
+        run(small("finetune"), replace(vectors, tasks=tasks), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_how_many_networks_were_taken_over_is_told(vectors: Stream, tmp_path: Path) -> None:
+    taken = [
+        run(small("lwf"), stream, trainings=Trainings(tmp_path)).networks_taken
+        for stream in (vectors.first(1), vectors.first(2), vectors.first(2))
+    ]
+    assert taken == [0, 1, 2]
+
+
+def test_the_thousandth_checkpoint_is_the_last(tmp_path: Path) -> None:
+    for number in (998, 999, 1000):
+        (tmp_path / f"checkpoint-{number:03d}").mkdir()
+    folder = RunFolder(tmp_path)
+    assert folder.learned == 1000
+    folder._tidy()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1000"]
+
+
+def test_the_seed_is_not_set_as_a_setting() -> None:
+    with pytest.raises(UsageError, match="--seed"):
+        Plan(method="features", settings={"seed": 3})

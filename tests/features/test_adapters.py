@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from engram.errors import TrainingError
 from engram.features import Adaptation, MLPAdapter, Pairs, fit_ridge
 from engram.network import Remembered, remembering
+from engram.progress import SILENT, Phase, Progress
 from engram.randomness import generator as generator_for
 from engram.randomness import seeded
 
@@ -441,3 +443,25 @@ def test_the_steps_of_an_adaptation_are_foretold(adapter: str, steps: int) -> No
     pairs = classes_of_pairs(100, 40, torch.abs)  # no linear map makes this, so `auto` goes on to an MLP
     settings.fit(pairs, counted, seed=0, task=1)
     assert len(taken) == settings.steps_in_all == steps
+
+
+def test_the_time_that_choosing_takes_is_counted_as_adapting() -> None:
+    class Counting(Progress):
+        def __init__(self) -> None:
+            self.steps: list[int | None] = []
+
+        @contextmanager
+        def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+            assert name == "adapt"
+            self.steps.append(steps)
+            with SILENT.phase(name, steps) as phase:
+                yield phase
+
+    draws = torch.Generator().manual_seed(0)
+    old = torch.randn(60, 8, generator=draws)
+    pairs = Pairs(old, old + 0.1 * torch.randn(60, 8, generator=draws), torch.arange(60) % 5)
+    told = Counting()
+    adaptation = Adaptation(adapter="auto", adapter_steps=7, adapter_width=16)
+    adaptation.fit(pairs, lambda carried, _: carried.sum(), seed=0, task=1, progress=told)
+    assert told.steps[:2] == [7, None]  # the MLP, and the linear map it is held against
+    assert told.steps[2:] in ([7], [None])  # and the better of them, of all pairs

@@ -92,6 +92,29 @@ def test_softmax_is_a_setting(networks: tuple[Network, Network, torch.Tensor]) -
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
+def test_where_every_known_class_is_in_the_task_there_is_none_to_answer_for(
+    networks: tuple[Network, Network, torch.Tensor],
+) -> None:
+    student, teacher, inputs = networks
+    everything, columns = torch.ones(4, dtype=torch.bool), torch.tensor([3, 0, 1])
+    for function in ("sigmoid", "softmax"):
+        taught, alone = (
+            Distillation(loss_function=function, feature_distillation=0.0),
+            Classification(loss_function=function),
+        )
+        values = [each.loss(lesson(student, teacher, everything))(inputs, columns).item() for each in (taught, alone)]
+        assert values[0] == pytest.approx(values[1]) and math.isfinite(values[0])
+
+
+def test_without_a_teacher_every_class_of_the_head_is_learned(
+    networks: tuple[Network, Network, torch.Tensor],
+) -> None:
+    student, _, inputs = networks
+    newest, columns = torch.tensor([False, False, True, True]), torch.tensor([3, 0, 1])  # all tasks together, as joint
+    values = [each.loss(lesson(student, None, newest))(inputs, columns) for each in (Distillation(), Classification())]
+    assert torch.equal(*values)
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_settings_of_later_tasks_change_nothing_in_the_first_and_something_in_the_second(
     name: str, images: Stream

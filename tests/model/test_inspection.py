@@ -10,7 +10,7 @@ from models_made import DAISY, FORMULA, NAMES, TULIP, copied
 from safetensors.torch import load_file
 
 from engram.errors import DataError
-from engram.model import ModelFolder, forget, inspect, load, merge, rename, rollback, save
+from engram.model import ModelFolder, forget, inspect, load, merge, rename, rollback, save, verify
 from engram.model.model import with_facts
 
 
@@ -76,6 +76,21 @@ def test_the_history_says_what_each_did_which_are_there_and_which_is_in_use(
         (True, True, {"classes": 1, "features": 6, "images": 0}),
     ]
     assert found.calibration.images == 0 and found.calibration.temperature != 1
+
+
+def test_of_generations_that_are_gone_the_history_has_numbers_not_names(
+    small_model: ModelFolder, tmp_path: Path
+) -> None:
+    folder = copied(small_model, tmp_path / "model")
+    before = inspect(folder).history
+    for number in range(5):
+        rename(folder, DAISY if number == 0 else f"daisy {number}", f"daisy {number + 1}")
+    history = inspect(folder).history
+    assert [each.kept for each in history] == [False, False, *[True] * 5]
+    assert [each.learned for each in history[:2]] == [each.learned for each in before]
+    assert (history[0].details["new"], history[1].details["more"]) == ([2, 48], [1, 24])
+    assert history[1].details["accuracy"] == before[1].details["accuracy"]
+    assert verify(folder).problems == ()
 
 
 def test_a_budget_is_told(small_model: ModelFolder, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,23 @@ def test_a_budget_that_is_raised_lets_later_classes_keep_more(small_model: Model
     assert load(folder).learner.memory.features.counts.tolist() == [2, 2, 2, 2]
     learn(folder, draw(tmp_path / "lily", ("lily",), 10), Wishes(settings=QUICK, epochs=1, budget=2**20))
     assert load(folder).learner.memory.features.counts.tolist() == [2, 2, 2, 2, 6]
+
+
+def test_images_that_do_not_fit_a_budget_are_refused_with_how_many_would(tmp_path: Path) -> None:
+    folder, image = ModelFolder(tmp_path / "a" / "model"), SIDE * SIDE * 3
+    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 8)
+    quick = Wishes(method="icarl", image_size=SIDE, epochs=1, network="small", images_per_class=3, budget=5 * image)
+    with pytest.raises(UsageError, match=r"would be 4,608 bytes, the budget is 3,840. Keep --images-per-class 2"):
+        learn(folder, pictures, quick)
+    with pytest.raises(UsageError, match=r"too small for 2 classes: one image of each would be 1,536"):
+        learn(folder, pictures, replace(quick, budget=image))
+    assert not (tmp_path / "a").exists()
+    learn(folder, pictures, replace(quick, images_per_class=2))
+    with pytest.raises(UsageError, match="Keep --images-per-class 1"):
+        learn(folder, draw(tmp_path / "more", ("rose", "lily"), 8), Wishes(epochs=1))
+    learn(folder, tmp_path / "more", Wishes(epochs=1, images_per_class=1))
+    assert load(folder).learner.memory.nbytes == 4 * image
+    assert verify(folder).problems == ()
 
 
 def test_a_budget_too_small_for_one_vector_of_each_is_refused(small_model: ModelFolder, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from models_made import DAISY, FORMULA, NAMES, TULIP
+from models_made import DAISY, FORMULA, NAMES, TULIP, copied
 from server_made import Serve, files, lesson, over, picture
 from starlette.testclient import TestClient
 
@@ -107,6 +107,21 @@ def test_a_class_of_which_nothing_can_be_read_fails_the_lesson(client: TestClien
     assert job["state"] == "failed"
     assert "None of the pictures of the class 'a' can be read" in job["problem"]
     assert client.get("/readyz").json()["generation"] == 2
+
+
+@pytest.mark.parametrize("called", [".", "ulip", "red"])
+def test_where_the_model_lies_is_told_no_one_and_nothing_else_is_taken_for_it(
+    called: str, small_model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Serve
+) -> None:
+    path = copied(small_model, tmp_path / ("model" if called == "." else called)).path
+    monkeypatch.chdir(path if called == "." else tmp_path)
+    client = serve(ModelFolder(Path(called)))
+    said = client.post("/api/rename", json={"from": "[red]tulp", "to": "x"}).json()["detail"]
+    assert said == "There is no class '[red]tulp'. Did you mean '[red]tulip'?"
+    said = client.post("/api/rollback", json={"to": 77}).json()["detail"]
+    assert said == "There is no generation 77 in MODEL. There are: 1, 2."
+    said = client.post("/api/rename", json={"from": DAISY, "to": TULIP}).json()["detail"]
+    assert said.endswith(f"engram merge MODEL '{DAISY}' '{TULIP}'")
 
 
 def test_classes_are_renamed_joined_forgotten_and_changes_undone(client: TestClient) -> None:

@@ -74,6 +74,12 @@ def test_lessons_that_name_a_class_that_is_forgotten_are_forgotten_with_it(clien
     assert client.get(f"/api/jobs/{job}").status_code == 404
 
 
+def test_an_accent_may_be_typed_apart_when_a_class_is_forgotten(client: TestClient) -> None:
+    over(client, client.post("/api/teach", **lesson("café")).json()["id"])
+    assert client.post("/api/forget", json={"classes": ["cafe\u0301"]}).json()["forgotten"] == ["café"]
+    assert client.get("/api/jobs").json() == {"jobs": []}
+
+
 def test_a_queue_that_is_full_asks_to_come_back(serve: Serve) -> None:
     client = serve(queue=1, **LONG)
     job = learning(client)

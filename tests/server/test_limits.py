@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from models_made import TULIP
 from pictures_made import chunk, png
-from server_made import Serve, files, lesson, listening, over, picture
+from server_made import Serve, files, lesson, listening, over, picture, until
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder
@@ -99,7 +101,19 @@ def test_a_form_that_is_none_is_a_problem(client: TestClient, form: dict[str, An
         assert said.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize("classes", [["a"], ["a", "b", "c"], ["a", ""], ["a", "x" * 300], ["a", "A"], ["a", "b\x07"]])
+@pytest.mark.parametrize(
+    "classes",
+    [
+        ["a"],
+        ["a", "b", "c"],
+        ["a", ""],
+        ["a", "x" * 10_001],
+        ["a", "\u200f"],
+        ["a", "b\u2028c"],
+        ["a", "A"],
+        ["a", "b\x07"],
+    ],
+)
 def test_every_file_needs_a_class_with_a_name(client: TestClient, classes: list[str]) -> None:
     said = client.post("/api/teach", files=files(b"x", b"y"), data={"classes": classes})
     assert said.status_code == 422
@@ -146,6 +160,33 @@ def test_more_requests_than_there_is_room_for_are_asked_to_come_back(serve: Serv
     assert (said.status_code, said.headers["retry-after"]) == (429, "1")
     assert client.get("/livez").status_code == 200
     layer.under_way = 0
+
+
+SLOW = b"POST /api/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+
+
+def test_whoever_has_no_token_takes_no_place_of_those_who_have(model: ModelFolder) -> None:
+    def asked(path: str, **headers: str) -> int:
+        connection = http.client.HTTPConnection("localhost", port, timeout=20)
+        connection.request("GET", path, headers=headers)
+        return connection.getresponse().status
+
+    token = "t" * 16
+    with listening(model, token=token, requests=3, strangers=2) as port, ExitStack() as held:
+        for _ in range(4):
+            slow = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            slow.sendall(SLOW % b"session")
+        until(lambda: asked("/") == 429)
+        assert asked("/api/model", authorization=f"Bearer {token}") == 200
+
+
+def test_a_body_without_pictures_has_little_time(model: ModelFolder) -> None:
+    with (
+        listening(model, json_seconds=0.3) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
+    ):
+        connection.sendall(SLOW % b"rename")
+        assert b" 408 " in connection.recv(65536)
 
 
 def test_a_lesson_with_a_bomb_leaves_it_out(client: TestClient) -> None:

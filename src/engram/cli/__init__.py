@@ -14,6 +14,7 @@ def main() -> None:
     from engram.cli.app import app
     from engram.cli.display import complain
     from engram.errors import ElsewhereError, EngramError
+    from engram.text import shown
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes, a terminal's letters few
@@ -25,6 +26,9 @@ def main() -> None:
         complain(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP) and error.filename is not None:
+            complain(f"'{shown(error.filename)}' cannot be used: {error.strerror}.")
+            sys.exit(1)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise
         with suppress(OSError):  # what could not be printed would be tried again at the very end, and fail again

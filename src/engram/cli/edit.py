@@ -71,7 +71,7 @@ def rollback(
 
 def _show(done: Edited, what: str, model: Path, json: bool) -> None:
     if json:
-        typer.echo(json_format.dumps(done.to_json(), ensure_ascii=False))
+        typer.echo(json_format.dumps(done.to_json()))
         return
     classes = "1 class" if len(done.classes) == 1 else f"{len(done.classes)} classes"
     typer.echo(what)

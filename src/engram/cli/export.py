@@ -40,6 +40,6 @@ def export(
         loaded = load(folder, generation=number, device="cpu")
         exported = export_model(loaded, out, generation=number, overwrite=overwrite, progress=display)
     if json:
-        typer.echo(json_format.dumps(exported.to_json(), ensure_ascii=False))
+        typer.echo(json_format.dumps(exported.to_json()))
         return
     typer.echo(f"{exported.kind}: {shown(exported.path)} ({megabytes(exported.bytes)}, generation {number})")

@@ -54,7 +54,7 @@ def forget(
         typer.echo(f"Stopped. If it was begun, this finishes it: {again}", err=True)
         raise typer.Exit(130) from None
     if json:
-        typer.echo(json_format.dumps(done.to_json(), ensure_ascii=False))
+        typer.echo(json_format.dumps(done.to_json()))
         return
     names = ", ".join(f"'{shown(name)}'" for name in done.details["forgotten"])
     typer.echo(f"forgotten: {names}; {megabytes(done.details['bytes'])} less is kept")
@@ -63,7 +63,7 @@ def forget(
 
 def asked_by_a_person() -> bool:
     """Whether someone is there to answer."""
-    return sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _what_goes(removed: Removal, model: Path) -> str:

@@ -24,7 +24,7 @@ def inspect(
 
     found = inspect_model(ModelFolder(model))
     if json:
-        typer.echo(json_format.dumps(found.to_json(), ensure_ascii=False))
+        typer.echo(json_format.dumps(found.to_json()))
         return
     history = [("", "date", "action", "", ""), *map(_event, found.history)]
     tables = [

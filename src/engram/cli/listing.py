@@ -28,7 +28,7 @@ def datasets(json: Json = False) -> None:
 def show(kind: str, rows: list[dict[str, str]], json: bool) -> None:
     """One line per row, or all of them as one JSON object."""
     if json:
-        typer.echo(json_format.dumps({kind: rows}, ensure_ascii=False))
+        typer.echo(json_format.dumps({kind: rows}))
         return
     widths = {name: max(len(row[name]) for row in rows) for name in rows[0]}
     for row in rows:

@@ -88,6 +88,8 @@ def _listed(arguments: Iterable[str]) -> list[Path]:
 
 def _lines_of_stdin() -> list[str]:
     """What ends a line is a newline and nothing else: names of files may be any other bytes."""
+    if sys.stdin is None:  # it was closed
+        return []
     lines = sys.stdin.buffer.read().removeprefix(BYTE_ORDER_MARK).split(b"\n")
     return [os.fsdecode(line.removesuffix(b"\r")) for line in lines]
 

@@ -35,7 +35,7 @@ def report(
     except OSError as error:
         raise EngramError(f"'{error.filename or out}' cannot be written: {error.strerror}.") from error
     if json:
-        typer.echo(json_format.dumps({"report": str(out), **made.to_json()}, ensure_ascii=False))
+        typer.echo(json_format.dumps({"report": str(out), **made.to_json()}))
         return
     typer.echo(f"report: {out}")
     if figures is not None:

@@ -130,7 +130,7 @@ def run(
     if not speaks:
         return
     if json:
-        typer.echo(json_format.dumps(summary or results[0].to_json(), ensure_ascii=False))
+        typer.echo(json_format.dumps(summary or results[0].to_json()))
         return
     for result, place in zip(results, places.values(), strict=True):
         typer.echo(_conclusion(result, place))
@@ -196,13 +196,9 @@ def pairs(texts: list[str]) -> dict[str, Any]:
 
 
 def _default_folder(name: str, resume: bool) -> Path:
-    """runs/NAME; if that is taken runs/NAME-2 and so on. To resume, the last of them."""
-    taken = [path for path in (Path("runs") / name, *_numbered(name)) if path.exists()]
-    if resume and taken:
-        return taken[-1]
-    return Path("runs") / (name if not taken else f"{name}-{len(taken) + 1}")
-
-
-def _numbered(name: str) -> list[Path]:
-    folders = list(Path("runs").glob(f"{name}-*"))
-    return [path for number in range(2, len(folders) + 2) if (path := Path("runs") / f"{name}-{number}") in folders]
+    """runs/NAME; if that is taken runs/NAME-2 and so on, after all there are. To resume, the last of them."""
+    numbers = [int(rest) for path in Path("runs").glob(f"{name}-*") if (rest := path.name[len(name) + 1 :]).isdecimal()]
+    if (Path("runs") / name).exists():
+        numbers.append(1)
+    number = max(numbers, default=0) + (0 if resume and numbers else 1)
+    return Path("runs") / (name if number == 1 else f"{name}-{number}")

@@ -42,7 +42,7 @@ def serve(
 ) -> None:
     """Serve a model: a page and an HTTP interface to ask it, teach it and change it. Ctrl-C ends it."""
     try:
-        from engram.server import Config, make_server
+        from engram.server import Config, check_address, make_server
     except ModuleNotFoundError as error:
         raise not_installed(f"To serve, {error.name}", "serve") from error
     from engram.methods import parse_bytes
@@ -63,6 +63,7 @@ def serve(
     )
     folder = ModelFolder(model)
     folder.check_place()
+    check_address(host, port)
     typer.echo(f"serving {shown(model)} at http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
     make_server(folder, config).run()
 

@@ -114,7 +114,7 @@ def _print_plan(programme: Programme, json: bool) -> None:
         for row in programme.rows
     ]
     if json:
-        typer.echo(json_format.dumps({"runs": rows, "seconds": round(programme.seconds, 1)}, ensure_ascii=False))
+        typer.echo(json_format.dumps({"runs": rows, "seconds": round(programme.seconds, 1)}))
         return
     width = max(len(row["label"]) for row in rows)
     typer.echo(f"{'':{width}}  runs  done       time        kept")
@@ -147,7 +147,7 @@ def _print_results(programme: Programme, json: bool, failed: list[dict[str, str]
             }
             for variant, results in found
         ]
-        typer.echo(json_format.dumps({"rows": rows, "failed": failed}, ensure_ascii=False))
+        typer.echo(json_format.dumps({"rows": rows, "failed": failed}))
         return
     width = max([len(variant.label) for variant, _ in found], default=0)
     for variant, results in found:

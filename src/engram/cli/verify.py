@@ -26,7 +26,7 @@ def verify(
 
     found = verify_model(ModelFolder(model))
     if json:
-        typer.echo(json_format.dumps(found.to_json(), ensure_ascii=False))
+        typer.echo(json_format.dumps(found.to_json()))
     elif found.whole:
         count = len(found.generations)
         generations = "1 generation" if count == 1 else f"{count} generations"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engram.data import arrays, cifar, digits, download, folder, imagenet, tiny_imagenet
@@ -95,4 +95,15 @@ def load(
         raise UsageError(
             f"{name} is not read from pictures: image size, fit, class list, cache and workers are for {others}."
         )
-    return source.load(None if root is None else Path(root).expanduser(), reading, progress)
+    root = None if root is None else Path(root).expanduser()
+    dataset = source.load(root, reading, progress)
+    if dataset.published:
+        return dataset
+    assert root is not None
+    # One's own does not pass for a known one, whose settings it would be given, because its file is called so.
+    taken = dataset.name in DATASETS and dataset.name != name
+    return replace(
+        dataset,
+        name=f"{dataset.name} ({name})" if taken else dataset.name,
+        source={"dataset": name, "data": root.resolve().name, **reading.told()},
+    )

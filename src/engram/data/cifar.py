@@ -90,7 +90,7 @@ def load(release: Release, root: Path, progress: Progress = SILENT) -> Dataset:
     names = _class_names(folder, release)
     train = _samples(folder, release.train, release, len(names))
     test = _samples(folder, release.test, release, len(names))
-    return Dataset(release.name, train, test, names)
+    return Dataset(release.name, train, test, names, published=True)
 
 
 def _locate(release: Release, root: Path, progress: Progress) -> Path:

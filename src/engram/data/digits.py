@@ -19,7 +19,7 @@ def load() -> Dataset:
     rows = _rows()
     images = np.rint(rows[:, :64].reshape(-1, 8, 8) * (255 / BRIGHTEST)).astype(np.uint8)
     train, test = hold_out(Samples.of(images, rows[:, 64].astype(np.int64)), share=0.2, seed=0, purpose="test")
-    return Dataset("digits", train, test, tuple(str(digit) for digit in range(10)))
+    return Dataset("digits", train, test, tuple(str(digit) for digit in range(10)), published=True)
 
 
 def _rows() -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

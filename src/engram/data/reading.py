@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engram.data.images import Fit, check_side
 from engram.errors import UsageError
@@ -24,6 +25,11 @@ class Reading:
             check_side(self.size)
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"At least one worker must read the files; found {self.workers}.")
+
+    def told(self) -> dict[str, Any]:
+        """What was asked of the images themselves, as plain values for the record."""
+        told = {"image_size": self.size, "fit": self.fit, "class_list": self.class_list and self.class_list.name}
+        return {name: value for name, value in told.items() if value is not None}
 
     @property
     def asked(self) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -117,6 +119,8 @@ class Dataset:
     test: Samples
     class_names: tuple[str, ...]  # by label
     left_out: tuple[LeftOut, ...] = ()  # files that are not among its samples, and why
+    published: bool = False  # whether its name tells its samples, wherever they are loaded
+    source: Mapping[str, Any] = field(default_factory=dict)  # how `load` was asked for it; empty: made in Python
 
     def __post_init__(self) -> None:
         labels = torch.cat([self.train.labels, self.test.labels])
@@ -127,3 +131,11 @@ class Dataset:
             )
         if self.train.shape != self.test.shape:
             raise DataError(f"Training samples of {self.name} are {self.train.shape}, test samples {self.test.shape}.")
+
+    @cached_property
+    def identity(self) -> str | None:
+        """What tells its samples from those of other data sets of its name; None where the name does."""
+        if self.published:
+            return None
+        parts = (self.class_names, self.train.fingerprint(), self.test.fingerprint())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

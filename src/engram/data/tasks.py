@@ -109,6 +109,8 @@ def split(
         "first_task": first_task,
         "class_order": class_order if isinstance(class_order, str) else list(order),
         "validation": validation,
+        **({"data": dataset.identity} if dataset.identity is not None else {}),
+        **({"source": dict(dataset.source)} if dataset.source else {}),
     }
     return Stream(dataset.name, tuple(tasks), dataset.class_names, classes_per_task, asked)
 

@@ -40,8 +40,9 @@ class StreamKind(NamedTuple):
 
 def stream_kind(result: Result) -> StreamKind:
     """The kind of stream that a result was measured on."""
-    split = json.dumps(result.split, sort_keys=True, ensure_ascii=False)
-    return StreamKind(result.dataset, result.classes_per_task, tuple(result.classes_seen), split)
+    split = {name: value for name, value in result.split.items() if name != "source"}  # the data tell, not the words
+    written = json.dumps(split, sort_keys=True, ensure_ascii=False)
+    return StreamKind(result.dataset, result.classes_per_task, tuple(result.classes_seen), written)
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Group:
 
     @property
     def trained(self) -> bool:
-        """Whether its seconds count the training; runs that took shared networks have spent none on it."""
-        return all("train" in result.seconds for result in self.results)
+        """Whether its seconds count all training; runs that took shared networks have spent none on those."""
+        return all("train" in result.seconds and not result.networks_taken for result in self.results)
 
 
 # What is said of a result in one number.
@@ -147,11 +148,15 @@ def _stream(result: Result) -> tuple[StreamKind, list[str]]:
     return stream_kind(result), result.class_order
 
 
-def paired(a: Group, b: Group) -> Difference | None:
-    """The difference of average incremental accuracy, a less b, over the seeds both have; None with fewer than two."""
+def paired(a: Group, b: Group, among: Iterable[int] | None = None) -> Difference | None:
+    """The difference of average incremental accuracy, a less b, over the seeds both have; None with fewer than two.
+
+    Or only over those `among` them that are asked for.
+    """
     from scipy.special import stdtrit  # Student's quantile; scipy.stats has it too, and takes a second to import
 
-    seeds = common_seeds(a, b)
+    asked = None if among is None else set(among)
+    seeds = tuple(seed for seed in common_seeds(a, b) if asked is None or seed in asked)
     if len(seeds) < 2:
         return None
     scores = [{each.seed: each.average_incremental_accuracy for each in group.results} for group in (a, b)]
@@ -187,8 +192,8 @@ def _identity(result: Result) -> str:
 
 
 def without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that make a run this one, whatever its seed."""
-    return {name: value for name, value in identifying(settings).items() if name != "seed"}
+    """The settings that make a run this one, whatever its seed and wherever it ran."""
+    return {name: value for name, value in identifying(settings).items() if name not in ("seed", "device")}
 
 
 def one_per_seed(label: str, results: Iterable[Result], notes: list[str]) -> tuple[Result, ...]:

@@ -13,7 +13,6 @@ import torch
 
 from engram import storage
 from engram.data import Dataset
-from engram.data.lazy import Lazy
 from engram.errors import UsageError, nearest, unknown
 from engram.experiments.identity import identifying
 from engram.experiments.plan import Plan
@@ -141,8 +140,8 @@ def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
         "tasks": len(plan.stream(dataset)),
         "validation": plan.validation,
     }
-    if isinstance(dataset.train.inputs, Lazy):  # files may become images of any size, and classes be chosen
-        stream |= {"shape": list(dataset.train.shape), "classes": len(dataset.class_names)}
+    if dataset.identity is not None:
+        stream["data"] = dataset.identity
     settings = {
         name: value for name, value in identifying(learner.settings()).items() if name not in ("seed", "device")
     }

@@ -60,5 +60,6 @@ def _images(learner: Learner, tasks: Sequence[Task]) -> int:
 
 
 def _counts(tasks: Sequence[Task]) -> Tensor:
-    """How many training samples each class of these tasks has, (K,)."""
-    return torch.cat([torch.bincount(task.train.labels)[list(task.classes)] for task in tasks])
+    """How many training samples each class has in all of these tasks, (K,)."""
+    _, counts = torch.cat([task.train.labels for task in tasks]).unique(return_counts=True)
+    return counts  # type: ignore[no-any-return]

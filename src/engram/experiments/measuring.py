@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.data import Samples, Stream, concatenate
+from engram.data import Samples, Stream, Task, concatenate
 from engram.experiments.metrics import adaptation_quality, top_k_accuracy
-from engram.methods import Learner, columns_of
+from engram.methods import Features, Learner, columns_of
 from engram.progress import Progress
 
 
@@ -28,6 +28,7 @@ class Measurement:
     omega_first: float | None = None
     ceiling: float | None = None
     memory_bytes: int
+    network_taken: bool = False  # whether the network was another run's: then no time was spent on its training
 
 
 def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progress: Progress) -> Measurement:
@@ -54,7 +55,7 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
         return answered
     true = F.normalize(learner.extract(originals(stream, origins), progress, "measure"))  # (n, d)
     # The same classifier, fitted on what the vectors would be had nothing drifted.
-    twin.fit(true, stored.columns)
+    twin.fit(*_fitted_on(learner, stream.tasks[task], true, stored.columns, progress))
     rows = stored.rows
     return replace(
         answered,
@@ -63,6 +64,16 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
         omega_first=adaptation_quality(rows, true, origins[:, 0] == 0) if task else None,
         ceiling=top_k_accuracy(twin.scores(F.normalize(features)), columns),
     )
+
+
+def _fitted_on(
+    learner: Learner, task: Task, true: Tensor, columns: Tensor, progress: Progress
+) -> tuple[Tensor, Tensor]:
+    """The rows and columns that the learner's classifier would have been fitted on with these stored vectors."""
+    if not isinstance(learner, Features) or learner.balanced:
+        return true, columns
+    whole = F.normalize(learner.extract(task.train, progress, "measure"))
+    return learner.unbalanced(task, true, columns, whole, learner.columns(task, task.train.labels))
 
 
 def originals(stream: Stream, origins: Tensor) -> Samples:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.data import Dataset, Stream, split
+from engram.errors import UsageError
 from engram.experiments.events import Listener
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.results import SCHEMA, Result
@@ -38,6 +39,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", spoken(self.settings))
+        if "seed" in self.settings:
+            raise UsageError("The seed is no setting of a method alone: the order of classes goes by it. Give --seed.")
 
     def stream(self, dataset: Dataset) -> Stream:
         """The tasks."""

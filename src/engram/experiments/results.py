@@ -44,6 +44,7 @@ class Result:
     seconds: dict[str, float]  # by phase
     environment: dict[str, str]
     split: dict[str, Any] = field(default_factory=dict)  # how the stream was made of the data set
+    networks_taken: int | None = None  # how many were other runs', which spent the time on them; None: not recorded
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -62,7 +63,7 @@ class Result:
         if values["schema"] != SCHEMA:
             raise DataError(f"{path} has schema {values['schema']}; this version reads {SCHEMA}. Run it again.")
         known = {each.name for each in fields(cls)}
-        if missing := known - {"split"} - set(values):
+        if missing := known - {"split", "networks_taken"} - set(values):
             raise DataError(f"{path} is not a whole result: {', '.join(sorted(missing))} missing.")
         return cls(**{name: values[name] for name in known & set(values)})
 

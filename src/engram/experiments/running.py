@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engram import __version__, storage
 from engram.data import Stream, Task
-from engram.errors import EngramError, UsageError
+from engram.errors import DataError, EngramError, UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
 from engram.experiments.events import EventLog, Listener, Reporting
 from engram.experiments.keeping import check_memory
@@ -51,6 +51,7 @@ def run(
         if learner.tasks_:
             raise UsageError("run() wants a learner that has learned nothing yet. Make a new one.")
         learner.check(len(stream.classes))
+        _check_tests(stream)
         check_memory(learner, stream)
         fingerprints = stream.fingerprints()
         request = _request(learner, stream, fingerprints)
@@ -69,6 +70,18 @@ def run(
             if folder is not None:
                 folder.finish(result)
     return result
+
+
+def _check_tests(stream: Stream) -> None:
+    """Refuse, before anything is learned, a task that no accuracy could be measured on."""
+    for task in stream:
+        if not len(task.test):
+            names = [stream.class_names[label] for label in task.classes]
+            named = ", ".join([*names[:3], *(["…"] if names[3:] else [])])
+            raise DataError(
+                f"Task {task.index + 1} ({named}) has no test samples, so nothing could be measured on it. Give its "
+                "classes more samples, or leave them out."
+            )
 
 
 @contextmanager
@@ -124,10 +137,10 @@ def _learn(
         whole.advance(learner.tasks_)
         for task in stream.tasks[learner.tasks_ :]:
             progress.task = task.index + 1
-            network = _trained(learner, task, fingerprints[: task.index + 1], folder, trainings, watch)
+            network, taken = _trained(learner, task, fingerprints[: task.index + 1], folder, trainings, watch)
             kept = learner.absorb(task, network, watch)
             origins = origin_of(kept.features, task.index, origins)
-            measurements.append(measure(learner, stream, task.index, origins, watch))
+            measurements.append(replace(measure(learner, stream, task.index, origins, watch), network_taken=taken))
             if folder is not None:
                 values = [asdict(each) for each in measurements]
                 folder.save(Checkpoint(learner.tasks_, learner.state(), origins, values, watch.seconds))
@@ -155,17 +168,18 @@ def _trained(
     folder: RunFolder | None,
     trainings: Trainings | None,
     progress: Progress,
-) -> Network:
-    """The network trained on the task: now, or before, by a run that shares it."""
+) -> tuple[Network, bool]:
+    """The network trained on the task: now, or before, by a run that shares it; and whether it was before."""
     snapshots = folder.snapshots(task.index) if folder is not None else None
     if trainings is None:
-        return learner.train(task, progress, snapshots)
+        return learner.train(task, progress, snapshots), False
     with trainings.held(learner, known):
         network = trainings.load(learner, known, task.train.shape)
-        if network is None:
-            network = learner.train(task, progress, snapshots)
-            trainings.save(learner, known, network)
-    return network
+        if network is not None:
+            return network, True
+        network = learner.train(task, progress, snapshots)
+        trainings.save(learner, known, network)
+    return network, False
 
 
 def _result(learner: Learner, stream: Stream, measured: list[Measurement], seconds: dict[str, float]) -> Result:
@@ -200,4 +214,5 @@ def _result(learner: Learner, stream: Stream, measured: list[Measurement], secon
         seconds=seconds,
         environment=environment(str(choose_device(learner.device))),
         split=dict(stream.split),
+        networks_taken=sum(each.network_taken for each in measured),
     )

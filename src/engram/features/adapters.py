@@ -99,12 +99,13 @@ class Adaptation:
         if not bool(pairs.old.isfinite().all() & pairs.new.isfinite().all()):
             raise TrainingError("The adapter met features that are not finite. Nothing of this task was kept.")
         source = _Source(pairs, classification, seed, task, known)
-        chosen = self._better(source) if self.adapter == "auto" else self.adapter
+        chosen = self._better(source, progress) if self.adapter == "auto" else self.adapter
         if chosen == "ridge":
-            return fit_ridge(pairs, self.adapter_penalty)
+            with progress.phase("adapt"):
+                return fit_ridge(pairs, self.adapter_penalty)
         return self._fit_mlp(source, progress)
 
-    def _better(self, source: _Source) -> Literal["mlp", "ridge"]:
+    def _better(self, source: _Source, progress: Progress) -> Literal["mlp", "ridge"]:
         """Which adapter brings the means of classes nearer that it has not seen: such are those it is for.
 
         A fifth of the classes are left out. Single pairs that are left out say nothing: either adapter does well on
@@ -117,10 +118,11 @@ class Adaptation:
         left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
         seen = Pairs(pairs.old[~left_out], pairs.new[~left_out], pairs.columns[~left_out])
         few = replace(self, adapter_steps=self._choosing_steps)
-        mlp = few._fit_mlp(replace(source, pairs=seen), SILENT)
-        ridge = fit_ridge(seen, self.adapter_penalty)
-        old, new, columns = F.normalize(pairs.old[left_out]), F.normalize(pairs.new[left_out]), pairs.columns[left_out]
-        errors = [_error_of_means(adapter(old), new, columns) for adapter in (mlp, ridge)]
+        mlp = few._fit_mlp(replace(source, pairs=seen), progress)
+        with progress.phase("adapt"):
+            ridge = fit_ridge(seen, self.adapter_penalty)
+            old, new = F.normalize(pairs.old[left_out]), F.normalize(pairs.new[left_out])
+            errors = [_error_of_means(adapter(old), new, pairs.columns[left_out]) for adapter in (mlp, ridge)]
         # Of several processes one decides: their machines may round differently.
         return parallel.once(lambda: "mlp" if errors[0] < errors[1] else "ridge")
 

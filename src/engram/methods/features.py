@@ -67,12 +67,17 @@ class Features(Learner):
         with progress.phase("classify"):
             rows, classes = memory.rows, memory.columns
             if not self.balanced:
-                old = ~self.in_task(task)[classes]
-                rows = torch.cat([rows[old], F.normalize(features[kept:])])
-                classes = torch.cat([classes[old], columns[kept:]])
+                rows, classes = self.unbalanced(task, rows, classes, F.normalize(features[kept:]), columns[kept:])
             classifier = self.make_classifier().fit(rows, classes)
         self.take_over(task, network, Memory(memory, images), classifier)
         return Kept(sources, image_sources)
+
+    def unbalanced(
+        self, task: Task, rows: Tensor, classes: Tensor, features: Tensor, columns: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Stored vectors and their columns, all that the task gives in the place of those of its classes."""
+        old = ~self.in_task(task)[classes]
+        return torch.cat([rows[old], features]), torch.cat([classes[old], columns])
 
     def refit(self, network: Network, memory: Memory) -> Classifier:
         return self.make_classifier().fit(memory.features.rows, memory.features.columns)

@@ -151,12 +151,8 @@ class Distillation(Classification):
     def loss(self, lesson: Lesson) -> Loss:
         student, teacher, in_task = lesson.student, lesson.teacher, lesson.in_task
 
-        def first(inputs: Tensor, columns: Tensor) -> Tensor:
-            _, scores = student(inputs)
-            return self.classification(scores, columns, in_task)
-
-        if teacher is None:
-            return first
+        if teacher is None:  # the first task, or all tasks together: every class of the head is learned
+            return super().loss(lesson)
         old = teacher.classes
         others = ~in_task[:old]  # (K_old,): classes that only the teacher can answer for
 
@@ -173,6 +169,8 @@ class Distillation(Classification):
 
     def _distil(self, scores: Tensor, teacher_scores: Tensor, columns: Tensor, others: Tensor) -> Tensor:
         """L_KD (Eq. 3) of (n, K_old) scores, on the classes `others`."""
+        if not bool(others.any()):  # every known class is in the task: there is none to answer for
+            return scores.new_zeros(())
         if self.loss_function == "softmax":
             return softmax_distillation(scores[:, others], teacher_scores[:, others])
         targets = teacher_scores.sigmoid()

@@ -14,9 +14,7 @@ from engram.methods import editing
 from engram.model.folder import ModelFolder
 from engram.model.model import Calibration, Model, load, save
 from engram.model.reading import Reader
-from engram.text import shown
-
-NOT_IN_NAMES = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of characters, breaks of lines and paragraphs
+from engram.text import composed, shown, unfit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +83,9 @@ def rename(folder: ModelFolder, old: str, new: str) -> Edited:
     folder.require()
     with folder.writing() as writer:
         model = load(writer, device="cpu")
-        old, new = _known(model, old), _proper(new)
+        old, new = _known(model, old), composed(new)
+        if problem := unfit(new):
+            raise UsageError(problem)
         _refuse_twins(folder, model, old, new)
         names = tuple(new if name == old else name for name in model.names)
         details = {"from": old, "to": new}
@@ -154,21 +154,10 @@ def _edited(model: Model, names: Sequence[str], seen: Sequence[int]) -> Model:
 
 def _known(model: Model, name: str) -> str:
     """The name as the model has it: an accent may be typed as a letter of its own."""
-    composed = unicodedata.normalize("NFC", name)
-    for each in (name, composed):
+    for each in (name, unicodedata.normalize("NFC", name)):
         if each in model.names:
             return each
     raise unknown("class", shown(name), map(shown, model.names))
-
-
-def _proper(name: str) -> str:
-    """A new name as it will be kept, if it can be a name."""
-    proper = unicodedata.normalize("NFC", name).strip()
-    if not proper:
-        raise UsageError("A class cannot have an empty name.")
-    if any(unicodedata.category(letter) in NOT_IN_NAMES for letter in proper):
-        raise UsageError(f"'{shown(proper)}' cannot be a name: it has characters that cannot be shown on a line.")
-    return proper
 
 
 def _refuse_twins(folder: Reader, model: Model, old: str, new: str) -> None:

@@ -113,12 +113,12 @@ def _writer(path: Path) -> Write:
 
 
 def _check_place(path: Path, overwrite: bool) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(f"{shown(path)} is a folder. Name a file.")
     if os.path.lexists(path) and not overwrite:
         raise UsageError(f"{shown(path)} is there already. Name another file, or overwrite it with --overwrite.")
     for folder in path.absolute().parents:
-        if (folder / CURRENT).exists() and (folder / GENERATIONS).exists():
+        if os.path.exists(folder / CURRENT) and os.path.exists(folder / GENERATIONS):
             raise UsageError(
                 f"{shown(path)} would lie inside the model {shown(folder)}, where nothing else belongs. Name another."
             )

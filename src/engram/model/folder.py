@@ -11,6 +11,7 @@ is loaded can run code. Checksums find damage, not forgery: whoever can write th
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,7 +34,9 @@ class ModelFolder(Reader):
         """
         self.check_place()
         with disk_errors(f"The folder {self.path} cannot be written to"):
-            made = not self.path.exists()
+            made = list(
+                itertools.takewhile(lambda folder: not os.path.lexists(folder), (self.path, *self.path.parents))
+            )
             storage.make_folder(self.path)
         try:
             with ExitStack() as held:
@@ -46,7 +49,8 @@ class ModelFolder(Reader):
         finally:
             with suppress(OSError, EngramError):
                 if made and not self.begun():
-                    self.path.rmdir()
+                    for folder in made:
+                        folder.rmdir()
 
     def _leave(self) -> None:
         """Without a model there is nothing to keep: what was begun for one goes, in an order that can be cut short."""
@@ -62,6 +66,8 @@ class ModelFolder(Reader):
 
         What a killed writer left is no damage. It is swept first, if nobody is writing and the folder is writable.
         """
+        if not self.begun():
+            return self.problems()
         left = []
         asides = [*self.path.glob(f"{storage.ASIDE}*"), *(self.path / GENERATIONS).glob(f"{storage.ASIDE}*")]
         if asides or self.unnamed():

@@ -54,11 +54,14 @@ class Generation:
     @property
     def learned(self) -> dict[str, int]:
         """How many classes it brought, how many it added to, and the samples of each kind; empty if it did not."""
-        kinds = {kind: self.details.get(kind) for kind in ("new", "more")}
-        counts = {kind: count for kind, count in kinds.items() if isinstance(count, dict)}
-        return {kind: len(count) for kind, count in counts.items()} | {
-            f"{kind}_samples": sum(count.values()) for kind, count in counts.items()
-        }
+        learned: dict[str, int] = {}
+        for kind in ("new", "more"):
+            told = self.details.get(kind)
+            if isinstance(told, dict):  # by class
+                learned |= {kind: len(told), f"{kind}_samples": sum(told.values())}
+            elif isinstance(told, list):  # in short, of a generation that is gone
+                learned |= {kind: told[0], f"{kind}_samples": told[1]}
+        return learned
 
 
 @dataclass(frozen=True, kw_only=True)

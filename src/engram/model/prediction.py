@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ def pictures_among(arguments: Iterable[Path]) -> tuple[list[Path], list[LeftOut]
     pictures: list[Path] = []
     left_out: list[LeftOut] = []
     for argument in arguments:
-        if argument.is_dir():
+        if os.path.isdir(argument):  # what may not be looked at is none, and is told of when it is opened
             found, others = pictures_below(argument)
             pictures += found
             left_out += others

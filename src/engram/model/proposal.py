@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from engram.data.pictures import Found, same_for_people
 from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
 from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs, setting_names
+from engram.methods.budget import MOST
 from engram.model.model import Model, remake, settings_of
 from engram.model.recipe import (
     FIRST_RATE,
@@ -29,7 +29,7 @@ from engram.model.recipe import (
     choose_size,
     picture_settings,
 )
-from engram.text import shown
+from engram.text import shown, unfit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +55,15 @@ class Wishes:
             raise UsageError(f"The share to hold out must lie between 0 and 1; found {self.hold_out}.")
         if self.at_least is not None and not (0 <= self.at_least <= 1 and self.hold_out):
             raise UsageError("The accuracy to reach must lie between 0 and 1, and something must be held out for it.")
-        for name in ("epochs", "features_per_class", "budget"):
+        for name, least in (("epochs", 1), ("features_per_class", 1), ("images_per_class", 0), ("budget", 1)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name.replace('_', ' ').capitalize()} must be at least 1; found {value}.")
+            if value is not None and not least <= value <= MOST:
+                bound = f"at least {least}" if value < least else f"at most {MOST}"
+                raise UsageError(f"{name.replace('_', ' ').capitalize()} must be {bound}; found {value}.")
         if self.image_size is not None and not SMALLEST_SIDE <= self.image_size <= LARGEST_SIDE:
             raise UsageError(
                 f"Pictures can be seen at {SMALLEST_SIDE} to {LARGEST_SIDE} pixels a side; found {self.image_size}."
             )
-        if self.images_per_class is not None and self.images_per_class < 0:
-            raise UsageError(f"Images per class cannot be {self.images_per_class}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +167,8 @@ def check_names(known: Sequence[str], arriving: Sequence[str], where: str = "") 
                 f"The class {name!a}{where} differs from {twin!a}, which the model knows, in "
                 "capitals, spaces or the encoding of accents alone. Give both one name, or two that differ more."
             )
-    for name in arriving:
-        if not name.strip() or any(unicodedata.category(letter) == "Cc" for letter in name):
-            raise DataError(f"The class {name!a} has no name that can be shown. Rename it.")
+        if name not in known and (problem := unfit(name)):
+            raise DataError(f"{problem} Rename it.")
 
 
 def _image_size(model: Model | None, found: Found, wishes: Wishes) -> int:
@@ -246,6 +244,8 @@ def _within(learner: Learner, arrived: list[int], budget: int | None, shape: tup
         per_class = learner.exemplars.per_class(len(arrived))
         images = one.sample_bytes * sum(min(count, per_class) for count in _available(learner.memory.images, arrived))
     if not isinstance(learner, Features):
+        if budget is not None and images > budget:
+            raise _too_many_images(learner, images, budget, len(arrived), one.sample_bytes)
         return learner, images
     available = _available(learner.memory.features, arrived)
     coding, dimension, most = learner.coding, dimension_of(learner, one), learner.features_per_class
@@ -263,6 +263,17 @@ def _within(learner: Learner, arrived: list[int], budget: int | None, shape: tup
             )
         learner = remake(learner, features_per_class=most, weights=learner.weights)
     return learner, images + size(most)
+
+
+def _too_many_images(learner: Learner, images: int, budget: int, classes: int, image: int) -> UsageError:
+    """What is said where images are all that is kept, and they do not fit: how many to ask for instead."""
+    per_class = budget // (classes * image)
+    if not per_class:
+        least = f"one image of each would be {classes * image:,}"
+        return UsageError(f"A budget of {budget:,} bytes is too small for {classes} classes: {least}.")
+    total = isinstance(learner, Rehearsing) and learner.exemplars.images_total is not None
+    fewer = f"--set images_total={per_class * classes}" if total else f"--images-per-class {per_class}"
+    return UsageError(f"The images that are kept would be {images:,} bytes, the budget is {budget:,}. Keep {fewer}.")
 
 
 def _available(memory: FeatureMemory | ImageMemory, arrived: list[int]) -> list[int]:

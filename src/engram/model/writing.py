@@ -54,6 +54,7 @@ class Writer(Reader):
             now = time.strftime(TIME, time.gmtime())
             number = max(before.generations, default=0) + 1
             change = Change(number, now, action, dict(record or {}))
+            kept = [] if alone else _last(before, keep - 1)
             manifest = Manifest(
                 schema=SCHEMA,
                 generation=number,
@@ -64,11 +65,10 @@ class Writer(Reader):
                 method=method,
                 settings=dict(settings),
                 classes=tuple(classes),
-                history=(*self._past(before, forgotten=alone), change),
+                history=(*self._past(before, kept, forgotten=alone), change),
                 details=dict(details or {}),
                 files={},
             )
-            kept = [] if alone else _last(before, keep - 1)
             manifest = self._add(manifest, tensors, {each: before.generations[each] for each in kept})
         self._remove_unnamed(essential=alone)
         return manifest
@@ -120,12 +120,14 @@ class Writer(Reader):
         except DataError as error:
             raise self._explained(error) from error
 
-    def _past(self, pointer: Pointer, *, forgotten: bool) -> tuple[Change, ...]:
+    def _past(self, pointer: Pointer, kept: Sequence[int], *, forgotten: bool) -> tuple[Change, ...]:
         try:
             history = self._history(pointer) if pointer.generations else ()
         except DataError:  # every manifest is damaged; that is no reason not to save what is whole
             return ()
-        return tuple(dataclasses.replace(change, details={}) for change in history) if forgotten else history
+        if forgotten:
+            return tuple(dataclasses.replace(change, details={}) for change in history)
+        return tuple(change if change.generation in kept else _in_short(change) for change in history)
 
     def _add(self, manifest: Manifest, tensors: Mapping[str, Tensor], others: Mapping[int, str]) -> Manifest:
         """Write a generation and point to it, with the others that stay. After an error all is as before."""
@@ -177,6 +179,15 @@ class Writer(Reader):
                 content = storage.read_inside(self.path, f"{place(number)}/{MANIFEST}", LONGEST)
                 digests[number] = hashlib.sha256(content).hexdigest()
         return Pointer(current=max(digests, default=None), generations=digests)
+
+
+def _in_short(change: Change) -> Change:
+    """A change with numbers in the place of what it says of every class: names of thousands, for years, add up."""
+    details = dict(change.details)
+    for name, value in change.details.items():
+        if isinstance(value, dict):
+            details[name] = [len(value), sum(count for count in value.values() if isinstance(count, int))]
+    return dataclasses.replace(change, details=details)
 
 
 def _last(pointer: Pointer, count: int) -> list[int]:

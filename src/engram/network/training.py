@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from engram.data import Samples
@@ -46,7 +46,8 @@ class Training:
     momentum: NonNegativeFloat = 0.9  # iCaRL's code
     weight_decay: NonNegativeFloat = 1e-5  # §5.1
     schedule: Literal["steps", "one-cycle"] = "steps"  # steps: §5.1
-    milestones: tuple[float, ...] = (50 / 70, 64 / 70)  # §5.1, as shares of the epochs; the rate is divided after each
+    # §5.1, as shares of the epochs; the rate is divided after each
+    milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (50 / 70, 64 / 70)
     decay: PositiveFloat = 5.0  # §5.1: what the rate is divided by
     warm_up: PositiveFloat = 0.3  # of one-cycle: the share of the steps in which the rate rises
     pad: NonNegativeInt = 4  # iCaRL's code: zeros around an image before it is cropped back at random

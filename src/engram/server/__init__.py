@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from engram.server.app import make_app
 from engram.server.config import Config
-from engram.server.running import make_server
+from engram.server.running import check_address, make_server
 
-__all__ = ["Config", "make_app", "make_server"]
+__all__ = ["Config", "check_address", "make_app", "make_server"]

@@ -43,6 +43,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
     """The server of a model's folder, which may be yet to be made."""
     config = config or Config()
+    # A whole path is found in a sentence; a folder's name alone, or a dot, would also be found in other words.
+    folder = ModelFolder(folder.path.absolute())
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     parts = Parts(folder, config)
 

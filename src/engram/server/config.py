@@ -29,10 +29,12 @@ class Config:
     file_bytes: int = 64 << 20
     pixels: int = LIMIT  # of one picture
     body_seconds: float = 120.0  # for a body to arrive
+    json_seconds: float = 10.0  # for one that brings no pictures
     bodies_bytes: int = 1 << 30  # of all requests under way
     head_seconds: float = 15.0  # for a request's first lines to arrive
     answer_seconds: float = 60.0  # for an answer to be taken
     requests: int = 32  # under way at once
+    strangers: int = 16  # of them from those who have shown no token, where one is needed
     connections: int = 512  # open at once
 
     decoders: int = 2  # processes that decode

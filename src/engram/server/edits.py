@@ -11,8 +11,9 @@ from engram.model import Edited, ModelFolder, forget, merge, rename, rollback
 from engram.server import shapes
 from engram.server.jobs import Jobs
 from engram.server.problems import NoModel
+from engram.text import LONGEST_NAME
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 
 class _Order(BaseModel):
@@ -57,7 +58,7 @@ def add_edits(app: FastAPI, folder: ModelFolder, jobs: Jobs) -> None:
         """Remove classes, with every earlier generation. There is no way back."""
         require()
         edited = forget(folder, order.classes)
-        jobs.forget(order.classes)
+        jobs.forget(edited.details["forgotten"])
         return _told(edited)
 
     @app.post("/api/rename")

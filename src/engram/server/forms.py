@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,9 +13,9 @@ from engram.errors import DataError
 from engram.server.config import Config
 from engram.server.problems import Problem
 from engram.server.uploads import Upload
-from engram.text import shown
+from engram.text import LONGEST_NAME, composed, shown, unfit
 
-LONGEST_NAME = 200  # letters of a class's, and of a file's name as it is repeated
+LONGEST_FILE_NAME = 200  # letters of it that are repeated
 
 FILES: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
 CLASSES: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}}
@@ -34,7 +33,8 @@ async def form_of(request: Request, config: Config) -> FormData:
     if kind != "multipart/form-data":
         raise Problem(415, "Send the pictures as multipart/form-data, in fields named 'files'.")
     try:
-        return await request.form(max_files=config.files + 1, max_fields=config.files + 1, max_part_size=4096)
+        most = config.files + 1
+        return await request.form(max_files=most, max_fields=most, max_part_size=4 * LONGEST_NAME)
     except (Problem, OSError):  # a full disk is not the form's fault
         raise
     except Exception as error:
@@ -64,11 +64,11 @@ def classes_of(form: FormData, files: int) -> list[str]:
         raise Problem(
             422, f"There are {files} files and {len(classes)} classes. Send one 'classes' field for each file."
         )
-    proper = [unicodedata.normalize("NFC", name).strip() for name in classes]
-    for name in proper:
-        if not name or len(name) > LONGEST_NAME or not name.isprintable():
-            raise Problem(422, f"A class has a name of 1 to {LONGEST_NAME} letters that can be shown.")
-    return proper
+    names = [composed(name) for name in classes]
+    for problem in map(unfit, names):
+        if problem is not None:
+            raise Problem(422, problem)
+    return names
 
 
 async def upload_of(form: FormData, config: Config) -> Upload:
@@ -91,7 +91,7 @@ async def upload_of(form: FormData, config: Config) -> Upload:
 
 def name_of(file: UploadFile) -> str:
     """The name that a file was sent with, fit to be shown."""
-    return shown(file.filename or "")[:LONGEST_NAME]
+    return shown(file.filename or "")[:LONGEST_FILE_NAME]
 
 
 def _too_many(config: Config) -> Problem:

@@ -22,6 +22,7 @@ class Limits:
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self.app, self.config = app, config
         self.under_way = 0
+        self.strangers = 0  # of them from whoever has shown no token: they must not take the places of those who have
         self.held = 0  # bytes of their bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,12 +35,15 @@ class Limits:
         if refusal is not None:
             await problem_response(refusal)(scope, receive, send)
             return
-        body = _Body(self, receive, most)
+        pictures, stranger = scope["path"] in WITH_PICTURES, self._is_stranger(scope)
+        body = _Body(self, receive, most, self.config.body_seconds if pictures else self.config.json_seconds)
         self.under_way += 1
+        self.strangers += stranger
         try:
             await self.app(scope, body.receive, send)
         finally:
             self.under_way -= 1
+            self.strangers -= stranger
             self.held -= body.taken
 
     def _refusal(self, scope: Scope, most: int) -> Problem | None:
@@ -48,19 +52,27 @@ class Limits:
             return Problem(400, "The header Content-Length is not a number.", CLOSE)
         if int(length) > most:
             return _too_large(most)
-        if self.under_way >= self.config.requests and scope["path"] not in HEALTH:
+        full = self.under_way >= self.config.requests
+        if self._is_stranger(scope):
+            full = full or self.strangers >= self.config.strangers
+        if full and scope["path"] not in HEALTH:
             return _busy()
         return None
+
+    @staticmethod
+    def _is_stranger(scope: Scope) -> bool:
+        """Whether a token is needed, and this request has shown none; `Security`, which stands before, has looked."""
+        return not scope.get("state", {}).get("authenticated", True)
 
 
 class _Body:
     """The body of one request, as it arrives."""
 
-    def __init__(self, limits: Limits, receive: Receive, most: int) -> None:
+    def __init__(self, limits: Limits, receive: Receive, most: int, seconds: float) -> None:
         self.limits, self.most, self._receive = limits, most, receive
         self.taken = 0
         self.whole = False
-        self.deadline = time.monotonic() + limits.config.body_seconds
+        self.deadline = time.monotonic() + seconds
 
     async def receive(self) -> Message:
         if self.whole:  # what comes now is that the client has gone

@@ -68,7 +68,7 @@ def problem_response(problem: StarletteHTTPException) -> JSONResponse:
 def sentence_of(error: EngramError, folder: Path) -> str:
     """The message of one of our own errors, without where the model lies."""
     message = str(error)
-    for place in {shlex.quote(str(folder)), shown(folder), str(folder), str(folder.absolute())}:
+    for place in sorted({shlex.quote(str(folder)), shown(folder), str(folder)}, key=len, reverse=True):
         message = message.replace(place, "MODEL")
     return shown(message)[:LONGEST]
 

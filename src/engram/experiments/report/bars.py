@@ -79,7 +79,7 @@ def times(section: Section, styles: Styles) -> Plot | None:
     )
     caption = "Mean seconds of a run by phase. Measuring, which ω and the drift gap need, is no part of a method."
     shared = any(not group.trained for group in section.groups)
-    more = " Runs without training took their networks from others that share them." if shared else ""
+    more = " Some runs took networks from others that share them, and spent no time on those." if shared else ""
     return Plot(
         "time",
         "Time by phase",

@@ -16,12 +16,21 @@ OBJECTIVES = {
     "Rebalancing": "lucir",
     "BiasCorrection": "bic",
 }
-NAMED_DATASETS = ("digits", "cifar10", "cifar100")
+PUBLISHED = ("digits", "cifar10", "cifar100")  # which are loaded by their name alone
+SOURCE_FLAGS = ("dataset", "data", "image_size", "fit", "class_list")
+
+
+def source_flags(section: Section) -> list[str]:
+    """The flags that load the data set again; none where it was not recorded whence it came."""
+    if section.kind.dataset in PUBLISHED:
+        return ["--dataset", section.kind.dataset]
+    known = [(name, section.source[name]) for name in SOURCE_FLAGS if name in section.source]
+    return [word for name, value in known for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def commands(section: Section, group: Group) -> list[str]:
     """The commands that make a group's results again, one for each unbroken run of seeds, with every setting."""
-    if section.kind.classes_per_task is None:
+    if section.kind.classes_per_task is None or not source_flags(section):
         return []
     shared = [*_stream_flags(section), *_setting_flags(group.results[0].settings)]
     made = []
@@ -33,10 +42,7 @@ def commands(section: Section, group: Group) -> list[str]:
 
 def _stream_flags(section: Section) -> list[str]:
     kind, split = section.kind, section.split
-    flags = ["--dataset", kind.dataset if kind.dataset in NAMED_DATASETS else "arrays"]
-    if kind.dataset not in NAMED_DATASETS:
-        flags += ["--data", f"{kind.dataset}.npz"]  # arrays are named after their file
-    flags += ["--classes-per-task", str(kind.classes_per_task), "--tasks", str(section.tasks)]
+    flags = [*source_flags(section), "--classes-per-task", str(kind.classes_per_task), "--tasks", str(section.tasks)]
     if split.get("first_task") is not None:
         flags += ["--first-task", str(split["first_task"])]
     order = split.get("class_order", "seed")

@@ -24,7 +24,7 @@ from engram.experiments.report.appearance import (
     colours_of,
     group_styles,
 )
-from engram.experiments.report.commands import commands
+from engram.experiments.report.commands import commands, source_flags
 from engram.experiments.report.figures import plots
 from engram.experiments.report.plot import Plot
 from engram.experiments.report.reading import read
@@ -83,6 +83,7 @@ class Report:
             stylesheet=Markup(_stylesheet(self.parts)),
             drawn=_drawn(self.parts),
             commands=commands,
+            source_flags=source_flags,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -50,6 +50,12 @@ class Section:
         return dict(json.loads(self.kind.split))
 
     @property
+    def source(self) -> dict[str, Any]:
+        """How the data set was loaded; empty where it was not recorded."""
+        source = self.groups[0].results[0].split.get("source")
+        return source if isinstance(source, dict) else {}
+
+    @property
     def same_seeds(self) -> bool:
         """Whether all groups have the same seeds, so that their means may stand side by side."""
         return len({group.seeds for group in self.groups}) == 1
@@ -105,9 +111,9 @@ def _named(parts: Iterable[Section]) -> list[Section]:
     """The sections with titles and names, none of them twice."""
     parts = list(parts)
     plain = [_title(part) for part in parts]
-    # Whether a split was recorded is worth a word only where it is all that tells two sections apart.
+    # Which data it was, and whether a split was recorded, is worth a word only where it tells two sections apart.
     full = [
-        f"{title} (split not recorded)" if plain.count(title) > 1 and not part.split else title
+        f"{title} ({words})" if plain.count(title) > 1 and (words := _which(part)) else title
         for title, part in zip(plain, parts, strict=True)
     ]
     titles = distinct(full)
@@ -132,6 +138,16 @@ def _title(section: Section) -> str:
         words += f", validated on {held * 100:g} % held out" if isinstance(held, int | float) else ""
     title = f"{section.kind.dataset}: {words}"
     return f"{section.suite.suite} on {title}" if section.suite else title
+
+
+def _which(section: Section) -> str:
+    """What tells a section from one of the same title."""
+    split = section.split
+    if not split:
+        return "split not recorded"
+    size = section.source.get("image_size")
+    words = [f"images of {size} pixels"] if size else []
+    return ", ".join([*words, f"data {str(split['data'])[:8]}"]) if "data" in split else ""
 
 
 def _classes(count: int) -> str:

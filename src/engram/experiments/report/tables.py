@@ -127,10 +127,10 @@ def _notes(section: Section) -> list[str]:
     untrained = [group.label for group in section.groups if not group.trained]
     if untrained:
         notes.append(
-            f"Without the time for training, which was shared with other runs: {text.listed(untrained)}. "
-            "The seconds of the others include it."
+            f"Without the time for training, or some of it, that was shared with other runs: {text.listed(untrained)}. "
+            "The seconds of the others include all."
             if len(untrained) < len(section.groups)
-            else "The seconds are without the time for training, which was shared with other runs."
+            else "The seconds are without the time for training, or some of it, that was shared with other runs."
         )
     return notes
 

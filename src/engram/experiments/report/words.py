@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from engram.experiments.aggregate import Difference, Group, common_seeds, curve, measured, paired, without_seed
 from engram.experiments.report.sections import Section
@@ -29,7 +30,7 @@ def along_values(section: Section) -> list[str]:
             continue
         sentences.append(
             f"{named(series)}: accuracy is highest at {_alike(ranked, best, seeds)} ({_reaches(best, seeds)}) and "
-            f"lowest at {_alike(ranked, worst, seeds)} ({_reaches(worst, seeds)}); {_compared(best, worst)}."
+            f"lowest at {_alike(ranked, worst, seeds)} ({_reaches(worst, seeds)}); {_compared(best, worst, seeds)}."
         )
         sentences += _best_omega(ranked, best, seeds)
     return sentences
@@ -85,7 +86,7 @@ def _first_and_second(ranked: Sequence[Group], seeds: Sequence[int]) -> str:
     if len(ranked) == 2:
         return (
             f"{named(best.label)} reaches an average incremental accuracy of {_reaches(best, seeds)}, "
-            f"{named(second.label)} {_reaches(second, seeds)} ({_on(seeds)}); {_compared(best, second)}."
+            f"{named(second.label)} {_reaches(second, seeds)} ({_on(seeds)}); {_compared(best, second, seeds)}."
         )
     if _reaches(best, seeds) == _reaches(second, seeds):
         return (
@@ -94,7 +95,8 @@ def _first_and_second(ranked: Sequence[Group], seeds: Sequence[int]) -> str:
         )
     return (
         f"{named(best.label)} has the highest average incremental accuracy of {len(ranked)}: {_reaches(best, seeds)} "
-        f"({_on(seeds)}). Next is {named(second.label)} with {_reaches(second, seeds)}; {_compared(best, second)}."
+        f"({_on(seeds)}). Next is {named(second.label)} with {_reaches(second, seeds)}; "
+        f"{_compared(best, second, seeds)}."
     )
 
 
@@ -117,11 +119,10 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {integers(seeds)}"
 
 
-def _compared(a: Group, b: Group) -> str:
-    """The difference between two groups, with what may be concluded from it."""
-    difference = paired(a, b)
+def _compared(a: Group, b: Group, seeds: Sequence[int]) -> str:
+    """The difference between two groups on these seeds, with what may be concluded from it."""
+    difference = paired(a, b, seeds)
     if difference is None:
-        seeds = common_seeds(a, b)
         if not seeds:
             return "they share no seed, so the two are not compared"
         one, other = measured(a, "average", seeds), measured(b, "average", seeds)
@@ -164,7 +165,8 @@ def _adaptation(section: Section) -> list[str]:
     if len(pairs) == 1 and len(section.contenders) == 2:
         return []  # it is the one comparison that was made already
     if len(pairs) == 1:
-        return [f"Adapting the stored vectors, against leaving them as they are: {_compared(*pairs[0])}."]
+        gained = _compared(*pairs[0], common_seeds(*pairs[0]))
+        return [f"Adapting the stored vectors, against leaving them as they are: {gained}."]
     clear = [difference for pair in pairs if (difference := paired(*pair))]
     if not clear:
         return []
@@ -182,12 +184,12 @@ def _but_for_the_adapter(group: Group) -> dict[str, object]:
 
 def _drift(section: Section) -> list[str]:
     """Where the best group that stores vectors loses accuracy: to drift, or because the network cannot tell."""
-    ranked, _ = _ranked(section.contenders)
-    storing = [group for group in ranked if measured(group, "gap")]
+    ranked, seeds = _ranked(section.contenders)
+    storing = [group for group in ranked if measured(group, "gap", seeds)]
     if not storing or section.tasks < 2:
         return []
     group = storing[0]
-    gap, last, ceiling = (measured(group, name) for name in ("gap", "last", "ceiling"))
+    gap, last, ceiling = (measured(group, name, seeds) for name in ("gap", "last", "ceiling"))
     assert gap is not None and last is not None and ceiling is not None
     if gap.mean <= 0:
         gain = f"had no stored vector drifted, it would gain {accuracy(gap.mean)}"
@@ -201,12 +203,12 @@ def _drift(section: Section) -> list[str]:
 
 def _quality(section: Section) -> list[str]:
     """How well stored vectors follow the network: of the best group, or of all where that is what a suite is about."""
-    ranked, _ = _ranked(section.contenders)
-    storing = [group for group in ranked if len(_means(group, "omega_first")) > 0]
+    ranked, seeds = _ranked(section.contenders)
+    storing = [group for group in ranked if len(_means(group, "omega_first", seeds)) > 0]
     told = storing[:4] if section.suite and not section.varies else storing[:1]
     sentences = []
     for group in told:
-        previous, first = _means(group, "omega_previous"), _means(group, "omega_first")
+        previous, first = (_means(group, name, seeds) for name in ("omega_previous", "omega_first"))
         low, high = accuracy(min(previous)), accuracy(max(previous))
         lies = f"lies between {low} and {high} along the tasks" if low != high else f"is {low}"
         name = named(group.label)
@@ -217,8 +219,9 @@ def _quality(section: Section) -> list[str]:
     return sentences
 
 
-def _means(group: Group, name: str) -> list[float]:
-    return [point.mean for point in curve(group, name) if point is not None]
+def _means(group: Group, name: str, seeds: Sequence[int]) -> list[float]:
+    chosen = tuple(result for result in group.results if result.seed in seeds)
+    return [point.mean for point in curve(replace(group, results=chosen), name) if point is not None]
 
 
 def _memory(section: Section) -> list[str]:

@@ -131,7 +131,7 @@ async function heartbeat() {
     if (document.hidden || lost || !allowed() || document.querySelector("dialog[open]")) continue;
     try {
       await showJobs();
-      if (shown !== NONE) await showModel(); // a first lesson is followed anyway
+      await showModel(); // also where there is none yet: it may be made by others
     } catch {
       // what is wrong is said already, or will be when something is asked for
     }

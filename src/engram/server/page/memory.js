@@ -96,7 +96,7 @@ function field(text, control) {
 }
 
 function rename(each) {
-  const input = make("input", { type: "text", value: each.name, dir: "auto", autocomplete: "off", maxLength: 200 });
+  const input = make("input", { type: "text", value: each.name, dir: "auto", autocomplete: "off", maxLength: 10000 });
   question({
     heading: "Rename a class",
     body: [...field(["Another name for ", named(each.name)], input), "Earlier generations, and the history, know it by the old one."],
