@@ -230,7 +230,7 @@ def weights(path: Path) -> None:
         (("--network", "mlp"), 2, "The network 'mlp' does not take images"),
         (("--image-size", "0"), 2, "Pictures can be seen at 8 to 1024 pixels a side; found 0."),
         (("--features-per-class", "0"), 2, "Features per class must be at least 1; found 0."),
-        (("--images-per-class", "-1"), 2, "Images per class cannot be -1."),
+        (("--images-per-class", "-1"), 2, "Images per class must be at least 0; found -1."),
         (("--hold-out", "1"), 2, "The share to hold out must lie between 0 and 1; found 1.0."),
         (("--at-least", "2"), 2, "The accuracy to reach must lie between 0 and 1"),
         (("--at-least", "nan"), 2, "The accuracy to reach must lie between 0 and 1"),
@@ -314,7 +314,10 @@ def folder_of(path: Path, *names: str) -> None:
             "pictures seems to be split into test and train, with the classes one ",
         ),
         (("Cat/1.png", "cat/1.png"), "differ in capitals, spaces or the encoding of accents alone."),
-        (("cat\n/1.png",), r"The class 'cat\n' has no name that can be shown. Rename it."),
+        (
+            ("cat\n/1.png",),
+            r"'cat\n' cannot be the name of a class: it has characters that cannot be shown on a line. Rename it.",
+        ),
     ],
     ids=["empty", "no classes", "split", "twins", "not shown"],
 )

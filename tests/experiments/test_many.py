@@ -80,7 +80,7 @@ def result_files(out: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(out.glob("runs/*/*/result.json")):
         values = json.loads(path.read_text())
-        del values["seconds"], values["environment"]["threads"]
+        del values["seconds"], values["networks_taken"], values["environment"]["threads"]
         found[str(path.parent.relative_to(out))] = values
     return found
 

@@ -15,6 +15,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from engram import storage
 from engram.errors import EngramError, UsageError
@@ -66,10 +67,10 @@ class ModelFolder(Reader):
 
         What a killed writer left is no damage. It is swept first, if nobody is writing and the folder is writable.
         """
-        if not self.begun():
-            return self.problems()
-        left = []
-        asides = [*self.path.glob(f"{storage.ASIDE}*"), *(self.path / GENERATIONS).glob(f"{storage.ASIDE}*")]
+        left: list[str] = []
+        asides: list[Path] = []
+        with suppress(OSError):  # a place that may not be looked at has no litter of ours
+            asides = [*self.path.glob(f"{storage.ASIDE}*"), *(self.path / GENERATIONS).glob(f"{storage.ASIDE}*")]
         if asides or self.unnamed():
             try:
                 with storage.locked(self.path):
