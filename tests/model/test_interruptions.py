@@ -231,6 +231,7 @@ def test_thirty_kills_at_any_moment_leave_the_old_model_or_the_new_one(other: Ot
         printed, code = other.end()
         assert code == -signal.SIGKILL, printed
         last = int(printed[-1]) if printed else last
+        pace *= 1 if printed else 1.2  # on a busy machine, another process may take longer than this one did
         littered += any(storage.ASIDE in name for name in entries(folder.path))
         assert whole_number(folder) in (last, last + 1)
         assert_tidy(folder)
