@@ -59,7 +59,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(folder.glob("runs/*/*/result.json")):
         values = json.loads(path.read_text())
-        del values["seconds"], values["environment"]["threads"]
+        del values["seconds"], values["networks_taken"], values["environment"]["threads"]
         found[str(path.relative_to(folder))] = values
     return found
 

@@ -57,7 +57,7 @@ def results(folder: Path) -> dict[str, object]:
     for path in sorted(folder.rglob("result.json")):
         values = json.loads(path.read_text())
         found[str(path.relative_to(folder))] = {
-            name: value for name, value in values.items() if name not in ("seconds", "environment")
+            name: value for name, value in values.items() if name not in ("seconds", "environment", "networks_taken")
         }
     return found
 
