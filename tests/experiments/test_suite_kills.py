@@ -49,17 +49,13 @@ def wait_until_it_works(process: Command, out: Path) -> None:
 
 
 def comparable(out: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Results without their seconds, and all other files that must not depend on how it went.
-
-    A network that was saved when the kill came, before its task was, is taken over: measurements say so, results have
-    the rest of them.
-    """
+    """Results without their seconds, and all other files that must not depend on how it went."""
     results = {}
     for path in sorted(out.glob("runs/*/*/result.json")):
         values = json.loads(path.read_text())
         del values["seconds"], values["networks_taken"]
         results[str(path.relative_to(out))] = values
-    timed = ("seconds.json", "result.json", "measurements.json", "events.jsonl")
+    timed = ("seconds.json", "result.json", "events.jsonl")
     files = [path for path in out.rglob("*") if path.is_file() and path.name not in timed]
     return results, {str(path.relative_to(out)): path.read_bytes() for path in files}
 

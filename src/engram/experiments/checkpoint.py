@@ -35,6 +35,7 @@ class Checkpoint(NamedTuple):
     origins: Tensor  # int64 (n, 2), see `metrics.origin_of`
     measurements: list[dict[str, Any]]  # one per task
     seconds: dict[str, float]  # by phase
+    networks_taken: int = 0  # how many networks were other runs', on which no second was spent
 
 
 class RunFolder:
@@ -90,7 +91,8 @@ class RunFolder:
             storage.save_tensors(folder / "learner.safetensors", checkpoint.learner)
             storage.save_tensors(folder / "origins.safetensors", {"origins": checkpoint.origins})
             storage.write_json(folder / "measurements.json", checkpoint.measurements)
-            storage.write_json(folder / "seconds.json", checkpoint.seconds)
+            spent = {"by_phase": checkpoint.seconds, "networks_taken": checkpoint.networks_taken}
+            storage.write_json(folder / "seconds.json", spent)
 
         storage.publish_folder(self.path / f"checkpoint-{checkpoint.tasks:03d}", fill)
         self._tidy()
@@ -106,12 +108,14 @@ class RunFolder:
         if not folders:
             return None
         folder = folders[-1]
+        spent = storage.read_json(folder / "seconds.json")
         return Checkpoint(
             self.learned,
             storage.load_tensors(folder / "learner.safetensors"),
             storage.load_tensors(folder / "origins.safetensors")["origins"],
             storage.read_json(folder / "measurements.json"),
-            storage.read_json(folder / "seconds.json"),
+            spent.get("by_phase", spent),  # as it was before networks were counted
+            spent.get("networks_taken", 0),
         )
 
     @property

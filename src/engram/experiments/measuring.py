@@ -28,7 +28,6 @@ class Measurement:
     omega_first: float | None = None
     ceiling: float | None = None
     memory_bytes: int
-    network_taken: bool = False  # whether the network was another run's: then no time was spent on its training
 
 
 def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progress: Progress) -> Measurement:

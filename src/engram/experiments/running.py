@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,10 @@ def run(
             held.enter_context(trainings.remembering(learner))
         held.enter_context(threads_for(stream.tasks[0].train.shape))
         with _told(reporting, request):
-            measurements, seconds = _learn(learner, stream, fingerprints, folder, trainings, reporting, after_task)
-            result = Result(**parallel.once(_result(learner, stream, measurements, seconds).to_json))
+            measurements, seconds, taken = _learn(
+                learner, stream, fingerprints, folder, trainings, reporting, after_task
+            )
+            result = Result(**parallel.once(_result(learner, stream, measurements, seconds, taken).to_json))
             if folder is not None:
                 folder.finish(result)
     return result
@@ -126,8 +128,8 @@ def _learn(
     trainings: Trainings | None,
     progress: Reporting,
     after_task: AfterTask | None,
-) -> tuple[list[Measurement], dict[str, float]]:
-    origins, measurements, seconds = _recall(learner, folder)
+) -> tuple[list[Measurement], dict[str, float], int]:
+    origins, measurements, seconds, networks_taken = _recall(learner, folder)
     watch = Stopwatch(progress, seconds)
     after_task = after_task if parallel.speaks() else None
     if after_task is not None:
@@ -137,28 +139,30 @@ def _learn(
         whole.advance(learner.tasks_)
         for task in stream.tasks[learner.tasks_ :]:
             progress.task = task.index + 1
-            network, taken = _trained(learner, task, fingerprints[: task.index + 1], folder, trainings, watch)
+            network, was_taken = _trained(learner, task, fingerprints[: task.index + 1], folder, trainings, watch)
+            networks_taken += was_taken
             kept = learner.absorb(task, network, watch)
             origins = origin_of(kept.features, task.index, origins)
-            measurements.append(replace(measure(learner, stream, task.index, origins, watch), network_taken=taken))
+            measurements.append(measure(learner, stream, task.index, origins, watch))
             if folder is not None:
                 values = [asdict(each) for each in measurements]
-                folder.save(Checkpoint(learner.tasks_, learner.state(), origins, values, watch.seconds))
+                folder.save(Checkpoint(learner.tasks_, learner.state(), origins, values, watch.seconds, networks_taken))
             progress.say("task", task=task.index + 1, **asdict(measurements[-1]))
             whole.advance()
             if after_task is not None:
                 after_task(task.index, measurements[-1], watch.seconds)
-    return measurements, watch.seconds
+    return measurements, watch.seconds, networks_taken
 
 
-def _recall(learner: Learner, folder: RunFolder | None) -> tuple[Tensor, list[Measurement], dict[str, float]]:
+def _recall(learner: Learner, folder: RunFolder | None) -> tuple[Tensor, list[Measurement], dict[str, float], int]:
     """Bring the learner to the folder's last checkpoint, and give the rest of it."""
     found = parallel.once(lambda: folder.load() if folder is not None else None)
     if found is None:
-        return torch.empty(0, 2, dtype=torch.int64), [], {}
+        return torch.empty(0, 2, dtype=torch.int64), [], {}, 0
     checkpoint = Checkpoint(*found)
     learner.restore(checkpoint.learner)
-    return checkpoint.origins, [Measurement(**values) for values in checkpoint.measurements], checkpoint.seconds
+    measured = [Measurement(**values) for values in checkpoint.measurements]
+    return checkpoint.origins, measured, checkpoint.seconds, checkpoint.networks_taken
 
 
 def _trained(
@@ -182,7 +186,9 @@ def _trained(
     return network, False
 
 
-def _result(learner: Learner, stream: Stream, measured: list[Measurement], seconds: dict[str, float]) -> Result:
+def _result(
+    learner: Learner, stream: Stream, measured: list[Measurement], seconds: dict[str, float], networks_taken: int
+) -> Result:
     curve = [each.accuracy for each in measured]
     top5 = [each.accuracy_top5 for each in measured]
     matrix = [each.by_task for each in measured]
@@ -214,5 +220,5 @@ def _result(learner: Learner, stream: Stream, measured: list[Measurement], secon
         seconds=seconds,
         environment=environment(str(choose_device(learner.device))),
         split=dict(stream.split),
-        networks_taken=sum(each.network_taken for each in measured),
+        networks_taken=networks_taken,
     )
