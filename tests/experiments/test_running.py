@@ -269,6 +269,24 @@ def test_how_many_networks_were_taken_over_is_told(vectors: Stream, tmp_path: Pa
     assert taken == [0, 1, 2]
 
 
+def test_they_are_counted_over_a_kill_and_a_checkpoint_from_before_they_were_goes_on(
+    vectors: Stream, tmp_path: Path
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run(small("lwf"), vectors.first(1), trainings=Trainings(tmp_path / "trained"))
+    for kind in ("now", "before"):
+        with pytest.raises(KeyboardInterrupt):
+            run(small("lwf"), vectors, out=tmp_path / kind, trainings=Trainings(tmp_path / "trained"), after_task=stop)
+        seconds = tmp_path / kind / "checkpoint-001" / "seconds.json"
+        if kind == "before":
+            seconds.write_text(json.dumps(json.loads(seconds.read_text())["by_phase"]))
+        resumed = run(small("lwf"), vectors, out=tmp_path / kind, resume=True)
+        assert resumed.networks_taken == (1 if kind == "now" else 0)
+        assert {"measure", "train"} <= resumed.seconds.keys()
+
+
 def test_the_thousandth_checkpoint_is_the_last(tmp_path: Path) -> None:
     for number in (998, 999, 1000):
         (tmp_path / f"checkpoint-{number:03d}").mkdir()

@@ -12,7 +12,6 @@ const connection = find("connection");
 let lost = false;
 let session = { authenticated: false, token_required: false };
 let shown = ""; // the model as it was last shown
-const NONE = JSON.stringify(null);
 
 listeners.lost = () => {
   if (lost) return;
