@@ -133,7 +133,9 @@ def test_a_class_order_may_be_given_as_labels() -> None:
 def test_a_file_of_names_and_labels_gives_the_class_order(tmp_path: Path) -> None:
     file = tmp_path / "order.txt"
     file.write_text("kea\n 9 \nhen\n\n0\nbee\ncat\ndog\neel\nfox\n6\nibis\n")
-    assert split(animals(), classes_per_task=3, class_order=str(file)).classes == (10, 9, 7, 0, 1, 2, 3, 4, 5, 6, 8)
+    stream = split(animals(), classes_per_task=3, class_order=str(file))
+    assert stream.classes == (10, 9, 7, 0, 1, 2, 3, 4, 5, 6, 8)
+    assert stream.split["class_order"] == list(stream.classes)  # the record is of the order, whatever the file's name
 
 
 def test_a_line_is_a_name_first_and_a_label_only_where_no_class_is_so_named(tmp_path: Path) -> None:

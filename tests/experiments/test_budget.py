@@ -126,9 +126,21 @@ def test_a_codebook_is_counted_once() -> None:
 
 
 def test_coded_features_have_what_images_leave() -> None:
-    chosen = planned("hybrid", 10_000, codec="int8").chosen(IMAGES)
-    assert chosen == {"images_per_class": 6, "features_per_class": (10_000 - 4 * 6 * IMAGE - 512) // 4 // 64}
-    assert learned(planned("hybrid", 10_000, codec="int8"), IMAGES).memory.nbytes <= 10_000
+    chosen = planned("hybrid", 5_000, codec="int8").chosen(IMAGES)
+    assert chosen == {"images_per_class": 3, "features_per_class": (5_000 - 4 * 3 * IMAGE - 512) // 4 // 64}
+    assert learned(planned("hybrid", 5_000, codec="int8"), IMAGES).memory.nbytes <= 5_000
+
+
+def test_what_a_class_has_too_few_images_for_goes_to_the_other() -> None:
+    most = int(torch.bincount(VECTORS.train.labels).max())
+    room = 6 * most * VECTOR  # all samples
+    kept = {"images_per_class": most, "features_per_class": 3 * room // 6 // FEATURE}
+    assert planned("hybrid", 4 * room).chosen(VECTORS) == kept
+    most = int(torch.bincount(IMAGES.train.labels).max())
+    room = 4 * most * 64 + 512  # a byte a number: all features are smaller than all images
+    chosen = planned("hybrid", 3 * room, codec="int8").chosen(IMAGES)
+    assert chosen == {"images_per_class": 2 * room // 4 // IMAGE, "features_per_class": most}
+    assert planned("hybrid", 50_000, features_per_class="10.0").chosen(VECTORS)  # as any setting may be written
 
 
 def test_the_bytes_that_images_leave_of_their_half_go_to_the_features() -> None:
@@ -174,8 +186,8 @@ def test_the_length_of_a_feature_is_the_networks() -> None:
 
 
 def test_three_megabytes_of_fifty_cifar_classes_are_twenty_images_or_245_features_of_each() -> None:
-    labels = torch.arange(50).repeat_interleave(2)
-    samples = Samples.of(torch.zeros(100, 32, 32, 3, dtype=torch.uint8), labels)
+    labels = torch.arange(50).repeat_interleave(250)
+    samples = Samples.of(torch.zeros(1, 32, 32, 3, dtype=torch.uint8).expand(12_500, -1, -1, -1), labels)
     cifar = Dataset("cifar100", samples, samples, tuple(map(str, range(50))))
     budget = parse_bytes("3MB")
     for method, chosen in (

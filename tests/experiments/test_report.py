@@ -224,6 +224,18 @@ def test_means_over_different_seeds_are_never_compared(tmp_path: Path) -> None:
     assert [row[0] for row in table.rows] == ["features", "icarl", "lwf"]  # by name: an order by means would compare
 
 
+def test_groups_of_many_seeds_and_few_are_compared_on_those_they_share(tmp_path: Path) -> None:
+    runs = seeds("features", [0.8, 0.6, 0.1, 0.1, 0.1]) + seeds("lwf", [0.4, 0.4])
+    words = said(make_report([save(tmp_path, *runs)]))
+    assert "features reaches an average incremental accuracy of .700, lwf .400 (mean over seeds 0, 1)" in words
+
+
+def test_groups_that_overlap_in_part_are_compared_there(tmp_path: Path) -> None:
+    runs = seeds("features", [0.9, 0.6]) + seeds("lwf", [0.4, 0.4], first=1)
+    words = said(make_report([save(tmp_path, *runs)]))
+    assert "features reaches an average incremental accuracy of .600, lwf .400 (seed 1 alone)" in words
+
+
 def test_groups_without_a_common_seed_have_no_best(tmp_path: Path) -> None:
     words = said(make_report([save(tmp_path, result("features", 0), result("lwf", 1))]))
     assert "none of them is called the best" in words or "Not compared" in words

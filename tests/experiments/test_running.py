@@ -11,10 +11,11 @@ import torch
 
 from engram.data import Stream, load
 from engram.errors import DataError, EngramError, TrainingError, UsageError
-from engram.experiments import Plan, Result, Trainings, run, summarise
+from engram.experiments import Plan, Result, Trainings, run, seed_folders, summarise
 from engram.experiments.checkpoint import RunFolder
 from engram.methods import METHODS, Learner, make, setting_names
 from engram.network import Network
+from engram.storage import load_tensors, save_tensors
 
 
 def small(method: str = "features", **settings: object) -> Learner:
@@ -127,6 +128,60 @@ def test_a_finished_run_resumed_is_the_same_result_at_once_and_tells_its_tasks(v
     )
     assert again == first
     assert told == list(enumerate(first.curve))
+
+
+def test_a_finished_run_keeps_what_it_was_made_with(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path)
+    file = tmp_path / "result.json"
+    before = {**json.loads(file.read_text()), "environment": {"torch": "of years ago"}}
+    file.write_text(json.dumps(before))
+    assert run(small(), vectors.first(1), out=tmp_path, resume=True).environment == {"torch": "of years ago"}
+    assert json.loads(file.read_text()) == before
+
+
+def test_a_run_that_is_carried_further_has_no_result_until_it_is_there(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path)
+
+    def stop(task: int, *rest: object) -> None:
+        if task == 1:
+            raise _Interrupt
+
+    with pytest.raises(_Interrupt):
+        run(small(), vectors, out=tmp_path, resume=True, after_task=stop)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_seconds_of_training_that_was_cut_off_are_counted(vectors: Stream, tmp_path: Path) -> None:
+    with pytest.raises(_Interrupt):
+        run(small(epochs=6), vectors.first(2), out=tmp_path, progress=_Stopping("train", 3))
+    file = tmp_path / "training.safetensors"
+    state = load_tensors(file)
+    assert 0 < float(state["seconds"]) < 60
+    save_tensors(file, {**state, "seconds": torch.tensor(1000.0)})
+    assert 1000 < run(small(epochs=6), vectors.first(2), out=tmp_path, resume=True).seconds["train"] < 1060
+
+
+def test_any_error_before_there_is_something_to_go_on_from_leaves_the_folder_free(
+    vectors: Stream, tmp_path: Path
+) -> None:
+    with pytest.raises(_Interrupt):
+        run(small(epochs=1), vectors, out=tmp_path, progress=_Stopping("run", -1))
+    run(small(), vectors.first(1), out=tmp_path)
+
+
+@pytest.mark.parametrize("found", ['{"hello": 1}', "[]"])
+def test_a_file_that_is_only_named_like_a_runs_is_left_alone(found: str, vectors: Stream, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(found)
+    with pytest.raises(UsageError, match=r"holds something else \(a run\.json not of engram\)"):
+        run(small(), vectors.first(1), out=tmp_path, resume=True)
+    assert (tmp_path / "run.json").read_text() == found
+
+
+def test_a_folder_that_is_only_named_like_a_checkpoint_is_left_alone(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path)
+    (tmp_path / "checkpoint-old").mkdir()
+    assert len(run(small(), vectors.first(2), out=tmp_path, resume=True).curve) == 2
+    assert (tmp_path / "checkpoint-old").is_dir()
 
 
 def test_fewer_tasks_can_be_carried_further(vectors: Stream, tmp_path: Path) -> None:
@@ -251,6 +306,33 @@ def test_a_summary_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     assert summary["average_incremental_accuracy"]["mean"] == pytest.approx(sum(values) / 2)
     assert summary["average_incremental_accuracy"]["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_a_summary_of_one_seed_has_no_deviation() -> None:
+    result = Plan(method="finetune", tasks=1, settings={"epochs": 1}).run(load("digits"))
+    assert summarise([result])["average_incremental_accuracy"]["deviation"] is None
+
+
+def test_a_folder_of_seeds_is_refused_before_anything_is_run_where_it_is_anothers(tmp_path: Path) -> None:
+    def refused(*seeds: int, resume: bool = False) -> str:
+        with pytest.raises(UsageError) as caught:
+            seed_folders(seeds, tmp_path, resume=resume)
+        return str(caught.value)
+
+    assert seed_folders((3, 4), tmp_path / "new", resume=False) == {
+        seed: tmp_path / "new" / f"seed-{seed}" for seed in (3, 4)
+    }
+    (tmp_path / "seed-1").mkdir()
+    (tmp_path / "seed-1" / "run.json").write_text("{}")
+    assert "seed-1 already holds a run. Continue it with --resume" in refused(0, 1)
+    assert seed_folders((0, 1), tmp_path, resume=True)
+    (tmp_path / "summary.json").write_text('{"seeds": [0, 1, 2]}')
+    assert "of seeds that are not asked for (0, 2)" in refused(1, resume=True)
+    assert seed_folders(range(5), tmp_path, resume=True)
+    (tmp_path / "summary.json").write_text('"my own notes"')
+    assert "a summary.json not of engram" in refused(0, 1, resume=True)
+    (tmp_path / "thesis.tex").write_text("years")
+    assert "holds something else (thesis.tex)" in refused(0, 1, resume=True)
 
 
 def test_a_task_without_test_samples_is_refused_before_anything_is_learned(vectors: Stream, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def run(
     """Learn a data set task by task with one method, and measure it after every task."""
     from engram.cli.display import Display
     from engram.data import load
-    from engram.experiments import Plan, TensorBoard, Trainings, summarise
+    from engram.experiments import Plan, TensorBoard, Trainings, seed_folders, summarise
     from engram.methods import make, parse_bytes
     from engram.network import parallel
 
@@ -81,7 +81,6 @@ def run(
         "device": device,
     }
     folder = out or _default_folder(f"{method}-{dataset}" + ("" if seeds else f"-seed-{seed}"), resume)
-    places = {seed: folder} if seeds is None else {each: folder / f"seed-{each}" for each in range(seed, seed + seeds)}
     try:
         with parallel.world(device), Display(quiet=quiet, mute=not parallel.speaks()) as display:
             settings = {name: value for name, value in flags.items() if value is not None} | pairs(set or [])
@@ -98,6 +97,9 @@ def run(
                 seed=seed,
             )
             folder = Path(parallel.once(lambda: str(folder)))
+            places = {seed: folder}
+            if seeds is not None:
+                places = seed_folders(range(seed, seed + seeds), folder, resume=resume)
             make(method, **settings)  # a mistyped method or setting is told before any data is read
             reading = reading_of(image_size, fit, class_list, cache, workers)
             shared = None if trainings is None else Trainings(trainings)
@@ -136,7 +138,9 @@ def run(
         typer.echo(_conclusion(result, place))
     if summary is not None:
         spread = summary["average_incremental_accuracy"]
-        typer.echo(f"over {seeds} seeds: average {spread['mean']:.3f} ± {spread['deviation']:.3f}, in {folder}")
+        deviation = "" if spread["deviation"] is None else f" ± {spread['deviation']:.3f}"
+        over = "1 seed" if seeds == 1 else f"{seeds} seeds"
+        typer.echo(f"over {over}: average {spread['mean']:.3f}{deviation}, in {folder}")
 
 
 def _chosen(chosen: dict[str, Any], classes: int) -> str:

@@ -17,6 +17,7 @@ from engram.errors import DataError, UsageError, unknown
 from engram.randomness import generator
 
 FIELD_SEED = 1993  # the class order of iCaRL's code, which most of the field has used since
+NAMED_ORDERS = ("seed", str(FIELD_SEED))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +106,9 @@ def split(
     first = first_task or classes_per_task
     groups = [order[:first], *(order[i : i + classes_per_task] for i in range(first, len(order), classes_per_task))]
     tasks = (Task(index, group, train.of_classes(group), test.of_classes(group)) for index, group in enumerate(groups))
-    asked = {
+    asked = {  # of a class order in a file, what it says and not where it is
         "first_task": first_task,
-        "class_order": class_order if isinstance(class_order, str) else list(order),
+        "class_order": class_order if isinstance(class_order, str) and class_order in NAMED_ORDERS else list(order),
         "validation": validation,
         **({"data": dataset.identity} if dataset.identity is not None else {}),
         **({"source": dict(dataset.source)} if dataset.source else {}),

@@ -55,7 +55,11 @@ class RunFolder:
         if not resume:
             raise UsageError(f"{self.path} already holds a run. Continue it with --resume, or choose another --out.")
         before = storage.read_json(self.path / "run.json")
+        if not isinstance(before, dict) or not request.keys() <= before.keys():
+            raise UsageError(f"{self.path} holds something else (a run.json not of engram). Choose an empty folder.")
         self._refuse_another(before, request)
+        if len(request["tasks"]) > len(before["tasks"]):
+            storage.remove(self.path / "result.json")  # of fewer tasks: it must not pass for the longer run's
         if before != request:
             storage.write_json(self.path / "run.json", request)
 
@@ -102,6 +106,11 @@ class RunFolder:
         self._tidy()
         result.save(self.path / "result.json")
 
+    def result(self) -> Result | None:
+        """What was written last, if the run came to its end."""
+        path = self.path / "result.json"
+        return Result.load(path) if path.exists() else None
+
     def load(self) -> Checkpoint | None:
         """The last checkpoint, if there is one."""
         folders = self._checkpoints()
@@ -139,7 +148,7 @@ class RunFolder:
         return self.path / "training.safetensors"
 
     def _checkpoints(self) -> list[Path]:
-        return sorted(self.path.glob("checkpoint-*"), key=_number)
+        return sorted((found for found in self.path.glob("checkpoint-*") if found.name[11:].isdecimal()), key=_number)
 
 
 def _number(checkpoint: Path) -> int:
@@ -153,19 +162,25 @@ class FileSnapshots:
     def __init__(self, path: Path, task: int) -> None:
         self.path, self.task = path, task
         self.next = 0.0  # when the next save is due, on the monotonic clock
+        self.seconds_before = 0.0  # that went into what was loaded
+        self._began = time.monotonic()
 
     def load(self) -> dict[str, Tensor] | None:
         """The last snapshot, if it is of this task."""
         if not self.path.exists():
             return None
         state = storage.load_tensors(self.path)
-        return state if int(state.pop("task")) == self.task else None
+        if int(state.pop("task")) != self.task:
+            return None
+        self.seconds_before = float(state.pop("seconds", torch.zeros(())))  # older ones do not tell
+        return state
 
     def save(self, collect: Callable[[], dict[str, Tensor]]) -> None:
         """Save, unless too little time has passed since the last."""
         start = time.monotonic()
         if start < self.next:
             return
-        storage.save_tensors(self.path, {**collect(), "task": torch.tensor(self.task)})
+        seconds = torch.tensor(self.seconds_before + start - self._began, dtype=torch.float64)
+        storage.save_tensors(self.path, {**collect(), "task": torch.tensor(self.task), "seconds": seconds})
         end = time.monotonic()
         self.next = end + (end - start) / SAVING_SHARE

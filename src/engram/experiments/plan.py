@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from engram.data import Dataset, Stream, split
 from engram.errors import UsageError
@@ -19,7 +22,7 @@ from engram.methods import Learner, fit_budget, make, override
 from engram.network import parallel
 from engram.progress import SILENT, Progress
 from engram.settings import spoken
-from engram.storage import make_folder, write_json
+from engram.storage import make_folder, read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,8 @@ class Plan:
         if self.budget is None:
             return {}
         learner, stream = make(self.method, **self._settings(dataset)), self.stream(dataset)
-        return fit_budget(learner, self.settings, self.budget, len(stream.classes), stream.tasks[0].train)
+        most = max(int(torch.bincount(task.train.labels).max()) for task in stream)
+        return fit_budget(learner, self.settings, self.budget, len(stream.classes), stream.tasks[0].train, most)
 
     def _settings(self, dataset: Dataset) -> dict[str, Any]:
         return override(preset(self.preset, self.method, dataset, self.settings.get("objective")), self.settings)
@@ -96,6 +100,33 @@ class Plan:
         return replace(self, seed=seed)
 
 
+def seed_folders(seeds: Sequence[int], folder: Path, *, resume: bool) -> dict[int, Path]:
+    """The folder of each seed's run inside `folder`, which is refused, before anything is run, if it is another's."""
+    places = {seed: folder / f"seed-{seed}" for seed in seeds}
+    parallel.on_first(lambda: _refuse_another(folder, places, resume) if folder.is_dir() else None)
+    return places
+
+
+def _refuse_another(folder: Path, places: Mapping[int, Path], resume: bool) -> None:
+    foreign = [each.name for each in folder.iterdir() if not re.fullmatch(r"seed-\d+|summary\.json|\..*", each.name)]
+    if foreign:
+        raise UsageError(f"{folder} holds something else ({min(foreign)}). Choose an empty or new folder.")
+    for place in places.values():
+        if not resume and place.is_dir() and any(place.iterdir()):
+            raise UsageError(f"{place} already holds a run. Continue it with --resume, or choose another --out.")
+    summary = folder / "summary.json"
+    known = read_json(summary) if summary.exists() else {"seeds": []}
+    if not isinstance(known, dict) or not isinstance(known.get("seeds"), list):
+        raise UsageError(
+            f"{folder} holds something else (a summary.json not of engram). Choose an empty or new folder."
+        )
+    if others := sorted(set(known["seeds"]) - set(places)):
+        raise UsageError(
+            f"{summary} is of seeds that are not asked for ({', '.join(map(str, others))}). Ask for them too, or "
+            "choose another --out."
+        )
+
+
 def summarise(results: Sequence[Result], out: Path | None = None) -> dict[str, Any]:
     """Mean and standard deviation over the seeds of one plan; kept as `summary.json` in the folder `out`."""
     summary: dict[str, Any] = {
@@ -106,7 +137,7 @@ def summarise(results: Sequence[Result], out: Path | None = None) -> dict[str, A
     }
     for name in ("average_incremental_accuracy", "average_incremental_accuracy_top5", "forgetting", "memory_mb"):
         values = [float(getattr(result, name)) for result in results]
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        deviation = statistics.stdev(values) if len(values) > 1 else None
         summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "values": values}
     summary["curve"] = [statistics.fmean(points) for points in zip(*(each.curve for each in results), strict=True)]
     if out is not None:

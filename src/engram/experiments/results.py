@@ -87,6 +87,7 @@ def environment(device: str) -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "platform": platform.platform(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),  # which kernels: with others, other roundings
         "device": device,
         "processes": str(parallel.size()),
         "threads": str(torch.get_num_threads()),

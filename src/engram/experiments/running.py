@@ -22,7 +22,7 @@ from engram.experiments.metrics import average_incremental_accuracy, forgetting,
 from engram.experiments.results import Result, environment, megabytes
 from engram.experiments.trainings import Trainings
 from engram.methods import Learner, choose_device
-from engram.network import Network, parallel, threads_for
+from engram.network import Network, Snapshots, parallel, threads_for
 from engram.progress import SILENT, Progress, Stopwatch
 
 # (task, what was measured, seconds by phase so far; none of a task that was done before the run was resumed)
@@ -68,8 +68,10 @@ def run(
             measurements, seconds, taken = _learn(
                 learner, stream, fingerprints, folder, trainings, reporting, after_task
             )
-            result = Result(**parallel.once(_result(learner, stream, measurements, seconds, taken).to_json))
-            if folder is not None:
+            found = parallel.on_first(folder.result) if folder is not None else None
+            made = found or _result(learner, stream, measurements, seconds, taken)  # a finished run stays as it is
+            result = Result(**parallel.once(made.to_json))
+            if folder is not None and found is None:
                 folder.finish(result)
     return result
 
@@ -110,7 +112,7 @@ def _opened(out: Path | str | None, request: dict[str, Any], resume: bool) -> It
         folder.open(request, resume=resume)
         try:
             yield folder
-        except EngramError:
+        except Exception:
             folder.withdraw()
             raise
 
@@ -139,7 +141,10 @@ def _learn(
         whole.advance(learner.tasks_)
         for task in stream.tasks[learner.tasks_ :]:
             progress.task = task.index + 1
-            network, was_taken = _trained(learner, task, fingerprints[: task.index + 1], folder, trainings, watch)
+            snapshots = folder.snapshots(task.index) if folder is not None else None
+            network, was_taken = _trained(learner, task, fingerprints[: task.index + 1], snapshots, trainings, watch)
+            if snapshots is not None and snapshots.seconds_before:
+                watch.seconds["train"] += snapshots.seconds_before
             networks_taken += was_taken
             kept = learner.absorb(task, network, watch)
             origins = origin_of(kept.features, task.index, origins)
@@ -169,12 +174,11 @@ def _trained(
     learner: Learner,
     task: Task,
     known: list[str],
-    folder: RunFolder | None,
+    snapshots: Snapshots | None,
     trainings: Trainings | None,
     progress: Progress,
 ) -> tuple[Network, bool]:
     """The network trained on the task: now, or before, by a run that shares it; and whether it was before."""
-    snapshots = folder.snapshots(task.index) if folder is not None else None
     if trainings is None:
         return learner.train(task, progress, snapshots), False
     with trainings.held(learner, known):

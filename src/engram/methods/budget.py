@@ -38,27 +38,27 @@ class BudgetError(UsageError):
 
 
 def fit_budget(
-    learner: Learner, asked: Mapping[str, Any], budget: int, classes: int, samples: Samples
+    learner: Learner, asked: Mapping[str, Any], budget: int, classes: int, samples: Samples, most: int = MOST
 ) -> dict[str, Any]:
     """How many images and features a learner may keep so that those of `classes` classes fit `budget` bytes.
 
-    `asked` are settings that must stay; `samples` are like those that are learned. Where images and features are both
-    to be chosen, each gets half of the bytes. Where the codec is left open, it is chosen too: the one by which what is
-    kept is worth most.
+    `asked` are settings that must stay; `samples` are like those that are learned, of which a class has `most`. Where
+    images and features are both to be chosen, each gets half of the bytes, and what one has no use for goes to the
+    other. Where the codec is left open, it is chosen too: the one by which what is kept is worth most.
     """
     sizes = _sizes(learner, classes, samples)
     if not sizes:
         raise UsageError(f"What the method '{learner.name}' keeps cannot be chosen by a budget. Leave out --budget.")
-    given = {name: int(asked[name]) for name in sizes if asked.get(name) is not None}
+    given = {name: int(float(asked[name])) for name in sizes if asked.get(name) is not None}  # 10.0 is a whole number
     if not isinstance(learner, Features) or learner.coding.codec != "auto":
         if len(given) == len(sizes):
             raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
-        return _fitted(sizes, given, budget, classes)
+        return _fitted(sizes, given, budget, classes, most)
     found: list[tuple[float, dict[str, Any]]] = []
     for coding, worth, enough in _codings(dimension_of(learner, samples)):
         sizes = _sizes(replace(learner, coding=coding), classes, samples)
         try:
-            chosen = _fitted(sizes, given, budget, classes)
+            chosen = _fitted(sizes, given, budget, classes, most)
         except BudgetError as error:
             refusal = error
             continue
@@ -71,20 +71,25 @@ def fit_budget(
 
 
 def _fitted(
-    sizes: Mapping[str, Callable[[int], int]], given: Mapping[str, int], budget: int, classes: int
+    sizes: Mapping[str, Callable[[int], int]], given: Mapping[str, int], budget: int, classes: int, most: int
 ) -> dict[str, int]:
     open_ones = [name for name in sizes if name not in given]
     fewest = {name: classes if name == "images_total" else 1 for name in sizes}
+    all_there_are = {name: most * fewest[name] for name in sizes}
     smallest = {name: sizes[name](given.get(name, fewest[name])) for name in sizes}
     least = sum(smallest.values())
     if budget < least:
         raise BudgetError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
     spare = budget - least  # beyond the fewest of each, which half of the bytes need not hold
+    # Those of which a class has few enough to keep them all come first: what they leave is the others'.
+    open_ones.sort(key=lambda name: sizes[name](all_there_are[name]) > budget // 2)
     chosen: dict[str, int] = {}
     for number, name in enumerate(open_ones):
         whole = spare + sum(smallest[other] for other in open_ones[number:])
         share = whole // (len(open_ones) - number)
-        chosen[name] = max(fewest[name], largest(sizes[name], min(share, spare + smallest[name])))
+        fitting = largest(sizes[name], min(share, spare + smallest[name]))
+        is_last = number == len(open_ones) - 1
+        chosen[name] = max(fewest[name], fitting if is_last else min(fitting, all_there_are[name]))
         spare -= sizes[name](chosen[name]) - smallest[name]
     return chosen
 

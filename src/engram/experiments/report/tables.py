@@ -117,8 +117,8 @@ def _notes(section: Section) -> list[str]:
     notes = []
     if not section.same_seeds:
         notes.append(
-            "These groups were run with different seeds, and a seed is another order of the classes: their means must "
-            "not be compared. What is said in words compares only the seeds that both have; no best values are marked."
+            "These groups were run with different seeds, and much depends on the seed: their means must not be "
+            "compared. What is said in words compares only the seeds that both have; no best values are marked."
         )
     if any(group.is_bound for group in section.groups) and len(section.contenders) < len(section.groups):
         notes.append(

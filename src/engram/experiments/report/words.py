@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from engram.experiments.aggregate import Difference, Group, common_seeds, curve, measured, paired, without_seed
 from engram.experiments.report.sections import Section
@@ -56,16 +57,13 @@ def _ranked(groups: Iterable[Group]) -> tuple[list[Group], tuple[int, ...]]:
     Where not all share the same seeds, those are taken that leave most results in the comparison.
     """
     groups = list(groups)
-    choices = {group.seeds: [other for other in groups if set(group.seeds) <= set(other.seeds)] for group in groups}
-    shared = common_seeds(*groups) if groups else ()
-    if shared:
-        choices[shared] = groups
+    shared = {common_seeds(*some) for some in (groups, *combinations(groups, 2)) if len(some) > 1}
+    choices = {seeds: [group for group in groups if set(seeds) <= set(group.seeds)] for seeds in shared if seeds}
+    choices = {seeds: members for seeds, members in choices.items() if common_seeds(*members)}
     if not choices:
-        return [], ()
+        return groups[:1], groups[0].seeds if groups else ()
     seeds = max(choices, key=lambda seeds: (len(seeds) * len(choices[seeds]), len(choices[seeds]), seeds))
     members = choices[seeds]
-    if not common_seeds(*members):
-        return [], ()
     means = {group.label: spread.mean for group in members if (spread := measured(group, "average", seeds))}
     return sorted(members, key=lambda group: (-means[group.label], group.label)), seeds
 
