@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 
@@ -192,6 +193,32 @@ def test_a_damaged_generation_does_not_take_the_place_of_a_whole_one(client: Tes
     client.post("/api/rollback", json={"to": 2})
     assert client.get("/readyz").json() == {"generation": 2, "damaged": None}
     assert "engram_damaged 0.0" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("another_answers", [False, True])
+def test_a_generation_that_could_not_be_read_is_tried_again(
+    client: TestClient, model: ModelFolder, monkeypatch: pytest.MonkeyPatch, another_answers: bool
+) -> None:
+    monkeypatch.setattr("engram.server.snapshot.AGAIN", 0.0)
+    monkeypatch.setattr("engram.server.snapshot.SHARE", math.inf)
+    if another_answers:
+        assert client.get("/readyz").json()["generation"] == 2
+    rename(model, TULIP, "tulip")
+    tensors = next((model.path / "generations").glob("*3/*.safetensors"))
+    away = tensors.rename(model.path.parent / "away")
+    said = client.get("/readyz")
+    assert (said.status_code, said.json().get("damaged")) == ((200, 3) if another_answers else (503, None))
+    away.rename(tensors)
+    assert client.get("/readyz").json() == {"generation": 3, "damaged": None}
+
+
+def test_a_damaged_generation_is_not_read_at_every_request(client: TestClient, model: ModelFolder) -> None:
+    next((model.path / "generations").glob("*2/*.safetensors")).unlink()
+    assert client.get("/readyz").status_code == 503
+    tries: list[bool] = []
+    client.app.state.parts.snapshots._read = lambda: tries.append(True)  # type: ignore[attr-defined]
+    assert client.get("/readyz").status_code == 503
+    assert not tries
 
 
 def test_an_answer_is_of_one_generation_while_they_change(client: TestClient, model: ModelFolder) -> None:

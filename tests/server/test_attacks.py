@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -256,3 +257,35 @@ def test_processes_do_not_pile_up(client: TestClient) -> None:
         client.post("/api/classify", files=files(picture(TULIP)))
         assert not process.is_alive()
     assert decoders.restarts == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process was given is read from /proc")
+def test_a_decoder_was_never_given_the_token(model: ModelFolder) -> None:
+    """In a process of its own: here, decoders come from one that may have been begun long before."""
+    token = "a token that nobody guesses"
+    command = [sys.executable, "-c", SERVED, str(model.path)]
+    environment = {**os.environ, "ENGRAM_TOKEN": token}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None and server.stdout is not None
+        given = Path(f"/proc/{int(server.stdout.readline())}/environ").read_bytes()
+        server.stdin.close()
+    assert b"PATH=" in given
+    assert token.encode() not in given
+
+
+SERVED = """
+import sys
+from pathlib import Path
+from engram.model import ModelFolder
+from engram.server import Config, make_server
+from engram.data.images import UnreadableImage
+
+if __name__ == "__main__":
+    decoders = make_server(ModelFolder(Path(sys.argv[1])), Config(decoders=1)).config.app.state.parts.decoders
+    try:
+        decoders.extent(b"none")
+    except UnreadableImage:
+        print(decoders._all[0].process.pid, flush=True)
+    sys.stdin.read()
+    decoders.close()
+"""

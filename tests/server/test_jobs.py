@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_made import TULIP
+from models_made import DAISY, TULIP, draw
 from server_made import Serve, files, lesson, over, picture, until
 from starlette.testclient import TestClient
 
-from engram.model import ModelFolder, verify
+from engram.model import ModelFolder, Wishes, learn, rename, verify
 
 LONG = {"epochs": 100_000}  # a lesson that does not end by itself
 PAIR = {  # two new classes, for which the network is trained
@@ -32,7 +32,8 @@ def learning(client: TestClient) -> Any:
 def test_a_lesson_that_is_killed_fails_and_says_what_is_needed(serve: Serve, model: ModelFolder) -> None:
     client = serve(**LONG)
     job = learning(client)
-    assert os.getpriority(os.PRIO_PROCESS, job.process.pid) == 10
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, job.process.pid) == min(ours + 10, 19)
     os.kill(job.process.pid, signal.SIGKILL)
     told = over(client, job.id)
     assert told["state"] == "failed"
@@ -64,14 +65,87 @@ def test_a_first_lesson_that_is_stopped_leaves_nothing(serve: Serve, tmp_path: P
     assert not (tmp_path / "new").exists()
 
 
-def test_lessons_that_name_a_class_that_is_forgotten_are_forgotten_with_it(client: TestClient) -> None:
-    other = client.post("/api/teach", files=files(b"none"), data={"classes": ["other"]}).json()["id"]
+def waiting(client: TestClient, **sent: Any) -> str:
+    """A lesson that waits for a folder that another holds."""
+    id: str = client.post("/api/teach", **sent).json()["id"]
+    job = client.app.state.parts.jobs.get(id)  # type: ignore[attr-defined]
+    until(lambda: job.progress is not None and job.progress["phase"] == "wait")
+    assert client.get(f"/api/jobs/{id}").json()["state"] == "queued"
+    return id
+
+
+def test_a_lesson_waits_for_another_command_and_is_taught_then(client: TestClient, model: ModelFolder) -> None:
+    with model.writing():
+        id = waiting(client, **lesson("grey"))
+    told = over(client, id)
+    assert (told["state"], told["problem"]) == ("done", None)
+    assert "grey" in model.current().classes
+
+
+def test_a_lesson_that_waits_for_another_command_is_stopped(client: TestClient, model: ModelFolder) -> None:
+    with model.writing():
+        id = waiting(client, **lesson("grey"))
+        assert client.delete(f"/api/jobs/{id}").status_code == 200
+        told = over(client, id)
+    assert (told["state"], told["problem"]) == ("cancelled", None)
+    assert model.current().generation == 2
+
+
+def test_what_another_saved_while_a_lesson_waited_is_not_taken_for_its_own(serve: Serve, model: ModelFolder) -> None:
+    client = serve(**LONG)
+    with model.writing() as writer:
+        id = waiting(client, **PAIR)
+        writer.use(1)
+    job = client.app.state.parts.jobs.get(id)  # type: ignore[attr-defined]
+    until(lambda: job.state == "learning" and job.progress["phase"] == "train")
+    client.delete(f"/api/jobs/{id}")
+    told = over(client, id)
+    assert (told["state"], told["problem"]) == ("cancelled", None)
+
+
+def test_a_lesson_does_not_wait_for_another_command_for_ever(serve: Serve, model: ModelFolder) -> None:
+    client = serve(busy_seconds=0.5)
+    with model.writing():
+        told = over(client, client.post("/api/teach", **lesson("grey")).json()["id"])
+    assert told["state"] == "failed"
+    assert "send them again when that is done" in told["problem"]
+
+
+def test_a_lesson_is_taught_in_the_size_of_a_model_that_another_made_meanwhile(serve: Serve, tmp_path: Path) -> None:
+    folder, other = ModelFolder(tmp_path / "new"), ModelFolder(tmp_path / "other")
+    learn(other, draw(tmp_path / "pictures", (TULIP, DAISY), 6), Wishes(image_size=8, epochs=1))
+    client = serve(folder)
+    with folder.writing():
+        id = waiting(client, **lesson("grey"))
+        for part in ("generations", "current.json"):
+            (other.path / part).rename(folder.path / part)
+    assert over(client, id)["problem"] is None
+    assert client.get("/api/model").json()["image_size"] == 8
+    assert folder.current().classes == (TULIP, DAISY, "grey")
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_lessons_are_forgotten_with_a_class_whatever_it_was_called_then(
+    client: TestClient, model: ModelFolder, by_command: bool
+) -> None:
     job = client.post("/api/teach", **lesson("grey"), headers={"Idempotency-Key": "one"}).json()["id"]
     over(client, job)
-    assert client.post("/api/forget", json={"classes": ["grey"]}).status_code == 200
-    assert [each["id"] for each in client.get("/api/jobs").json()["jobs"]] == [other]
+    if by_command:
+        rename(model, "grey", "ash")
+    else:
+        client.post("/api/rename", json={"from": "grey", "to": "ash"})
+    assert client.post("/api/forget", json={"classes": ["ash"]}).status_code == 200
+    assert client.get("/api/jobs").json() == {"jobs": []}
     assert "grey" not in client.get("/api/jobs").text + client.get("/api/model").text
     assert client.get(f"/api/jobs/{job}").status_code == 404
+
+
+def test_a_lesson_that_waits_is_not_forgotten_with_a_class(serve: Serve, model: ModelFolder) -> None:
+    client = serve(**LONG)
+    job = learning(client)
+    id = client.post("/api/teach", **lesson("grey")).json()["id"]
+    client.app.state.parts.jobs.forget()  # type: ignore[attr-defined]
+    assert [each["id"] for each in client.get("/api/jobs").json()["jobs"]] == [job.id, id]
 
 
 def test_an_accent_may_be_typed_apart_when_a_class_is_forgotten(client: TestClient) -> None:
@@ -104,6 +178,28 @@ def test_a_lesson_that_is_sent_twice_is_taught_once(client: TestClient) -> None:
     assert client.post("/api/teach", **lesson("grey"), headers=key).json()["id"] == first
     assert client.post("/api/teach", **lesson("grey", 5), headers=key).status_code == 422
     assert len(client.get("/api/jobs").json()["jobs"]) == 1
+
+
+def test_a_lesson_of_which_nothing_came_can_be_sent_again_with_the_same_key(serve: Serve, model: ModelFolder) -> None:
+    client, key = serve(busy_seconds=0.0, finished=1), {"Idempotency-Key": "one"}
+    with model.writing():
+        failed = client.post("/api/teach", **lesson("grey"), headers=key).json()["id"]
+        assert over(client, failed)["state"] == "failed"
+    again = client.post("/api/teach", **lesson("grey"), headers=key).json()["id"]
+    assert again != failed
+    assert over(client, again)["state"] == "done"
+    client.post("/api/teach", files=files(b"none"), data={"classes": ["other"]})
+    assert client.get(f"/api/jobs/{failed}").status_code == 404  # long over by now; the key is the other's
+    assert client.post("/api/teach", **lesson("grey"), headers=key).json()["id"] == again
+
+
+def test_a_lesson_that_was_killed_once_it_was_saved_is_not_taught_again(client: TestClient, model: ModelFolder) -> None:
+    key = {"Idempotency-Key": "one"}
+    jobs = client.app.state.parts.jobs  # type: ignore[attr-defined]
+    jobs._listen = lambda *_: {"held": model.current().generation - 1}  # as if the process had ended without a word
+    late = client.post("/api/teach", **lesson("grey"), headers=key).json()["id"]
+    assert "saved already, as generation 2" in over(client, late)["problem"]
+    assert client.post("/api/teach", **lesson("grey"), headers=key).json()["id"] == late
 
 
 def test_a_lesson_that_is_long_over_is_forgotten(serve: Serve) -> None:

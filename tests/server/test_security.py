@@ -33,6 +33,18 @@ def test_its_own_names_are_known(serve: Serve, host: str) -> None:
     assert serve(hosts=("pi.local",)).get("/livez", headers={"Host": host}).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["pi.local:8127", "http://pi.local", "pi.local/", "[fe80::1]", "a@pi.local", "*", ""])
+def test_a_name_that_no_request_calls_it_by_is_refused(host: str) -> None:
+    with pytest.raises(UsageError, match="without a port"):
+        Config(hosts=(host,))
+
+
+def test_an_address_may_be_allowed_as_a_name(serve: Serve) -> None:
+    client = serve(hosts=("fe80::1", "192.168.1.5"))
+    for host in ("[fe80::1]:8000", "192.168.1.5:8000"):
+        assert client.get("/livez", headers={"Host": host}).status_code == 200
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT"])
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://localhost:9", "ftp://localhost", "localhost"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 
 from engram.data.images import LIMIT
 from engram.errors import UsageError
+from engram.text import shown
 
 SHORTEST_TOKEN = 16  # characters: below, it can be guessed
 
@@ -47,6 +49,7 @@ class Config:
     queue: int = 4  # lessons that wait
     finished: int = 100  # lessons that are remembered
     lesson_bytes: int = 1 << 30  # of all pictures that wait
+    busy_seconds: float = 1_800.0  # for another command to let go of the model's folder, while a lesson waits
     nice: int = 10  # how far a lesson stands back behind answers
 
     failures: int = 10  # wrong tokens from one address, before it has to wait
@@ -61,6 +64,12 @@ class Config:
                 f"Without a token only this machine may reach the server, and '{self.host}' may be reached by others. "
                 "Set one with --token-file or ENGRAM_TOKEN, or use --host 127.0.0.1."
             )
+        for host in self.hosts:
+            if not _is_name(host):
+                raise UsageError(
+                    f"The server cannot be called '{shown(host)}'. "
+                    "Write a name or an address without http:// and without a port, such as: --allow-host pi.local"
+                )
         for name in ("body_bytes", "json_bytes", "files", "file_bytes", "pixels", "requests", "decoders", "batch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ').capitalize()} must be at least 1.")
@@ -73,9 +82,17 @@ class Config:
 
 def is_loopback(host: str) -> bool:
     """Whether nobody but this machine reaches an address."""
-    if host == "localhost":
-        return True
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _is_name(host: str) -> bool:
+    """Whether a browser can call a server so: what it says is compared without the port."""
+    return re.fullmatch(r"[A-Za-z0-9._-]+", host) is not None or _address(host) is not None
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None

@@ -1,6 +1,8 @@
 """Pictures from strangers are decoded in processes of their own, which may take little and are replaced when they die.
 
-Nothing but plain bytes comes back from them, so that one that was taken over can do no more than give wrong pixels.
+Nothing but plain bytes comes back from them, of a length that is checked: a crash costs one answer. Memory and time are
+limited, and nothing else is. One that was taken over is the server's user, with its files and its network; to shut that
+user in is up to whoever runs the server, as in `deploy/`.
 """
 
 from __future__ import annotations

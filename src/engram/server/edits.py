@@ -58,7 +58,7 @@ def add_edits(app: FastAPI, folder: ModelFolder, jobs: Jobs) -> None:
         """Remove classes, with every earlier generation. There is no way back."""
         require()
         edited = forget(folder, order.classes)
-        jobs.forget(edited.details["forgotten"])
+        jobs.forget()
         return _told(edited)
 
     @app.post("/api/rename")

@@ -9,7 +9,6 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -26,7 +25,7 @@ from engram.server.config import Config
 from engram.server.decoding import Decoders
 from engram.server.problems import Problem, sentence_of, too_many
 from engram.server.snapshot import Snapshots
-from engram.server.teaching import FAILED, Lesson, Standing, pixels_of, work
+from engram.server.teaching import FAILED, WAITING, Lesson, Standing, generation_of, pixels_of, work
 from engram.server.uploads import Upload
 from engram.text import shown
 
@@ -63,6 +62,7 @@ class Job:
     progress: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
     problem: str | None = None
+    saved: bool = False  # whether the model is another, though the lesson failed
     cancelled: threading.Event = field(default_factory=threading.Event)
     process: BaseProcess | None = None
 
@@ -86,7 +86,7 @@ class Jobs:
         self._thread.start()
 
     def add(self, upload: Upload, key: str | None = None) -> Job:
-        """Queue a lesson. What was sent before with the same key is not queued again."""
+        """Queue a lesson. What was sent before with the same key is not queued again, unless nothing came of it."""
         with self._changed:
             before = self._keys.get(key) if key is not None else None
             if before is not None:
@@ -132,11 +132,10 @@ class Jobs:
                 _stop(job.process)
         return job
 
-    def forget(self, classes: Iterable[str]) -> None:
-        """Forget the lessons that taught one of these classes and are over: they name it."""
-        forgotten = set(classes)
+    def forget(self) -> None:
+        """Forget the lessons that are over: by whatever names a class had, they would tell of it."""
         with self._changed:
-            for job in [each for each in self._jobs.values() if each.state in OVER and forgotten & _named(each)]:
+            for job in [each for each in self._jobs.values() if each.state in OVER]:
                 self._drop(job)
 
     def close(self) -> None:
@@ -178,8 +177,13 @@ class Jobs:
 
     def _drop(self, job: Job) -> None:
         del self._jobs[job.id]
+        self._release_key(job)
+
+    def _release_key(self, job: Job) -> None:
+        """Let the next lesson that comes with the same key be another."""
         if job.key is not None:
             self._keys.pop(job.key, None)
+            job.key = None
 
     def _run(self) -> None:
         while True:
@@ -210,11 +214,22 @@ class Jobs:
             job.upload = job.process = None
             job.result, job.problem, job.progress = result, problem, None
             job.state = state
+            if state != "done" and not job.saved:
+                self._release_key(job)
 
     def _carry_out(self, job: Job) -> dict[str, Any]:
         upload = job.upload
         assert upload is not None
-        side = self._side(upload)
+        while True:
+            side = self._side(upload)
+            try:
+                return self._carry_out_at(job, upload, side)
+            except EngramError:
+                if self._side(upload) == side:
+                    raise
+                # While it waited, another has made the model, which sees pictures of another size.
+
+    def _carry_out_at(self, job: Job, upload: Upload, side: int) -> dict[str, Any]:
         images, kept, left_out = self._decode(job, upload, side)
         names = tuple(sorted(set(upload.classes)))
         _check_left(names, {upload.classes[number] for number in kept}, left_out)
@@ -227,8 +242,8 @@ class Jobs:
             epochs=self.config.epochs,
             device=self.config.device,
             nice=self.config.nice,
+            busy_seconds=self.config.busy_seconds,
         )
-        upload.close()  # from here on nothing but the small squares is left
         result = self._teach(job, lesson, pixels_of(images))
         return {**result, "left_out": left_out}
 
@@ -260,7 +275,6 @@ class Jobs:
         return images, kept, left_out
 
     def _teach(self, job: Job, lesson: Lesson, pixels: bytes) -> dict[str, Any]:
-        before = self._generation()
         ours, theirs = multiprocessing.Pipe()
         process = multiprocessing.get_context("forkserver").Process(target=work, args=(theirs, lesson), daemon=True)
         with self._changed:
@@ -280,28 +294,25 @@ class Jobs:
             return result
         if "failed" in outcome:
             raise EngramError(outcome["failed"])
-        now = self._generation()
-        if job.cancelled.is_set() and now == before:
+        now = generation_of(self.folder)
+        job.saved = "held" in outcome and now != outcome["held"]
+        if job.cancelled.is_set() and not job.saved:
             raise Cancelled
-        raise EngramError(KILLED if now == before else KILLED_LATE.format(now))
+        raise EngramError(KILLED_LATE.format(now) if job.saved else KILLED)
 
     def _listen(self, job: Job, pipe: Connection, pixels: bytes) -> dict[str, Any]:
-        """What the process says last; nothing, if it was killed."""
+        """What the process says but for its progress; no outcome, if it was killed."""
+        said: dict[str, Any] = {}
         try:
             pipe.send_bytes(pixels)
-            while True:
-                message: dict[str, Any] = json.loads(pipe.recv_bytes())
-                if "progress" not in message:
-                    return message
-                job.progress = message["progress"]
+            while not {"done", "failed"} & said.keys():
+                said |= json.loads(pipe.recv_bytes())
+                if "progress" in said:
+                    job.progress = said.pop("progress")
+                    job.state = "queued" if job.progress["phase"] == WAITING else "learning"
         except (EOFError, OSError):
-            return {}
-
-    def _generation(self) -> int | None:
-        try:
-            return self.folder.pointer().current if self.folder.exists() else None
-        except DataError:
-            return None
+            pass
+        return said
 
 
 def _stop(process: BaseProcess) -> None:
@@ -310,11 +321,6 @@ def _stop(process: BaseProcess) -> None:
     later = threading.Timer(GRACE, process.kill)
     later.daemon = True
     later.start()
-
-
-def _named(job: Job) -> set[str]:
-    """The classes that a lesson that is over tells of."""
-    return {*job.classes, *(each["name"] for each in (job.result or {}).get("judged", ()))}
 
 
 def _check_left(names: tuple[str, ...], readable: set[str], left_out: list[dict[str, str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import uvicorn
@@ -11,6 +12,8 @@ from engram.model import ModelFolder
 from engram.server.app import make_app
 from engram.server.config import Config
 from engram.server.connections import protocol
+
+TOKEN = "ENGRAM_TOKEN"  # in the environment
 
 
 def check_address(host: str, port: int) -> None:
@@ -31,6 +34,8 @@ def check_address(host: str, port: int) -> None:
 
 def make_server(folder: ModelFolder, config: Config) -> uvicorn.Server:
     """A server of a model's folder, to be `run()`; it ends by SIGINT and SIGTERM, answers under way first."""
+    # Pictures from strangers are decoded in processes that would have it from here. The configuration has it by now.
+    os.environ.pop(TOKEN, None)
     return uvicorn.Server(
         uvicorn.Config(
             make_app(folder, config),

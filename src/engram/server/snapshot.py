@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from dataclasses import dataclass
 
 from engram.errors import DataError, EngramError
 from engram.model import Model, ModelFolder, contradictions, restored
 from engram.server.problems import NoModel
+
+AGAIN = 5.0  # seconds after which one that could not be read is tried again: a file may be back, or memory free
+SHARE = 0.1  # of the time at most goes into that: answers wait meanwhile
 
 log = logging.getLogger("engram.server")
 
@@ -29,6 +34,7 @@ class Snapshots:
         self.folder, self.device = folder, device
         self._lock = threading.Lock()
         self._seen: tuple[int, str | None] | None = None  # the generation that was looked at last, and its checksum
+        self._again = math.inf  # when to look at it again though it is the same
         self._snapshot: Snapshot | None = None
 
     @property
@@ -50,7 +56,7 @@ class Snapshots:
             if seen is None:
                 self._snapshot = self._seen = None
                 raise NoModel
-            if seen != self._seen:
+            if seen != self._seen or time.monotonic() >= self._again:
                 self._exchange(seen)
             if self._snapshot is None:
                 raise NoModel(503, "The model is damaged. On the server, 'engram verify' says how, and what helps.")
@@ -67,16 +73,18 @@ class Snapshots:
         return None if pointer.current is None else (pointer.current, pointer.generations.get(pointer.current))
 
     def _exchange(self, seen: tuple[int, str | None]) -> None:
+        begin, again = time.monotonic(), math.inf
         try:
             self._snapshot = self._read()
             seen = (self._snapshot.generation, seen[1]) if self._snapshot.generation == seen[0] else (-1, "changed")
         except NoModel:
             raise
-        except EngramError as error:
-            log.error("The model was not exchanged: %s", error)
         except Exception as error:  # whatever a state that is none leads to
-            log.error("The model was not exchanged.", exc_info=error)
-        self._seen = seen
+            if seen != self._seen:  # said once, not at every try
+                _say(error)
+            now = time.monotonic()
+            again = now + max(AGAIN, (now - begin) / SHARE)
+        self._seen, self._again = seen, again
 
     def _read(self) -> Snapshot:
         manifest, tensors = self.folder.load()
@@ -87,3 +95,10 @@ class Snapshots:
         if model.image_size is None:
             raise NoModel(503, "This model has learned vectors, not pictures. It can be asked from Python alone.")
         return Snapshot(manifest.generation, model, model.image_size)
+
+
+def _say(error: Exception) -> None:
+    if isinstance(error, EngramError):
+        log.error("The model was not exchanged: %s", error)
+    else:
+        log.error("The model was not exchanged.", exc_info=error)

@@ -18,13 +18,19 @@ import torch
 
 from engram.data import Samples
 from engram.data.pictures import Pictures
-from engram.errors import EngramError
+from engram.errors import BusyError, DataError, EngramError
 from engram.model import Learned, ModelFolder, Wishes, learn_pictures
 from engram.progress import Phase
 from engram.server.problems import sentence_of
 
 OFTEN = 0.2  # seconds between two reports
+AGAIN = 1.0  # seconds until a folder that another holds is tried again
+WAITING = "wait"  # the phase of a lesson that waits for such a folder
 FAILED = "The lesson failed for a reason that should not be. The model is as it was. The server's log says more."
+HELD = (
+    "Another command has been at work on the model all the while, and still is. The model is as it was. "
+    "The pictures are not kept: send them again when that is done."
+)
 
 
 @dataclass(frozen=True)
@@ -39,10 +45,11 @@ class Lesson:
     epochs: int | None
     device: str
     nice: int
+    busy_seconds: float  # to wait for a folder that another holds
 
 
 def work(pipe: Connection, lesson: Lesson) -> None:
-    """Teach, and report by the pipe in JSON: {"progress"}, then {"done"} or {"failed"}."""
+    """Teach, and report by the pipe in JSON: {"progress"}, {"held"} once, {"progress"}, then {"done"} or {"failed"}."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it belongs to the server, which ends this process
     signal.signal(signal.SIGTERM, _stopped)
     os.nice(lesson.nice)
@@ -61,8 +68,7 @@ def work(pipe: Connection, lesson: Lesson) -> None:
         outcome = {"failed": FAILED}
     except KeyboardInterrupt:
         return
-    with suppress(OSError):
-        pipe.send_bytes(json.dumps(outcome).encode())
+    _send(pipe, outcome)
 
 
 def _stopped(*_: object) -> None:
@@ -83,7 +89,23 @@ def _teach(lesson: Lesson, pixels: bytes, pipe: Connection) -> Learned:
     pictures = Pictures(samples, lesson.class_names, (), ())
     wishes = Wishes(epochs=lesson.epochs, device=lesson.device, image_size=lesson.side)
     folder = ModelFolder(Path(lesson.folder))
-    return learn_pictures(folder, pictures, wishes, Reporter(pipe), seen_bytes=lesson.seen_bytes)
+    end = time.monotonic() + lesson.busy_seconds
+    while True:
+        try:
+            return learn_pictures(folder, pictures, wishes, Reporter(pipe, folder), seen_bytes=lesson.seen_bytes)
+        except BusyError as error:
+            if time.monotonic() >= end:
+                raise BusyError(HELD) from error
+        _send(pipe, {"progress": Standing(WAITING, 0, None).to_json()})
+        time.sleep(AGAIN)
+
+
+def generation_of(folder: ModelFolder) -> int | None:
+    """The number of the generation in use; None without one."""
+    try:
+        return folder.pointer().current if folder.exists() else None
+    except DataError:
+        return None
 
 
 def _end_with(pipe: Connection) -> None:
@@ -94,14 +116,18 @@ def _end_with(pipe: Connection) -> None:
 
 
 class Reporter:
-    """Sends how far the work is by a pipe, now and then."""
+    """Sends how far the work in a folder is by a pipe, now and then."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: Connection, folder: ModelFolder) -> None:
+        self.pipe, self.folder = pipe, folder
+        self.held = False
 
     @contextmanager
     def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
         """Report while the phase lasts."""
+        if not self.held:  # nobody else writes from here on: a generation after this one is of this lesson
+            self.held = True
+            _send(self.pipe, {"held": generation_of(self.folder)})
         phase = _Reported(self.pipe, name, steps)
         phase.report()
         yield phase
@@ -122,8 +148,7 @@ class _Reported:
 
     def report(self) -> None:
         self.last = time.monotonic()
-        with suppress(OSError):
-            self.pipe.send_bytes(json.dumps({"progress": self.progress.to_json()}).encode())
+        _send(self.pipe, {"progress": self.progress.to_json()})
 
 
 @dataclass
@@ -147,6 +172,11 @@ class Standing:
         if self.of and self.done:
             left = round((time.monotonic() - self.begin) / self.done * max(0, self.of - self.done), 1)
         return {**asdict(self), "seconds_left": left}
+
+
+def _send(pipe: Connection, message: dict[str, Any]) -> None:
+    with suppress(OSError):  # the server has ended, and so will this process
+        pipe.send_bytes(json.dumps(message).encode())
 
 
 def pixels_of(images: Sequence[torch.Tensor]) -> bytes:

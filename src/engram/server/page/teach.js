@@ -9,6 +9,7 @@ const NAMED = 10; // files that were left out
 const LISTED = 5; // jobs that are over
 const OVER = ["done", "failed", "cancelled"];
 const STATES = { queued: "Waiting", learning: "Learning", done: "Learned", failed: "Not learned", cancelled: "Cancelled" };
+const QUEUED = { queued: "It is learned after what is learned now.", wait: "Another command is at work on the model. It is learned after that." };
 const PHASES = {
   scan: "Looking at the files", read: "Reading the pictures", train: "Training", extract: "Taking vectors",
   adapt: "Carrying stored vectors over", herd: "Choosing what to keep", classify: "Fitting the classifier",
@@ -230,7 +231,7 @@ function show(article, job) {
   part(".cancel").hidden = over;
   if (!over && of) Object.assign(part("progress"), { max: of, value: Math.min(done, of) });
   else part("progress").removeAttribute("value");
-  tell(part(".phase"), over ? outcome(job) : job.state === "queued" ? "It is learned after what is learned now." : phase ? `${PHASES[phase] ?? phase} …` : "Beginning …");
+  tell(part(".phase"), over ? outcome(job) : job.state === "queued" ? QUEUED[phase] ?? QUEUED.queued : phase ? `${PHASES[phase] ?? phase} …` : "Beginning …");
   tell(part(".left"), over || !phase ? "" : [of ? `${done.toLocaleString("en")} of ${of.toLocaleString("en")}` : "", left === null || left === undefined ? "" : `about ${minutes(left)} left`].filter(Boolean).join(", "));
   part(".phase").classList.toggle("problem", job.state === "failed");
   if (!over || part(".outcome")) return;
