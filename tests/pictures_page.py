@@ -219,6 +219,7 @@ PLACES = (
     Place("a link in a circle", beside(*BOTH, around=link(".."))),
     Place("a pipe or a device", beside(*BOTH, pipe_png=os.mkfifo)),
     Place("a name with accents, in either encoding", files("cafe\u0301/1.png", "dog/1.png")),
+    Place("a name with blanks around it", files(" cat /1.png", "dog/1.png")),
     Place("a name of a file that is not UTF-8", files(*BOTH, b"cat/\xff.png")),
     Place("a class called like a part of a data set", files("train/1.png", "plane/1.png")),
     Place("nothing at all", Path.mkdir, learned=False),

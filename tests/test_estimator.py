@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models_made import NAMES, SIDE, copied
+from models_made import NAMES, SIDE, copied, draw
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, clone, is_classifier
@@ -25,10 +25,12 @@ from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import engram
+from engram import storage
+from engram.data.pictures import scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.estimator import IncrementalClassifier
 from engram.methods import METHODS
-from engram.model import ModelFolder, forget, inspect, load, rename
+from engram.model import ModelFolder, Wishes, forget, inspect, load, propose, rename
 
 Array = NDArray[Any]
 
@@ -421,6 +423,20 @@ def test_after_an_error_all_is_as_it_was(blobs: tuple[Array, Array]) -> None:
     assert np.array_equal(classifier.decision_function(X), before) and classifier.model_.learner.memory is memory
 
 
+def test_after_a_fit_that_failed_it_answers_as_before(
+    blobs: tuple[Array, Array], pictures: tuple[Array, Array]
+) -> None:
+    X, y = blobs
+    classifier = quick().fit(X, y)
+    before = classifier.decision_function(X)
+    with pytest.raises(ValueError, match="Unknown label type"):
+        classifier.fit(X[:, :3], y + 0.5)
+    assert np.array_equal(classifier.decision_function(X), before)
+    with pytest.raises(ValueError, match="Unknown label type"):
+        classifier.fit(pictures[0], np.linspace(0.5, 9.5, len(pictures[0])))
+    assert np.array_equal(classifier.decision_function(X), before) and classifier.n_features_in_ == 4
+
+
 def test_a_model_keeps_its_method_and_network(blobs: tuple[Array, Array]) -> None:
     classifier = quick().fit(*blobs)
     with pytest.raises(ValueError, match="This model learns by the method 'features', and keeps to it"):
@@ -542,6 +558,17 @@ def test_a_network_of_ones_own_learns_too_but_cannot_be_saved(blobs: tuple[Array
         classifier.save(tmp_path / "model")
 
 
+def test_one_that_started_from_weights_goes_on_from_its_own(pictures: tuple[Array, Array], tmp_path: Path) -> None:
+    X, y = pictures
+    first = quick(epochs=1).fit(X, y)
+    path = tmp_path / "weights.safetensors"
+    storage.save_tensors(path, first.model_.learner.trained.extractor.state_dict())
+    classifier = quick(epochs=1, settings={"weights": str(path)}).fit(X, y)
+    path.unlink()
+    for each in (classifier, pickle.loads(pickle.dumps(classifier))):
+        assert "new" in each.partial_fit(X[:4], ["new"] * 4).classes_
+
+
 # The folder of a model.
 
 
@@ -574,6 +601,19 @@ def test_what_was_left_to_choose_is_left_to_choose_after_loading(blobs: tuple[Ar
     assert loaded.classes_.tolist() == [0, 1, 2, 3, 9]
     for part in ((y == 2), (y > 0)):
         assert same_answers(loaded.partial_fit(X[part], y[part]), classifier.partial_fit(X[part], y[part]), X)
+
+
+def test_a_model_of_pictures_goes_on_at_the_rate_of_the_command_line(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    first = Wishes(method="features", image_size=SIDE, epochs=1, hold_out=0)
+    engram.model.learn(folder, draw(tmp_path / "1", NAMES[:2], 2), first)
+    more = scan(draw(tmp_path / "2", ("rose", "lily"), 2))
+    expected = propose(load(folder), more, Wishes()).learner.training.rate
+    classifier = IncrementalClassifier.load(folder.path).set_params(epochs=1)
+    images = np.random.RandomState(0).randint(0, 256, (4, SIDE, SIDE, 3)).astype(np.uint8)
+    classifier.partial_fit(images, ["rose", "rose", "lily", "lily"])
+    assert load(folder).learner.training.rate == 2.0 and expected == 0.5
+    assert classifier.model_.learner.training.rate == expected
 
 
 def test_saving_again_adds_a_generation(blobs: tuple[Array, Array], tmp_path: Path) -> None:

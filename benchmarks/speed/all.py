@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 OUTCOMES = HERE.parent / "results" / "speed.json"
 TABLE = HERE.parent / "RESULTS.md"
 USUAL = (
-    *("training_step", "training_loop", "other_networks", "svm", "herding"),
+    *("training_step", "training_loop", "precision", "other_networks", "svm", "herding"),
     *("adapter", "extraction", "after_training", "growth"),
 )
 EXTRA = ("svm_1000_classes",)  # python benchmarks/speed/all.py svm_1000_classes

@@ -206,6 +206,14 @@ def test_a_dry_run_tells_what_would_be_taught_and_changes_nothing(model: ModelFo
     assert {**tree(tmp_path), ".": ()} == {**before, ".": ()}
 
 
+def test_a_dry_run_refuses_what_cannot_be_validated(tmp_path: Path) -> None:
+    draw(tmp_path / "few", ("rose", "lily"), 3)
+    for dry in ((), ("--dry-run",)):
+        done = run("learn", "model", "few", "--validate", *dry, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "Nothing can be validated: no class has 5 pictures, of which to hold one out." in done.stderr
+
+
 # What is refused
 
 
@@ -315,8 +323,8 @@ def folder_of(path: Path, *names: str) -> None:
         ),
         (("Cat/1.png", "cat/1.png"), "differ in capitals, spaces or the encoding of accents alone."),
         (
-            ("cat\n/1.png",),
-            r"'cat\n' cannot be the name of a class: it has characters that cannot be shown on a line. Rename it.",
+            ("c\nat/1.png",),
+            r"'c\nat' cannot be the name of a class: it has characters that cannot be shown on a line. Rename it.",
         ),
     ],
     ids=["empty", "no classes", "split", "twins", "not shown"],

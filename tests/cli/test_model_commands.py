@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from engram import storage
 from engram.cli import forget as forgetting
 from engram.cli import main
-from engram.model import ModelFolder, load, rename
+from engram.model import ModelFolder, load, rename, rollback
 
 
 class Ended(NamedTuple):
@@ -175,6 +175,15 @@ def test_forget_with_yes_asks_nothing_and_says_what_is_left(model: ModelFolder, 
     assert load(model).names == (TULIP,)
 
 
+def test_forget_says_of_which_classes_the_generation_in_use_knows_nothing(model: ModelFolder, engram: Engram) -> None:
+    rollback(model)
+    told = f"Only in generations that are not in use, and gone with these: '{FORMULA}'. The classes in use stay"
+    assert told in engram("forget", model.path, FORMULA)[2]
+    code, out, err = engram("forget", model.path, FORMULA, "--yes")
+    assert (code, err) == (0, "") and told in out
+    assert load(model).names == (TULIP, DAISY) and model.generations() == [3]
+
+
 def test_forget_as_json_is_one_object(model: ModelFolder, engram: Engram) -> None:
     code, out, err = engram("forget", model.path, DAISY, "--yes", "--json")
     assert (code, err) == (0, "")
@@ -183,6 +192,7 @@ def test_forget_as_json_is_one_object(model: ModelFolder, engram: Engram) -> Non
         "generation": 3,
         "classes": [TULIP, FORMULA],
         "forgotten": [DAISY],
+        "not_in_use": [],
         "features": 6,
         "images": 0,
         "bytes": 1536,

@@ -32,7 +32,7 @@ from pictures_made import (
     several_frames,
     ycck,
 )
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps
 
 from engram.data import images
 from engram.data.images import UnreadableImage, decode
@@ -292,6 +292,26 @@ def test_the_orientation_of_a_png_may_come_after_its_pixels() -> None:
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
 def test_an_orientation_that_does_not_exist_turns_nothing(orientation: int) -> None:
     assert np.array_equal(pixels(encoded(PICTURE, "PNG", exif=exif(orientation))), PICTURE)
+
+
+def as_text(block: bytes) -> bytes:
+    """An EXIF block as ImageMagick writes it into a PNG: a text of its kind, its length, and lines of digits."""
+    digits = block.hex()
+    lines = "\n".join(digits[start : start + 72] for start in range(0, len(digits), 72))
+    return b"Raw profile type exif\0" + f"\nexif\n{len(block):8}\n{lines}\n".encode()
+
+
+def test_the_orientation_of_a_png_may_be_in_a_text_as_imagemagick_writes_it() -> None:
+    rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
+    name, _, text = as_text(exif(6)).partition(b"\0")
+    for profile in (chunk(b"tEXt", as_text(exif(6))), chunk(b"zTXt", name + b"\0\0" + zlib.compress(text))):
+        content = png(32, 24, 8, 2, rows, before=profile)
+        upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
+        assert np.array_equal(pixels(content), upright) and upright.shape == (32, 24, 3)
+    both = png(32, 24, 8, 2, rows, before=chunk(b"tEXt", as_text(exif(6))) + chunk(b"eXIf", exif(1)[6:]))
+    assert np.array_equal(pixels(both), PICTURE)  # what PNG has a chunk for counts more
+    for damaged in (b"Raw profile type exif\0", as_text(exif(6))[:-40] + b"xyz", as_text(b"")):
+        assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=chunk(b"tEXt", damaged))), PICTURE)
 
 
 def test_damaged_exif_costs_the_orientation_at_most() -> None:

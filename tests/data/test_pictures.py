@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch:
 
 def test_class_names_are_composed(tmp_path: Path) -> None:
     assert COMPOSED != DECOMPOSED
-    fill(tmp_path, f"{DECOMPOSED}/1.png", "a name with spaces/1.png")
+    fill(tmp_path, f"{DECOMPOSED}/1.png", " a name with spaces /1.png")
     assert scan(tmp_path).class_names == ("a name with spaces", COMPOSED)
 
 
@@ -288,7 +288,7 @@ def test_files_may_have_any_name_and_are_shown_on_one_line(tmp_path: Path) -> No
         "a.png,cat\nb.png,dog\nc.png,cat\n",
         "\ufeffpath,label\r\na.png,cat\r\nb.png,dog\r\nc.png,cat",
         "\ufeffa.png,cat\nb.png,dog\n\n , \nc.png,cat\n",
-        " Label , PATH ,who\n cat ,a.png,me\ndog,./b.png,you\ncat,x/../c.png,\n",
+        " Label , PATH ,who\n cat ,a.png,me\ndog,./b.png,you\ncat,.//c.png,\n",
         '"a.png","cat"\n"b.png","dog"\n"c.png","cat"\n',
     ],
     ids=["header", "no header", "BOM", "BOM, no header, blank lines", "other columns", "quotes"],
@@ -340,6 +340,17 @@ def test_of_many_wrong_lines_ten_are_told(tmp_path: Path) -> None:
     path = listed(tmp_path, "".join(f"{number}.png,cat\n" for number in range(1234)))
     with pytest.raises(DataError, match=r"Line 10: there is no file 9\.png\. And 1,224 more\. Expected"):
         scan(path)
+
+
+def test_what_lies_above_a_linked_folder_is_what_the_file_system_says(tmp_path: Path) -> None:
+    fill(tmp_path, "a.png", "store/a.png", "store/deep/b.png")
+    (tmp_path / "linked").symlink_to("store/deep")
+    (tmp_path / "list.csv").write_text("linked/../a.png,cat\nlinked/b.png,dog\nstore/deep/b.png,dog\na.png,cow\n")
+    found = scan(tmp_path / "list.csv")
+    files = {name: path.resolve() for name, path in zip(found.class_names, found.paths, strict=True)}
+    assert files["cat"] == tmp_path.resolve() / "store" / "a.png"
+    assert files["cow"] == tmp_path.resolve() / "a.png"
+    assert reasons(found.left_out, tmp_path) == {"store/deep/b.png": "Line 3 repeats line 2."}
 
 
 def test_a_line_that_repeats_another_is_left_out_and_listed(tmp_path: Path) -> None:

@@ -180,6 +180,36 @@ def test_all_but_one_can_be_forgotten_and_the_last_cannot(small_model: ModelFold
     assert tree(model.path) == before
 
 
+@pytest.mark.parametrize("others", [(), (TULIP,)])
+def test_a_class_of_a_generation_that_is_not_in_use_is_forgotten_too(
+    others: tuple[str, ...], model: ModelFolder
+) -> None:
+    sought = traces(load(model), FORMULA)
+    rollback(model)
+    before = load(model)
+    assert FORMULA not in before.names and found(model.path, sought)["vectors"]
+    gone = removal(model, [FORMULA, *others])
+    assert (gone.not_in_use, gone.features, gone.generations) == ((FORMULA,), 6 * len(others), (1, 2))
+    done = forget(model, [FORMULA, *others])
+    assert done.details["forgotten"] == [FORMULA, *others] and done.details["not_in_use"] == [FORMULA]
+    assert not any(found(model.path, sought).values()) and model.generations() == [3]
+    assert verify(model).problems == ()
+    if not others:  # then the generation in use is as it was
+        after = load(model)
+        assert (after.names, after.facts) == (before.names, before.facts)
+        for name, tensor in before.learner.state().items():
+            assert torch.equal(after.learner.state()[name], tensor), name
+
+
+def test_a_class_that_no_generation_knows_cannot_be_forgotten_even_where_one_is_damaged(model: ModelFolder) -> None:
+    rollback(model)
+    (model.path / "generations" / "000002" / "manifest.json").write_text("{}")
+    with pytest.raises(UsageError, match="There is no class"):
+        forget(model, [FORMULA])
+    forget(model, [DAISY])
+    assert load(model).names == (TULIP,) and model.generations() == [3]
+
+
 def test_after_forgetting_it_learns_on_even_the_same_class(model: ModelFolder, tmp_path: Path) -> None:
     forget(model, [DAISY])
     learned = learn(model, draw(tmp_path / "again", (DAISY,), 6), Wishes(epochs=1))

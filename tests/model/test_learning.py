@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from engram.data.pictures import read, scan
 from engram.errors import BusyError, DataError, UsageError
-from engram.features import Coding
+from engram.features import Adaptation, Adapter, Coding, kind_of
 from engram.model import (
     Model,
     ModelFolder,
@@ -33,7 +34,7 @@ from engram.model import (
 from engram.network import extract
 
 QUICK = {"adapter_steps": 20, "adapter_width": 32}
-WISHES = Wishes(epochs=2, settings=QUICK)
+WISHES = Wishes(epochs=2, trains=True, settings=QUICK)
 
 
 def model_of(folder: ModelFolder, path: Path) -> tuple[ModelFolder, Model]:
@@ -81,9 +82,9 @@ def test_a_single_new_class_does_not_swallow_the_others(tmp_path: Path) -> None:
     learn(folder, paint(tmp_path / "1", ("red", "green"), 20), wishes)
     blue = paint(tmp_path / "2", ("blue",), 20)
     assert propose(load(folder), scan(paint(tmp_path / "3", ("blue", "white"), 6)), Wishes()).trains
-    assert propose(load(folder), scan(blue), Wishes(epochs=1)).trains
+    assert propose(load(folder), scan(blue), Wishes(trains=True)).trains
     assert not propose(load(folder), scan(blue), Wishes()).trains
-    learn(folder, blue)
+    learn(folder, blue, Wishes(epochs=10))  # which says how often, not whether
     assert evaluate(load(folder), paint(tmp_path / "again", ("red", "green", "blue"), 10, seed=1)).mean_accuracy > 0.9
 
 
@@ -221,6 +222,25 @@ def test_images_that_do_not_fit_a_budget_are_refused_with_how_many_would(tmp_pat
     assert verify(folder).problems == ()
 
 
+@pytest.mark.parametrize(("room", "fewer"), [(7, 1), (3, 0)])
+def test_images_that_leave_no_room_for_vectors_are_refused_with_how_many_would(
+    room: int, fewer: int, tmp_path: Path
+) -> None:
+    folder, image, vector = ModelFolder(tmp_path / "model"), SIDE * SIDE * 3, 64 * 4
+    wishes = Wishes(method="hybrid", image_size=SIDE, network="small", epochs=1, hold_out=0, settings=QUICK)
+    first = replace(wishes, images_per_class=3, budget=7 * image)
+    learn(folder, draw(tmp_path / "1", (TULIP, DAISY), 4), first)
+    more = draw(tmp_path / "2", ("rose", "lily"), 4)
+    budget = room * image
+    message = f"would be 9,216 bytes, one vector of each class 1,024, the budget is {budget:,}"
+    with pytest.raises(UsageError, match=rf"{message}\. Keep --images-per-class {fewer}\."):
+        learn(folder, more, replace(wishes, budget=budget))
+    assert 4 * vector == 1024 and folder.current().generation == 1
+    learn(folder, more, replace(wishes, budget=budget, images_per_class=fewer))
+    kept = load(folder).learner.memory
+    assert kept.images.counts.tolist() == [fewer] * (4 * (fewer > 0)) and kept.nbytes <= budget
+
+
 def test_a_budget_too_small_for_one_vector_of_each_is_refused(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with pytest.raises(UsageError, match=r"too small for 4 classes: one vector of each would be 1,024"):
@@ -306,10 +326,45 @@ def test_vectors_are_carried_over_only_where_that_brings_them_nearer(
     assert load(folder).learner.settings()["adapter"] == "mlp"  # next time it is tried again
 
 
-def test_what_cannot_be_validated_is_refused_before_training(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_vectors_are_carried_over_for_good_by_the_adapter_that_was_judged(
+    small_model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all pictures another might be chosen than without those that judge it, as this one would be."""
+    choices = iter(["ridge", "mlp"])
+    monkeypatch.setattr(Adaptation, "_better", lambda *arguments: next(choices))
+    adapters = []
+    learn_adapter = Adaptation.fit
+
+    def told(*arguments: Any, **options: Any) -> Adapter:
+        adapters.append(learn_adapter(*arguments, **options))
+        return adapters[-1]
+
+    monkeypatch.setattr(Adaptation, "fit", told)
     folder = copied(small_model, tmp_path / "model")
+    settings = {**QUICK, "adapter": "auto", "rate": 4.0}
+    learned = learn(folder, draw(tmp_path / "new", ("rose", "lily"), 20), Wishes(epochs=4, settings=settings))
+    assert learned.adaptation is not None and learned.adaptation.adapted
+    assert [kind_of(adapter) for adapter in adapters] == ["ridge", "ridge"]
+    assert load(folder).learner.settings()["adapter"] == "auto"  # next time it is chosen again
+
+
+def test_what_cannot_be_validated_is_refused_before_training(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder, few = copied(small_model, tmp_path / "model"), draw(tmp_path / "few", ("rose", "lily"), 4)
     with pytest.raises(UsageError, match="no class has 5 pictures"):
-        learn(folder, draw(tmp_path / "few", ("rose", "lily"), 4), Wishes(at_least=0.5), Interrupting("train"))
+        propose(load(folder), scan(few), Wishes(at_least=0.5))  # as a dry run does
+    for number in (4, 5):  # which will not be found to be pictures before they are read
+        (few / "rose" / f"{number}.png").write_bytes(b"")
+    with pytest.raises(UsageError, match="no class has 5 pictures"):
+        learn(folder, few, Wishes(at_least=0.5), Interrupting("train"))
+
+
+def test_the_time_of_a_small_lesson_is_that_of_adapters_which_learn_from_few(
+    small_model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = []
+    monkeypatch.setattr(Adaptation, "fit", lambda self, pairs, *others, **options: timed.append(len(pairs.old)))
+    expected_seconds(propose(load(small_model), scan(draw(tmp_path / "new", ("rose", "lily"), 6)), Wishes()))
+    assert set(timed) == {12}  # and not the 128 of a whole batch
 
 
 @pytest.mark.parametrize("size", [0, 7, 1025, 100_000])
@@ -383,16 +438,19 @@ def test_two_learners_cannot_cross(small_model: ModelFolder, tmp_path: Path) -> 
         learn(folder, draw(tmp_path / "rose", ("rose",), 6), WISHES)
 
 
-@pytest.mark.parametrize("twin", ["[RED]tulip", " [red]tulip", "ga\u0308nseblu\u0308mchen".upper()])
+@pytest.mark.parametrize("twin", ["[RED]tulip", "ga\u0308nseblu\u0308mchen".upper()])
 def test_a_twin_of_a_known_class_is_refused(twin: str, small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with pytest.raises(DataError, match="capitals, spaces or the encoding of accents alone"):
         learn(folder, draw(tmp_path / "twin", (twin,), 6), WISHES)
 
 
-def test_a_name_in_another_encoding_of_accents_is_the_same_class(small_model: ModelFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", ["ga\u0308nseblu\u0308mchen", f" {DAISY} "])
+def test_a_name_with_blanks_around_it_or_its_accents_encoded_otherwise_is_the_same_class(
+    written: str, small_model: ModelFolder, tmp_path: Path
+) -> None:
     folder = copied(small_model, tmp_path / "model")
-    learned = learn(folder, draw(tmp_path / "more", ("ga\u0308nseblu\u0308mchen",), 6))
+    learned = learn(folder, draw(tmp_path / "more", (written,), 6))
     assert learned.more == {DAISY: 6}
 
 
@@ -404,6 +462,11 @@ def test_a_name_in_another_encoding_of_accents_is_the_same_class(small_model: Mo
         ({"method": "finetune"}, "learns by the method 'features'"),
         ({"weights": Path("some.safetensors")}, "can only start a new one"),
         ({"settings": {"rat": 1}}, "Did you mean 'rate'"),
+        ({"settings": {"network": "resnet18"}}, "This model has network=auto, and keeps it"),
+        ({"settings": {"head": "linear"}}, "This model has head=cosine, and keeps it"),
+        ({"settings": {"last_relu": "false"}}, "This model has last_relu=True, and keeps it"),
+        ({"settings": {"crop": "8"}}, "This model has crop=None, and keeps it"),
+        ({"settings": {"weights": "nope"}}, "This model has weights already, and keeps them"),
     ],
 )
 def test_what_a_model_cannot_become_is_refused(
@@ -412,6 +475,12 @@ def test_what_a_model_cannot_become_is_refused(
     found = scan(draw(tmp_path / "rose", ("rose",), 6))
     with pytest.raises(UsageError, match=message):
         propose(load(small_model), found, Wishes(**wishes))  # type: ignore[arg-type]
+
+
+def test_to_repeat_what_a_model_has_is_no_change(small_model: ModelFolder, tmp_path: Path) -> None:
+    found = scan(draw(tmp_path / "rose", ("rose",), 6))
+    as_it_is = {"network": "auto", "head": "cosine", "last_relu": "true", "crop": "none", "weights": "none"}
+    assert propose(load(small_model), found, Wishes(settings=as_it_is)).new == {"rose": 6}
 
 
 @pytest.mark.parametrize(

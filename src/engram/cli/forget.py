@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,8 +57,9 @@ def forget(
     if json:
         typer.echo(json_format.dumps(done.to_json()))
         return
-    names = ", ".join(f"'{shown(name)}'" for name in done.details["forgotten"])
-    typer.echo(f"forgotten: {names}; {megabytes(done.details['bytes'])} less is kept")
+    typer.echo(f"forgotten: {_quoted(done.details['forgotten'])}; {megabytes(done.details['bytes'])} less is kept")
+    if done.details["not_in_use"]:
+        typer.echo(_only_elsewhere(done.details["not_in_use"]))
     typer.echo(f"{shown(model)}, generation {done.generation}, the only one: {counted(len(done.classes), 'class')}")
 
 
@@ -67,11 +69,22 @@ def asked_by_a_person() -> bool:
 
 
 def _what_goes(removed: Removal, model: Path) -> str:
-    names = ", ".join(f"'{shown(name)}'" for name in removed.names)
     kept = [counted(removed.features, "stored vector"), counted(removed.images, "stored image")]
     generations = ", ".join(map(str, removed.generations))
     return (
-        f"This removes from {shown(model)} what is kept of {names}: {kept[0]} and {kept[1]} "
+        f"This removes from {shown(model)} what is kept of {_quoted(removed.names)}: {kept[0]} and {kept[1]} "
         f"({megabytes(removed.bytes)}), their rows of the head and of the classifier, and their names; the details of "
         f"the history, of all classes; and every generation there is now ({generations})."
+        + (f" {_only_elsewhere(removed.not_in_use)}" if removed.not_in_use else "")
     )
+
+
+def _only_elsewhere(names: Sequence[str]) -> str:
+    return (
+        f"Only in generations that are not in use, and gone with these: {_quoted(names)}. "
+        "The classes in use stay, be one of them the same by another name."
+    )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"'{shown(name)}'" for name in names)

@@ -8,8 +8,8 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable
-from typing import BinaryIO, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -90,6 +90,7 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 ORIENTATION = 0x0112  # EXIF's tag
+EXIF_AS_TEXT = "Raw profile type exif"  # what ImageMagick calls a text of a PNG
 INTEGERS = {1: "B", 3: "H", 4: "I"}  # EXIF's types of whole numbers
 
 Fit = Literal["middle", "stretch"]  # how a picture becomes a square: the middle of its longer side, or all, squeezed
@@ -121,7 +122,7 @@ def decode(
         if size is not None:
             seen = _square(seen, size, extent, fit)
         seen = _on_white(seen)
-        orientation = _orientation(image.info.get("exif"))
+        orientation = _orientation(_exif(image.info))
         if orientation in TURNS:
             seen = seen.transpose(TURNS[orientation])
         return torch.from_numpy(np.array(seen))
@@ -317,6 +318,20 @@ def _square(image: Image.Image, size: int, extent: tuple[float, float], fit: Fit
     left, top = (width - side) / 2, (height - side) / 2
     box = (left, top, left + side, top + side)
     return image.resize((size, size), Image.Resampling.BICUBIC, box)
+
+
+def _exif(information: Mapping[Any, object]) -> object:
+    """The EXIF block, also where a PNG has it as ImageMagick writes it: a text of a name, a length, and digits.
+
+    Pillow limits what a text may swell to.
+    """
+    text = information.get(EXIF_AS_TEXT)
+    if "exif" in information or not isinstance(text, str):
+        return information.get("exif")
+    try:
+        return bytes.fromhex("".join(text.split("\n")[3:]))
+    except ValueError:  # damaged
+        return None
 
 
 def _orientation(exif: object) -> int:

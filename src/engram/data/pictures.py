@@ -18,7 +18,7 @@ from engram.data.left_out import LeftOut
 from engram.data.samples import Samples
 from engram.errors import DataError
 from engram.progress import SILENT, Phase, Progress
-from engram.text import shown
+from engram.text import composed, shown
 
 # What is looked for in a folder. A picture's content decides how it is decoded, whatever its name.
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif")
@@ -224,19 +224,22 @@ def _check_splits(folder: Path, per_class: Mapping[Path, list[Path]]) -> None:
 def _scan_list(path: Path, phase: Phase) -> Found:
     problems: list[str] = []
     left_out: list[LeftOut] = []
-    met: dict[Path, tuple[str, int]] = {}  # label and line
+    met: dict[str, tuple[Path, str, int]] = {}  # by the file itself: picture, label and line
     for line, cell, label in _rows(path, problems):
-        picture = Path(os.path.normpath(path.parent / cell))
-        before, there = met.get(picture, (label, line))
         phase.advance()
+        # As it is written: what `..` is, after a folder that is a link, only the file system knows.
+        picture = path.parent / cell
         if problem := _problem(cell, picture, label):
             problems.append(f"Line {line}: {problem}.")
-        elif before != label:
+            continue
+        file = os.path.realpath(picture)
+        _, before, there = met.get(file, (picture, label, line))
+        if before != label:
             problems.append(f"Line {line}: {shown(cell)} is '{shown(label)}', but '{shown(before)}' in line {there}.")
         elif there != line:
             left_out.append(LeftOut(picture, f"Line {line} repeats line {there}."))
         else:
-            met[picture] = label, line
+            met[file] = picture, label, line
     if problems:
         more = f" And {len(problems) - PROBLEMS_SHOWN:,} more." if len(problems) > PROBLEMS_SHOWN else ""
         raise DataError(
@@ -246,9 +249,9 @@ def _scan_list(path: Path, phase: Phase) -> Found:
     if not met:
         raise DataError(f"{shown(path)} lists no pictures. Expected the columns path and label, one picture a line.")
     places: dict[str, str] = {}
-    for label, line in met.values():
+    for _, label, line in met.values():
         places.setdefault(label, f"line {line}")
-    return _found(path, [(label, picture) for picture, (label, _) in met.items()], places, left_out)
+    return _found(path, [(label, picture) for picture, label, _ in met.values()], places, left_out)
 
 
 def _problem(cell: str, picture: Path, label: str) -> str:
@@ -305,7 +308,7 @@ def _found(
 ) -> Found:
     """Name the classes and sort the pictures. `places` says where each spelling of a class was met."""
     check_spellings(places)
-    named = sorted((unicodedata.normalize("NFC", name), path) for name, path in labelled)
+    named = sorted((composed(name), path) for name, path in labelled)
     class_names = tuple(dict.fromkeys(name for name, _ in named))
     label_of = {name: label for label, name in enumerate(class_names)}
     labels = tuple(label_of[name] for name, _ in named)

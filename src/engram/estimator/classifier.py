@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -117,9 +118,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.settings = settings
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn inputs X with their labels y (n,), and forget all before."""
-        inputs, labels = self._training_data(X, y, anew=True)
-        self._become(self._taught(None, inputs, labels, labels[:0]))
+        """Learn inputs X with their labels y (n,), and forget all before. After an error all is as it was."""
+        with self._unchanged_by_errors():
+            inputs, labels = self._training_data(X, y, anew=True)
+            self._become(self._taught(None, inputs, labels, labels[:0]))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
@@ -129,9 +131,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         then each has its column at once, with a probability of 0 until it does come. Later calls may repeat them.
         """
         model: Model | None = getattr(self, "model_", None)
-        inputs, labels = self._training_data(X, y, anew=model is None)
-        announced = self._announced(classes, labels)
-        self._become(self._taught(model, inputs, labels, announced))
+        with self._unchanged_by_errors():
+            inputs, labels = self._training_data(X, y, anew=model is None)
+            announced = self._announced(classes, labels)
+            self._become(self._taught(model, inputs, labels, announced))
         return self
 
     def predict(self, X: ArrayLike) -> Array:
@@ -180,6 +183,16 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True  # grey images; there is no tag for those with channels
         return tags
+
+    @contextmanager
+    def _unchanged_by_errors(self) -> Iterator[None]:
+        """What scikit-learn's checks note of new inputs must not outlive a failure: the model is for those before."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
 
     # What arrives, checked.
 
@@ -268,7 +281,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 model = dataclasses.replace(model, learner=remake(model.learner, device=self.device))
             arriving = dict(zip(names, np.bincount(codes).tolist(), strict=True))
             seed = self._seed() if model is None else model.learner.seed
-            wishes = wishes_of(self.get_params(deep=False), len(inputs), inputs.shape[1:], seed)
+            parameters = self.get_params(deep=False)
+            wishes = wishes_of(parameters, len(inputs), inputs.shape[1:], seed, anew=model is None)
             proposal = propose_samples(model, arriving, inputs.shape[1:], wishes)
             columns = torch.tensor([proposal.labels[name] for name in names])[torch.from_numpy(codes)]
             taught, _, _ = teach(model, proposal, Samples.of(_writable(inputs), columns), wishes)

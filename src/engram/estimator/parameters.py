@@ -10,14 +10,16 @@ import numpy as np
 from engram.estimator.errors import InvalidParameter
 from engram.methods import METHODS, make, setting_names
 from engram.model import Model, Wishes, settings_of
-from engram.model.recipe import array_epochs, array_settings
+from engram.model.recipe import FIRST_RATE, LATER_RATE, array_epochs, array_settings
 
 OWN = ("network", "epochs", "features_per_class", "images_per_class", "seed", "device")  # settings with a parameter
 
 
-def wishes_of(parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...], seed: int) -> Wishes:
+def wishes_of(parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...], seed: int, *, anew: bool) -> Wishes:
     """A classifier's parameters in the words of the model room, for so many samples of this shape."""
     given = _plain(parameters["settings"] if parameters["settings"] is not None else {})
+    if not anew:
+        given.pop("weights", None)  # what the model began with is in it, and no setting of it any more
     if owned := [name for name in OWN if name in given]:
         parameter = "random_state" if owned[0] == "seed" else owned[0]
         raise InvalidParameter(f"`settings` cannot hold '{owned[0]}'. Give it as the parameter {parameter}.")
@@ -38,6 +40,7 @@ def wishes_of(parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...
         method=parameters["method"],
         network=parameters["network"],
         epochs=_whole("epochs", parameters["epochs"]),
+        trains=parameters["epochs"] is not None,  # as its description says
         features_per_class=features if "features_per_class" in known else None,
         images_per_class=images,
         budget=_whole("budget", parameters["budget"]),
@@ -73,6 +76,8 @@ def parameters_of(model: Model) -> dict[str, Any]:
     """The parameters with which a new classifier would learn as this model does, but for the device."""
     learner, facts = model.learner, model.facts
     settings = settings_of(learner)
+    if len(learner.shape_) == 3 and settings["rate"] == FIRST_RATE:  # what `engram learn` begins with, and leaves
+        settings["rate"] = LATER_RATE
     objective = settings["objective"] if settings["objective"] != METHODS[learner.name].objective else None
     usual = {**array_settings(learner.name, objective, learner.shape_), "objective": objective}
     base = settings_of(make(learner.name, **usual))

@@ -1,6 +1,6 @@
 """What is kept of the past, carried over into the present, and used."""
 
-from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, carry_over, fit_ridge
+from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, carry_over, fit_ridge, kind_of
 from engram.features.classifiers import CLASSIFIERS, Classifier, Discriminant, LinearSVM, NearestMean, Ridge, Softmax
 from engram.features.codecs import Codec, Coded, Coding
 from engram.features.herding import herd
@@ -36,6 +36,7 @@ __all__ = [
     "carry_over",
     "fit_ridge",
     "herd",
+    "kind_of",
     "preserved_bytes",
     "select",
     "warn_of_small_classes",

@@ -26,6 +26,7 @@ START_PAIRS = 32_768  # that it is found from at the most: their hidden units, 1
 CHOOSING_STEPS = 240  # of the MLP that is held against a linear map
 START_PENALTY = 0.1  # of the least squares an adapter begins with: the hidden layers are random, so not to be trusted
 
+Kind = Literal["mlp", "ridge"]
 Adapter = Callable[[Tensor], Tensor]  # unit vectors (n, d) of the old space -> unit vectors (n, d) of the new
 
 
@@ -105,7 +106,7 @@ class Adaptation:
                 return fit_ridge(pairs, self.adapter_penalty)
         return self._fit_mlp(source, progress)
 
-    def _better(self, source: _Source, progress: Progress) -> Literal["mlp", "ridge"]:
+    def _better(self, source: _Source, progress: Progress) -> Kind:
         """Which adapter brings the means of classes nearer that it has not seen: such are those it is for.
 
         A fifth of the classes are left out. Single pairs that are left out say nothing: either adapter does well on
@@ -215,6 +216,11 @@ class MLPAdapter(nn.Module):
         weight = _ridge(outputs - centre_outputs, new - centre_new, START_PENALTY)  # (width, d)
         last.weight.copy_(weight.T)
         last.bias.copy_(centre_new - centre_outputs @ weight)
+
+
+def kind_of(adapter: Adapter) -> Kind:
+    """Of which kind an adapter is that was learned: where it was to be chosen, what was chosen."""
+    return "mlp" if isinstance(adapter, MLPAdapter) else "ridge"
 
 
 def _error_of_means(carried: Tensor, true: Tensor, columns: Tensor) -> float:

@@ -30,8 +30,11 @@ class Costs:
     adapter_step: float
 
 
-def measure_costs(learner: Learner, samples: Samples, classes: int) -> Costs:
-    """Time a few steps of what this learner would do with samples like these, of so many classes."""
+def measure_costs(learner: Learner, samples: Samples, classes: int, *, pairs: int | None = None) -> Costs:
+    """Time a few steps of what this learner would do with samples like these, of so many classes.
+
+    An adapter would learn from so many `pairs`, of which there may be fewer than it takes at a time.
+    """
     with threads_for(samples.shape):
         most = _most(samples.shape)
         batch = samples.batch(torch.arange(min(len(samples), learner.training.batch_size, most)))
@@ -43,7 +46,7 @@ def measure_costs(learner: Learner, samples: Samples, classes: int) -> Costs:
         taught = _fastest(lambda: _step(student.train(), teacher, batch)) / len(batch)
         some = samples.select(torch.arange(min(len(samples), most)))
         extracted = _fastest(lambda: extract(teacher, some)) / len(some)
-        return Costs(first, taught, extracted, _adapter_step(learner, student.dimension))
+        return Costs(first, taught, extracted, _adapter_step(learner, student.dimension, pairs))
 
 
 def _most(shape: tuple[int, ...]) -> int:
@@ -59,13 +62,13 @@ def _step(student: Network, teacher: Network | None, batch: Tensor) -> None:
     scores.square().mean().backward()
 
 
-def _adapter_step(learner: Learner, dimension: int) -> float:
+def _adapter_step(learner: Learner, dimension: int, most: int | None) -> float:
     if not isinstance(learner, Features) or learner.adaptation.adapter == "identity":
         return 0.0
     # An MLP, which is what is counted in steps, and from a random start: to solve the last layer is done once, not in
     # every step.
     few = replace(learner.adaptation, adapter="mlp", adapter_start="random", adapter_steps=STEPS)
-    vectors = torch.randn(few.adapter_batch, dimension)
+    vectors = torch.randn(few.adapter_batch if most is None else min(few.adapter_batch, most), dimension)
     pairs = Pairs(vectors, vectors, torch.zeros(len(vectors), dtype=torch.int64))
     return _fastest(lambda: few.fit(pairs, lambda carried, _: carried.sum(), seed=0, task=0)) / STEPS
 

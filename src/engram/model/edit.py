@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from engram.data.pictures import same_for_people
 from engram.errors import DataError, UsageError, unknown
 from engram.methods import editing
 from engram.model.folder import ModelFolder
+from engram.model.generation import read_manifest
 from engram.model.model import Calibration, Model, load, save
 from engram.model.reading import Reader
 from engram.text import composed, shown, unfit
@@ -22,7 +23,8 @@ class Removal:
     """What goes when classes are forgotten."""
 
     names: tuple[str, ...]
-    features: int  # stored vectors
+    not_in_use: tuple[str, ...]  # of these: known to other generations than the one in use alone
+    features: int  # stored vectors, in the generation in use
     images: int  # stored images
     bytes: int  # of both
     generations: tuple[int, ...]  # all there are: the new one replaces them
@@ -56,20 +58,21 @@ def forget(folder: ModelFolder, names: Sequence[str]) -> Edited:
     """Remove classes and every trace of them but in the network's weights. There is no way back.
 
     Their vectors, images, rows of the head and of the classifier, and names go, with all that the history tells of any
-    class, and every earlier generation. The classifier of the others is made anew from what is kept of them.
+    class, and every earlier generation. The classifier of the others is made anew from what is kept of them. A class
+    that is only in generations not in use, as after a rollback, goes with these.
     """
     folder.require()
     with folder.writing() as writer:
         model = load(writer)
         gone = _removal(writer, model, names)
-        editing.forget(model.learner, *map(model.label, gone.names))
-        left = [column for column, name in enumerate(model.names) if name not in gone.names]
-        edited = _edited(model, [model.names[column] for column in left], [model.facts.seen[column] for column in left])
+        if len(gone.not_in_use) < len(gone.names):
+            model = _without(model, gone.names)
         # No name: this stays in the history.
         record = {"classes": len(gone.names), "features": gone.features, "images": gone.images}
-        manifest = save(writer, edited, action="forget", record=record, alone=True)
+        manifest = save(writer, model, action="forget", record=record, alone=True)
     details = {
         "forgotten": list(gone.names),
+        "not_in_use": list(gone.not_in_use),
         "features": gone.features,
         "images": gone.images,
         "bytes": gone.bytes,
@@ -83,7 +86,7 @@ def rename(folder: ModelFolder, old: str, new: str) -> Edited:
     folder.require()
     with folder.writing() as writer:
         model = load(writer, device="cpu")
-        old, new = _known(model, old), composed(new)
+        old, new = _known(model.names, old), composed(new)
         if problem := unfit(new):
             raise UsageError(problem)
         _refuse_twins(folder, model, old, new)
@@ -98,7 +101,7 @@ def merge(folder: ModelFolder, name: str, into: str) -> Edited:
     folder.require()
     with folder.writing() as writer:
         model = load(writer)
-        name, into = _known(model, name), _known(model, into)
+        name, into = _known(model.names, name), _known(model.names, into)
         editing.merge(model.learner, model.label(name), model.label(into))
         counts = dict(zip(model.names, model.facts.seen, strict=True))
         counts[into] += counts.pop(name) if name != into else 0
@@ -128,21 +131,38 @@ def rollback(folder: ModelFolder, to: int | None = None) -> Edited:
 
 
 def _removal(folder: Reader, model: Model, names: Sequence[str]) -> Removal:
-    known = tuple(dict.fromkeys(_known(model, name) for name in names))
+    everywhere = tuple(dict.fromkeys((*model.names, *_names_in_all(folder))))
+    known = tuple(dict.fromkeys(_known(everywhere, name) for name in names))
     if not known:
         raise UsageError("Name a class to forget, or several.")
-    if len(known) == len(model.names):
+    if set(known) >= set(model.names):
         raise UsageError(f"No class would be left. To forget all of them, remove the folder {folder.path}.")
-    memory, columns = model.learner.memory, [model.column(name) for name in known]
+    memory, columns = model.learner.memory, [model.column(name) for name in known if name in model.names]
     counts = [int(kind.counts[columns].sum()) if len(kind.counts) else 0 for kind in (memory.features, memory.images)]
     sizes = [kind.row_bytes for kind in (memory.features, memory.images)]
     return Removal(
         names=known,
+        not_in_use=tuple(name for name in known if name not in model.names),
         features=counts[0],
         images=counts[1],
         bytes=sum(count * size for count, size in zip(counts, sizes, strict=True)),
         generations=tuple(folder.generations()),
     )
+
+
+def _names_in_all(folder: Reader) -> list[str]:
+    """The classes of all generations that are kept. What cannot be read names none; it goes all the same."""
+    names: list[str] = []
+    for number, digest in folder.digests().items():
+        with suppress(DataError):
+            names += read_manifest(folder.path, number, digest).classes
+    return names
+
+
+def _without(model: Model, gone: Collection[str]) -> Model:
+    left = [column for column, name in enumerate(model.names) if name not in gone]
+    editing.forget(model.learner, *(model.label(name) for name in model.names if name in gone))
+    return _edited(model, [model.names[column] for column in left], [model.facts.seen[column] for column in left])
 
 
 def _edited(model: Model, names: Sequence[str], seen: Sequence[int]) -> Model:
@@ -152,12 +172,12 @@ def _edited(model: Model, names: Sequence[str], seen: Sequence[int]) -> Model:
     return Model(model.learner, tuple(names), facts)
 
 
-def _known(model: Model, name: str) -> str:
+def _known(names: Collection[str], name: str) -> str:
     """The name as the model has it: an accent may be typed as a letter of its own."""
-    for each in (name, unicodedata.normalize("NFC", name)):
-        if each in model.names:
+    for each in (name, composed(name)):
+        if each in names:
             return each
-    raise unknown("class", shown(name), map(shown, model.names))
+    raise unknown("class", shown(name), map(shown, names))
 
 
 def _refuse_twins(folder: Reader, model: Model, old: str, new: str) -> None:

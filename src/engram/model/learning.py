@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,17 +20,19 @@ from engram.data.holdout import hold_out
 from engram.data.left_out import LeftOut
 from engram.data.pictures import Pictures, read, scan
 from engram.errors import EngramError, EngramWarning, UsageError
+from engram.features import kind_of
 from engram.methods import Features, Learner
 from engram.model.calibration import calibrate
 from engram.model.folder import ModelFolder
 from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save
-from engram.model.proposal import Proposal, Wishes, check_names, propose, propose_samples
+from engram.model.proposal import SMALLEST, Proposal, Wishes, check_names, check_validation, propose, propose_samples
 from engram.model.writing import Writer
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
 
-SMALLEST = 5  # of a class with fewer pictures none is held out
 FOLDS = 5
+
+Carrier = Literal["mlp", "ridge", "identity"]  # what carries stored vectors over; identity leaves them as they are
 
 
 class NotGoodEnough(EngramError):
@@ -160,25 +162,25 @@ def teach(
     rest, apart = samples, samples.select(torch.arange(0))
     if wishes.hold_out:
         rest, apart = hold_out(samples, wishes.hold_out, wishes.seed, f"held out {index}", smallest=SMALLEST)
-    if wishes.at_least is not None and not len(apart):
-        raise UsageError(f"Nothing can be validated: no class has {SMALLEST} pictures, of which to hold one out.")
+    check_validation(wishes, [*proposal.new.values(), *proposal.more.values()])  # some may not have been readable
     before = model.facts if model is not None else Facts()
     with threads_for(samples.shape), warnings.catch_warnings():
         # A class may well have fewer pictures than there is room for.
         warnings.filterwarnings("ignore", ".* fewer than .* all are kept", EngramWarning)
         network = learner.train(_task(index, rest), progress) if proposal.trains else None
-        calibration, adaptation = Calibration(temperature=before.calibration.temperature), None
+        calibration = Calibration(temperature=before.calibration.temperature)
+        adaptation, carrier = None, None
         judged: tuple[Judgement, ...] = ()
         accuracy = None
         if len(apart):
-            trial, adaptation = _trial(learner, network, _task(index, rest), apart, progress)
+            trial, adaptation, carrier = _trial(learner, network, _task(index, rest), apart, progress)
             scores = trial.scores(_inputs(apart))
             columns = trial.columns(_task(index, apart), apart.labels)
             accuracy = float((scores.argmax(dim=1) == columns).double().mean())
             judged = _judge(model, proposal, trial, apart, scores.argmax(dim=1), columns)
             calibration = calibrate(scores, columns, before.calibration)
             _refuse_below(wishes.at_least, judged)
-        with _adapting(learner, adaptation is None or adaptation.adapted):
+        with _carrying(learner, carrier):
             learner.absorb(_task(index, samples), network or learner.trained, progress)
     arrived = {**proposal.new, **proposal.more}
     counts = [*before.seen, *([0] * len(proposal.new))]
@@ -222,33 +224,35 @@ def _inputs(samples: Samples) -> Tensor:
 
 def _trial(
     learner: Learner, network: Network | None, task: Task, apart: Samples, progress: Progress
-) -> tuple[Learner, Adaptation | None]:
+) -> tuple[Learner, Adaptation | None, Carrier | None]:
     """What the learner would become without what is held out, and how well its stored vectors were carried over.
 
-    From a few images an adapter may learn nothing that holds for others: then vectors are better left as they are.
+    From a few images an adapter may learn nothing that holds for others: then vectors are better left as they are. What
+    carried them over comes last: with all images another might be chosen, which nobody has judged.
     """
     trial = remake(learner)
     trial.absorb(task, network or trial.trained, progress)
     if not isinstance(trial, Features) or trial.adapter_ is None:
-        return trial, None
+        return trial, None, None
     old, new = F.normalize(learner.extract(apart)), F.normalize(trial.extract(apart))
     carried = trial.adapter_(old.to(trial.trained.mean.device)).cpu()
     omega, unadapted = (float((vectors * new).sum(1).mean()) for vectors in (carried, old))
     adaptation = Adaptation(images=len(apart), omega=omega, omega_unadapted=unadapted, adapted=omega >= unadapted)
-    if not adaptation.adapted:
-        trial = remake(learner)
-        with _adapting(trial, False):
-            trial.absorb(task, network or trial.trained, progress)
-    return trial, adaptation
+    if adaptation.adapted:
+        return trial, adaptation, kind_of(trial.adapter_)
+    trial = remake(learner)
+    with _carrying(trial, "identity"):
+        trial.absorb(task, network or trial.trained, progress)
+    return trial, adaptation, "identity"
 
 
 @contextmanager
-def _adapting(learner: Learner, adapts: bool) -> Iterator[None]:
-    """Inside, stored vectors are carried over, or left as they are; the setting is as before afterwards."""
-    if adapts or not isinstance(learner, Features):
+def _carrying(learner: Learner, carrier: Carrier | None) -> Iterator[None]:
+    """Inside, stored vectors are carried over by this, where it is known; the setting is as before afterwards."""
+    if carrier is None or not isinstance(learner, Features):
         yield
         return
-    before, learner.adaptation = learner.adaptation, replace(learner.adaptation, adapter="identity")
+    before, learner.adaptation = learner.adaptation, replace(learner.adaptation, adapter=carrier)
     try:
         yield
     finally:

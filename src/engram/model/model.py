@@ -143,11 +143,16 @@ def _settings(learner: Learner) -> dict[str, Any]:
 
 def remake(learner: Learner, **changed: Any) -> Learner:
     """A learner with the same settings but for those `changed`, which knows what this one knows."""
-    own = {"network": learner.network, "device": learner.device}
-    other = make(learner.name, **{**_settings(learner), **own, **changed})
+    other = unlearned(learner, **changed)
     if learner.tasks_:
         other.restore(learner.state())
     return other
+
+
+def unlearned(learner: Learner, **changed: Any) -> Learner:
+    """A learner with the same settings but for those `changed`, which knows nothing yet."""
+    own = {"network": learner.network, "device": learner.device}
+    return make(learner.name, **{**_settings(learner), **own, **changed})
 
 
 def load(folder: Reader, *, generation: int | None = None, device: str = "auto") -> Model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
 from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs, setting_names
 from engram.methods.budget import MOST
-from engram.model.model import Model, remake, settings_of
+from engram.model.model import Model, remake, settings_of, unlearned
 from engram.model.recipe import (
     FIRST_RATE,
     LARGEST_SIDE,
@@ -31,6 +31,11 @@ from engram.model.recipe import (
 )
 from engram.text import shown, unfit
 
+SMALLEST = 5  # of a class with fewer pictures none is held out
+
+# Settings that say what the network is. What is stored belongs to it, and would mean nothing to another.
+FORM = ("network", "head", "last_relu", "crop", "weights")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
@@ -39,7 +44,8 @@ class Wishes:
     method: str | None = None  # None: engram
     network: str | nn.Module | None = None
     image_size: int | None = None
-    epochs: int | None = None
+    epochs: int | None = None  # how often the pictures are gone through, where the network is trained
+    trains: bool = False  # True: the network is trained even where that shows it nothing to tell apart
     features_per_class: int | None = None
     images_per_class: int | None = None  # 0: none any more
     budget: int | None = None  # bytes that all that is kept may take
@@ -99,6 +105,7 @@ def propose_samples(
     model: Model | None, arriving: Mapping[str, int], shape: tuple[int, ...], wishes: Wishes
 ) -> Proposal:
     """What to do with so many samples of each class, each of this shape."""
+    check_validation(wishes, arriving.values())
     known = model.names if model is not None else ()
     fresh = tuple(name for name in arriving if name not in known)
     first = max(model.learner.classes_, default=-1) + 1 if model is not None else 0
@@ -118,7 +125,7 @@ def propose_samples(
         labels=labels,
         new={name: arriving[name] for name in fresh},
         more={name: arriving[name] for name in arriving if name in known},
-        trains=model is None or wishes.epochs is not None or _worth_training(learner, len(fresh), len(arriving)),
+        trains=model is None or wishes.trains or _worth_training(learner, len(fresh), len(arriving)),
         shape=shape,
         kept_bytes=kept,
         budget=budget,
@@ -131,13 +138,16 @@ def expected_seconds(proposal: Proposal) -> float:
     learner, size = proposal.learner, proposal.image_size
     arriving = sum(proposal.new.values()) + sum(proposal.more.values())
     blank = Samples.of(torch.zeros(learner.training.batch_size, size, size, 3, dtype=torch.uint8), _zeros(learner))
-    costs = measure_costs(learner, blank, len(proposal.names))
     replayed = len(learner.memory.images)
+    costs = measure_costs(learner, blank, len(proposal.names), pairs=arriving + replayed)
     epochs = learner.training.epochs if proposal.trains else 0
     training = epochs * (arriving + replayed) * (costs.taught if learner.tasks_ else costs.first)
-    adapts = proposal.trains and learner.tasks_ and isinstance(learner, Features)
-    adapting = learner.adaptation.steps_in_all * costs.adapter_step if adapts else 0  # type: ignore[attr-defined]
-    return training + 2 * (2 * (arriving + replayed) * costs.extracted + adapting)  # once to judge it, once for good
+    steps = 0
+    if proposal.trains and learner.tasks_ and isinstance(learner, Features):
+        steps = learner.adaptation.steps_in_all
+        steps += learner.adaptation.steps if steps else 0  # for good, what was chosen to judge it is not chosen again
+    # All pictures are seen by the old network and the new one: once to judge it, once for good.
+    return training + 2 * 2 * (arriving + replayed) * costs.extracted + steps * costs.adapter_step
 
 
 def _worth_training(learner: Learner, fresh: int, arriving: int) -> bool:
@@ -171,6 +181,12 @@ def check_names(known: Sequence[str], arriving: Sequence[str], where: str = "") 
             raise DataError(f"{problem} Rename it.")
 
 
+def check_validation(wishes: Wishes, arriving: Iterable[int]) -> None:
+    """Refuse to validate by so many samples of each class where none of them can be held out."""
+    if wishes.at_least is not None and max(arriving, default=0) < SMALLEST:
+        raise UsageError(f"Nothing can be validated: no class has {SMALLEST} pictures, of which to hold one out.")
+
+
 def _image_size(model: Model | None, found: Found, wishes: Wishes) -> int:
     if model is None:
         return wishes.image_size or choose_size(found, wishes.weights)
@@ -194,10 +210,21 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
         raise UsageError(f"This model has the network '{model.learner.network}', and keeps it.")
     if wishes.method not in (None, model.learner.name):
         raise UsageError(f"This model learns by the method '{model.learner.name}', and keeps to it.")
+    _refuse_another_form(model.learner, wishes.settings)
     learner = _keeping_images(model, wishes)
     if learner.training.rate == FIRST_RATE:
         asked = {"rate": LATER_RATE, **asked}
     return remake(learner, **asked, **_images(learner.name, wishes))
+
+
+def _refuse_another_form(learner: Learner, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that would make another network of the one there is; to repeat what it has is no change."""
+    asked = {name: settings[name] for name in FORM if name in settings}
+    before, after = learner.settings(), unlearned(learner, **asked).settings()
+    for name in asked:
+        if after[name] != before[name]:
+            has = "weights already, and keeps them" if name == "weights" else f"{name}={before[name]}, and keeps it"
+            raise UsageError(f"This model has {has}. Only a new one can be made otherwise.")
 
 
 def _images(method: str, wishes: Wishes) -> dict[str, Any]:
@@ -256,24 +283,28 @@ def _within(learner: Learner, arrived: list[int], budget: int | None, shape: tup
     if budget is not None:
         most = largest(size, budget - images, most)
         if not most:
-            least = images + coding.nbytes(len(available), dimension)
-            raise UsageError(
-                f"A budget of {budget:,} bytes is too small for {len(available)} classes: one vector of each"
-                f"{' beside the images' if images else ''} would be {least:,}."
-            )
+            least = coding.nbytes(len(available), dimension)
+            if budget >= least:
+                raise _too_many_images(learner, images, budget, len(arrived), one.sample_bytes, vectors=least)
+            few = f"A budget of {budget:,} bytes is too small for {len(available)} classes"
+            raise UsageError(f"{few}: one vector of each would be {least:,}.")
         learner = remake(learner, features_per_class=most, weights=learner.weights)
     return learner, images + size(most)
 
 
-def _too_many_images(learner: Learner, images: int, budget: int, classes: int, image: int) -> UsageError:
-    """What is said where images are all that is kept, and they do not fit: how many to ask for instead."""
-    per_class = budget // (classes * image)
-    if not per_class:
+def _too_many_images(
+    learner: Learner, images: int, budget: int, classes: int, image: int, vectors: int = 0
+) -> UsageError:
+    """What is said where images do not fit, beside so many bytes of vectors: how many to ask for instead."""
+    per_class = (budget - vectors) // (classes * image)
+    if not per_class and not vectors:
         least = f"one image of each would be {classes * image:,}"
         return UsageError(f"A budget of {budget:,} bytes is too small for {classes} classes: {least}.")
-    total = isinstance(learner, Rehearsing) and learner.exemplars.images_total is not None
+    total = per_class and isinstance(learner, Rehearsing) and learner.exemplars.images_total is not None
     fewer = f"--set images_total={per_class * classes}" if total else f"--images-per-class {per_class}"
-    return UsageError(f"The images that are kept would be {images:,} bytes, the budget is {budget:,}. Keep {fewer}.")
+    beside = f"one vector of each class {vectors:,}, " if vectors else ""
+    kept = f"The images that are kept would be {images:,} bytes, {beside}the budget is {budget:,}"
+    return UsageError(f"{kept}. Keep {fewer}.")
 
 
 def _available(memory: FeatureMemory | ImageMemory, arrived: list[int]) -> list[int]:

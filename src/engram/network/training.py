@@ -60,7 +60,7 @@ class Training:
     gradient_noise: NonNegativeFloat = 0.0  # EEIL, §4.1: η = 0.3, of noise on the gradient of a batch's sum
     gradient_noise_decay: NonNegativeFloat = 0.55  # EEIL, §4.1: γ; the noise of epoch e is η / (1 + e)^γ
     precision: Literal["float32", "bfloat16"] = (
-        "float32"  # bfloat16: mixed, for GPUs that have it; weights stay float32
+        "float32"  # bfloat16: mixed, for devices that compute in it; weights stay float32
     )
 
     def __post_init__(self) -> None:
