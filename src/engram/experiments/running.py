@@ -68,7 +68,7 @@ def run(
             measurements, seconds, taken = _learn(
                 learner, stream, fingerprints, folder, trainings, reporting, after_task
             )
-            found = parallel.on_first(folder.result) if folder is not None else None
+            found = parallel.on_first(lambda: folder.result() if folder is not None else None)
             made = found or _result(learner, stream, measurements, seconds, taken)  # a finished run stays as it is
             result = Result(**parallel.once(made.to_json))
             if folder is not None and found is None:
