@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from side_by_side import Outcome, in_turns, ratio, show, two_tasks
+from side_by_side import Outcome, in_turns, ratio, show, speeds, two_tasks
 
 from engram.methods import Learner, make
 
@@ -20,14 +20,13 @@ def main() -> None:
         return learner
 
     mixed, whole = in_turns(*(partial(taught(name).train, few[1]) for name in ("bfloat16", "float32")), rounds=5)
-    speeds = [f"{IMAGES / sorted(taken)[len(taken) // 2]:.0f} images/s" for taken in (mixed, whole)]
     show(
         Outcome(
             "training, γ-LwF, ResNet-32, `precision=bfloat16`",
             "the same in float32",
             ratio(whole, mixed),
             1.4,
-            detail=f"{speeds[0]} against {speeds[1]}, on a CPU with AVX512-BF16.",
+            detail=f"{speeds(IMAGES, mixed, whole)}, on a CPU with AVX512-BF16.",
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plain_loop
 import torch
-from side_by_side import Outcome, in_turns, ratio, show, two_tasks
+from side_by_side import Outcome, in_turns, ratio, show, speeds, two_tasks
 
 from engram.methods import make
 from engram.network.extractors import ResNet32
@@ -26,14 +26,13 @@ def main() -> None:
         lambda: plain_loop.train(student, teacher, batches, epochs=1, rate=0.1),
         rounds=5,
     )
-    speeds = [f"{IMAGES / sorted(taken)[len(taken) // 2]:.0f} images/s" for taken in (ours, plain)]
     show(
         Outcome(
             "training, LwF, ResNet-32",
             "a plain PyTorch loop: DataLoader with 2 workers, PIL transforms, NCHW, eager teacher (`plain_loop.py`)",
             ratio(plain, ours),
             1.6,
-            detail=f"{speeds[0]} against {speeds[1]}.",
+            detail=f"{speeds(IMAGES, ours, plain)}.",
         )
     )
 

@@ -9,6 +9,7 @@ events.jsonl         what happened and when, a line each, for those who watch
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from engram.experiments.results import Result
 from engram.settings import differences
 
 BESIDE = (".lock", "events.jsonl", "failed.json", "tensorboard")  # what lies in the folder and is not the run
+TAKEN = "{} already holds a run. Continue it with --resume, or choose another --out."
 SAVING_SHARE = 0.05  # of the time training takes may go into snapshots
 
 
@@ -53,7 +55,7 @@ class RunFolder:
         if "run.json" not in entries:
             raise UsageError(f"{self.path} holds something else ({sorted(entries)[0]}). Choose an empty or new folder.")
         if not resume:
-            raise UsageError(f"{self.path} already holds a run. Continue it with --resume, or choose another --out.")
+            raise UsageError(TAKEN.format(self.path))
         before = storage.read_json(self.path / "run.json")
         if not isinstance(before, dict) or not request.keys() <= before.keys():
             raise UsageError(f"{self.path} holds something else (a run.json not of engram). Choose an empty folder.")
@@ -148,7 +150,8 @@ class RunFolder:
         return self.path / "training.safetensors"
 
     def _checkpoints(self) -> list[Path]:
-        return sorted((found for found in self.path.glob("checkpoint-*") if found.name[11:].isdecimal()), key=_number)
+        ours = (found for found in self.path.iterdir() if re.fullmatch(r"checkpoint-\d+", found.name))
+        return sorted(ours, key=_number)
 
 
 def _number(checkpoint: Path) -> int:

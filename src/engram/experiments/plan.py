@@ -13,6 +13,7 @@ import torch
 
 from engram.data import Dataset, Stream, split
 from engram.errors import UsageError
+from engram.experiments.checkpoint import TAKEN
 from engram.experiments.events import Listener
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.results import SCHEMA, Result
@@ -113,7 +114,7 @@ def _refuse_another(folder: Path, places: Mapping[int, Path], resume: bool) -> N
         raise UsageError(f"{folder} holds something else ({min(foreign)}). Choose an empty or new folder.")
     for place in places.values():
         if not resume and place.is_dir() and any(place.iterdir()):
-            raise UsageError(f"{place} already holds a run. Continue it with --resume, or choose another --out.")
+            raise UsageError(TAKEN.format(place))
     summary = folder / "summary.json"
     known = read_json(summary) if summary.exists() else {"seeds": []}
     if not isinstance(known, dict) or not isinstance(known.get("seeds"), list):
