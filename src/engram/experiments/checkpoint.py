@@ -150,7 +150,8 @@ class RunFolder:
         return self.path / "training.safetensors"
 
     def _checkpoints(self) -> list[Path]:
-        ours = (found for found in self.path.iterdir() if re.fullmatch(r"checkpoint-\d+", found.name))
+        # glob, unlike iterdir, finds nothing in a folder that is not there yet
+        ours = (found for found in self.path.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", found.name))
         return sorted(ours, key=_number)
 
 
