@@ -44,7 +44,7 @@ def test_what_was_learned_is_told_on_stdout_and_nothing_on_stderr(flowers: Path,
     first, second, third = done.stdout.splitlines()
     assert re.fullmatch(r"learned 2 new classes \(\[red\]tulip 6, gänseblümchen 6\) in \d+ s", first)
     assert re.fullmatch(
-        r"model, generation 1: 2 classes; 1\.2 KB kept in all, of \d+\.\d KB that the 12 pictures take", second
+        r"model, generation 1: 2 classes; 1\.2 KB kept in all, \d+\.\d KB seen in this lesson \(12 pictures\)", second
     )
     assert re.fullmatch(r"accuracy \d\.\d{3} among all classes on 2 pictures that it was not trained on", third)
     assert load(ModelFolder(tmp_path / "model")).names == (TULIP, DAISY)
@@ -121,7 +121,7 @@ def test_a_single_picture_of_a_single_class_is_told_in_the_singular(tmp_path: Pa
     done = run("learn", "model", "one", "--image-size", "8", *ONCE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("learned 1 new class ([red]tulip 1) in ")
-    assert "1 class; 0.6 KB kept in all" in done.stdout and "the 1 picture take" in done.stdout
+    assert "1 class; 0.6 KB kept in all" in done.stdout and "seen in this lesson (1 picture)" in done.stdout
 
 
 # What is left out

@@ -270,7 +270,7 @@ function outcome(job) {
   const sentences = [];
   if (generation !== undefined) sentences.push(`This is generation ${generation}.`);
   if (typeof accuracy === "number") sentences.push(`Accuracy ${accuracy.toFixed(3)} among all classes, on pictures that it was not trained on.`);
-  if (typeof kept === "number") sentences.push(`${megabytes(kept)} kept in all${typeof seen === "number" ? `, of ${megabytes(seen)} that the pictures of this lesson take` : ""}.`);
+  if (typeof kept === "number") sentences.push(`${megabytes(kept)} kept in all${typeof seen === "number" ? `, ${megabytes(seen)} seen in this lesson` : ""}.`);
   return sentences.join(" ") || "Done.";
 }
 
