@@ -22,7 +22,10 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
 
 @contextmanager
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
-    """Inside, torch's global generator is the one of this purpose (for weight initialisation); outside, as before."""
+    """Inside, torch's global generators are those of this purpose (first weights, dropout); outside, as before.
+
+    But for those of GPUs, which nothing else here draws from.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, *purpose))
         yield

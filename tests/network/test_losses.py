@@ -104,6 +104,13 @@ def test_feature_distillation_is_one_minus_the_mean_cosine() -> None:
     assert feature_distillation(features, teacher).item() == pytest.approx(1 - sum(cosines) / 3, rel=1e-12)
 
 
+def test_feature_distillation_keeps_its_digits_where_the_rest_has_few() -> None:
+    old = torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    new = (old.float() + 0.03 * torch.randn(64, 32, generator=torch.Generator().manual_seed(1))).bfloat16()
+    exact = feature_distillation(new.double(), old.double())
+    assert float(feature_distillation(new, old)) == pytest.approx(float(exact), rel=1e-3)
+
+
 def test_feature_distillation_does_not_depend_on_lengths() -> None:
     features, teacher = tensor(SCORES), tensor(TEACHER)
     loss = feature_distillation(features, teacher)

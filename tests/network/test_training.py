@@ -397,7 +397,7 @@ def test_a_phase_of_another_name_is_reported_under_that_name() -> None:
 
 
 class InMemory:
-    """Keeps the last snapshot; raises when the training is to be stopped, once it is saved."""
+    """Keeps the last snapshot as a file does, row by row; raises when the training is to be stopped, once saved."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.saved: dict[str, Tensor] | None = None
@@ -407,7 +407,8 @@ class InMemory:
         return None if self.saved is None else dict(self.saved)
 
     def save(self, collect: Callable[[], dict[str, Tensor]]) -> None:
-        self.saved = {name: tensor.detach().clone() for name, tensor in collect().items()}
+        rows = torch.contiguous_format
+        self.saved = {name: tensor.detach().clone(memory_format=rows) for name, tensor in collect().items()}
         if int(self.saved["epoch"]) == self.stop_after:
             raise KeyboardInterrupt
 
@@ -438,6 +439,42 @@ def fitted(training: Training, snapshots: InMemory | None, progress: Listener | 
 @pytest.fixture(scope="module")
 def uninterrupted(training: Training) -> dict[str, Tensor]:
     return state_of(fitted(training, None))
+
+
+def test_a_dropout_of_ones_own_module_is_a_function_of_the_seed_too() -> None:
+    samples = tiny_images()
+
+    def trained(snapshots: InMemory | None = None) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5))
+        torch.seed()
+        network = make_network(module, "cosine", samples, seed=0).grown(4, 0, "head")
+        loss = Distillation(expected_classes=4).loss(lesson(network, None, torch.ones(4, dtype=torch.bool)))
+        Training(epochs=3, batch_size=16, rate=0.3).fit(
+            network, samples, samples.labels, loss, seed=5, task=0, snapshots=snapshots
+        )
+        return state_of(network)
+
+    expected = trained()
+    assert_same(trained(), expected)
+    kept = InMemory(stop_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        trained(kept)
+    kept.stop_after = None
+    assert_same(trained(kept), expected)
+
+
+def test_what_is_frozen_in_ones_own_module_stays_as_it_is() -> None:
+    samples = tiny_images()
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8))
+    module[1].requires_grad_(False)
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    network = make_network(module, "cosine", samples, seed=0).requires_grad_(False).grown(4, 0, "head")
+    loss = Distillation(expected_classes=4).loss(lesson(network, None, torch.ones(4, dtype=torch.bool)))
+    Training(epochs=1, batch_size=16, rate=0.3).fit(network, samples, samples.labels, loss, seed=5, task=0)
+    after = list(network.extractor.parameters())
+    moved = [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]
+    assert moved == [False, False, True, True]
 
 
 def test_training_is_a_function_of_its_seed(training: Training, uninterrupted: dict[str, Tensor]) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -42,4 +43,6 @@ def margin_ranking(cosines: Tensor, columns: Tensor, new: Tensor, *, hardest: in
 
 def feature_distillation(features: Tensor, teacher_features: Tensor) -> Tensor:
     """Eq. 5: one minus the cosine between new and old features (n, d); also L_sim of the adapter."""
-    return (1 - F.cosine_similarity(features, teacher_features)).mean()
+    # In float32 at least, also where the rest has fewer digits: near one, a cosine of those is mostly rounding.
+    fine = torch.promote_types(features.dtype, torch.float32)
+    return (1 - F.cosine_similarity(features.to(fine), teacher_features.to(fine))).mean()

@@ -49,13 +49,14 @@ class Network(nn.Module):
         super().__init__()
         self.side = side
         self.extractor = extractor
+        self.held = frozenset(name for name, each in extractor.named_parameters() if not each.requires_grad)
         self.head = head
         self.register_buffer("mean", mean)  # (c,) of images in 0..1, or of vectors
         self.register_buffer("std", std)
 
     def features(self, inputs: Tensor) -> Tensor:
         """h_θ(x), (n, d), not normalised."""
-        if self.side is not None:
+        if self.side is not None and inputs.ndim == 4:
             inputs = middle(inputs, self.side)
         return self.extractor(normalise(inputs, self.mean, self.std))  # type: ignore[no-any-return]
 
@@ -86,6 +87,8 @@ class Network(nn.Module):
     def grown(self, classes: int, *purpose: object) -> Network:
         """A copy to be trained, with `classes` more of them, initialised for this purpose (seed first)."""
         student = copy.deepcopy(self).requires_grad_(True)
+        for name, parameter in student.extractor.named_parameters():
+            parameter.requires_grad_(name not in self.held)  # what was frozen in a module of one's own stays so
         with seeded(*purpose):  # type: ignore[arg-type]
             student.head.grow(classes)
         return student
@@ -168,22 +171,24 @@ def _statistics(samples: Samples, weights: Path | None) -> tuple[Tensor, Tensor]
         return published
     if weights is not None and len(samples.shape) == 3 and samples.shape[-1] == 3:
         return torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
-    if isinstance(samples.inputs, Lazy):
-        return _moments(samples)
-    inputs = samples.batch(torch.arange(0, len(samples), max(1, len(samples) // 10_000)))
-    values = inputs.flatten(0, -2).double() / (255 if inputs.ndim == 4 else 1)
+    some = torch.arange(
+        0, len(samples), max(1, len(samples) // (1_000 if isinstance(samples.inputs, Lazy) else 10_000))
+    )
+    if len(samples.shape) == 3:
+        return _moments(samples, some)
+    values = samples.batch(some).double()
     std = values.std(0, correction=0)
-    # A constant channel carries nothing but rounding; dividing by its deviation would carry that, or NaN.
+    # A constant dimension carries nothing but rounding; dividing by its deviation would carry that, or NaN.
     varies = std > 1e-9 * values.abs().amax(0)
     return values.mean(0).float(), torch.where(varies, std, torch.ones_like(std)).float()
 
 
-def _moments(samples: Samples) -> tuple[Tensor, Tensor]:
-    """Mean and deviation per channel, from sums of whole numbers, so that a few images are in memory at a time."""
+def _moments(samples: Samples, some: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation per channel of some images, from sums of whole numbers: a few are in memory at a time."""
     channels = samples.shape[-1]
     total, squares, count = torch.zeros(channels).long(), torch.zeros(channels).long(), 0
-    for some in torch.arange(0, len(samples), max(1, len(samples) // 1_000)).split(32):
-        values = samples.batch(some).flatten(0, -2).int()  # (pixels, c)
+    for few in some.split(32):
+        values = samples.batch(few).flatten(0, -2).int()  # (pixels, c)
         total, squares, count = total + values.sum(0), squares + values.square().sum(0), count + len(values)
     mean = total.double() / count
     variance = (squares.double() / count - mean.square()).clamp(min=0)

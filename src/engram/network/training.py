@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -21,7 +21,7 @@ from engram.network import parallel
 from engram.network.network import Network
 from engram.network.optimisers import uncompiled
 from engram.progress import SILENT, Progress
-from engram.randomness import generator
+from engram.randomness import generator, seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (a batch of inputs, augmented; their columns (n,)) -> a scalar
 
@@ -133,8 +133,8 @@ class Training:
     ) -> None:
         """Train `network` in place to make `loss` small on `samples`, whose classes are the head's `columns` (n,).
 
-        A snapshot that is found is gone on from, to the same end to the last bit. `loss` is a mean over the samples it
-        is given: of several processes, each gives it a share of the batch.
+        A snapshot that is found is gone on from, to the same end: on a CPU to the last bit. `loss` is a mean over the
+        samples it is given: of several processes, each gives it a share of the batch.
         """
         optimiser = uncompiled(torch.optim.SGD)(
             network.parameters(), self.rate, self.momentum, weight_decay=self.weight_decay, fused=True
@@ -157,14 +157,15 @@ class Training:
                     optimiser.param_groups[0]["lr"] = self.rate_at(epoch * per_epoch + number, steps)
                     optimiser.zero_grad()
                     share = parallel.share(len(positions))
-                    value = step(inputs, columns[positions[share.rows]].to(device), share.weight)
+                    with _explained(), seeded(seed, "forward", task, epoch, number, share.rows.start):  # for dropout
+                        value = step(inputs.to(device), columns[positions[share.rows]].to(device), share.weight)
                     value.backward()
                     value = parallel.mean(value)
                     if self.gradient_noise:
                         self._disturb(network, len(positions), epoch, generator(seed, "noise", task, epoch, number))
-                    _refuse_non_finite(value, network, f"task {task + 1}, epoch {epoch + 1}, batch {number + 1}")
+                    where = f"task {task + 1}, epoch {epoch + 1}, batch {number + 1}"
+                    losses.append(_finite(value, network, where))
                     optimiser.step()
-                    losses.append(value.item())
                     running.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {losses[-1]:.4f}")
                 running.tell(epoch=epoch + 1, loss=sum(losses) / len(losses), rate=optimiser.param_groups[0]["lr"])
                 if snapshots is not None and epoch + 1 < self.epochs:
@@ -197,16 +198,31 @@ class Training:
                 parameter.grad.add_(noise.to(parameter.device), alpha=deviation)
 
 
-def _refuse_non_finite(loss: Tensor, network: Network, where: str) -> None:
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say of the one input that a network cannot be trained on what to do about it."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise TrainingError(
+            "This network's batch norms need more than one value of each channel, and a batch of a single sample gives "
+            "them one. Nothing of this task was kept. Use a larger batch size, more samples, or another network."
+        ) from error
+
+
+def _finite(loss: Tensor, network: Network, where: str) -> float:
+    """The loss as a number, after making sure of it and of its gradient."""
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    # A sum is finite only if both are: one look at the device instead of two.
-    if not math.isfinite((loss.detach() + norm).item()):
-        what = "gradient" if bool(torch.isfinite(loss)) else "loss"
+    value, steepness = map(float, torch.stack([loss.detach(), norm]).tolist())  # one look at the device
+    if not math.isfinite(value + steepness):
         raise TrainingError(
-            f"The {what} is not finite at {where}. Nothing of this task was kept. "
-            "A lower learning rate usually helps: --set rate=…"
+            f"The {'gradient' if math.isfinite(value) else 'loss'} is not finite at {where}. Nothing of this task was "
+            "kept. A lower learning rate usually helps: --set rate=…"
         )
+    return value
 
 
 def _state(network: Network, optimiser: torch.optim.Optimizer, epoch: int) -> dict[str, Tensor]:
@@ -231,4 +247,8 @@ def _go_on(network: Network, optimiser: torch.optim.Optimizer, snapshots: Snapsh
         if name.startswith("momentum.")
     }
     optimiser.load_state_dict(whole)
+    # A fused step walks the memory of a parameter and of its momentum side by side, and a file knows rows alone: as it
+    # is read, the momentum of a convolution, whose channels come last, would be another weight's.
+    for parameter, buffers in optimiser.state.items():
+        buffers["momentum_buffer"] = torch.empty_like(parameter).copy_(buffers["momentum_buffer"])
     return epoch

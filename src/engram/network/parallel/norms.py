@@ -65,7 +65,7 @@ class SynchronisedNorm(_BatchNorm):
         )
         if self.training and self.running_mean is not None and self.running_var is not None:
             self._follow(mean, var * (count / (count - 1)))
-        return answer  # type: ignore[no-any-return]
+        return answer.to(input.dtype)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, var: Tensor) -> None:
