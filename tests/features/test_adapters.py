@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import TrainingError
-from engram.features import Adaptation, MLPAdapter, Pairs, fit_ridge
+from engram.features import Adaptation, MLPAdapter, Pairs, adapters, fit_ridge
 from engram.network import Remembered, remembering
 from engram.progress import SILENT, Phase, Progress
 from engram.randomness import generator as generator_for
@@ -143,6 +143,28 @@ def test_a_pair_or_two_will_do(count: int, far: Drift) -> None:
     pairs = Pairs(far.pairs.old[:count], far.pairs.new[:count], far.pairs.columns[:count])
     adapted = Adaptation(adapter_steps=5).fit(pairs, far.classification, seed=0, task=1)(far.stored)
     torch.testing.assert_close(adapted.norm(dim=1), torch.ones(len(adapted)))
+
+
+def test_pairs_that_are_all_alike_move_everything_along_with_them() -> None:
+    one, other = F.normalize(torch.randn(2, 16, generator=torch.Generator().manual_seed(0)))
+    moved = F.normalize(one + 0.02 * other, dim=0)
+    pairs = Pairs(one.expand(5, -1), moved.expand(5, -1), torch.zeros(5, dtype=torch.int64))
+    adapter = Adaptation().fit(pairs, lambda *_: torch.zeros(()), seed=0, task=0)
+    near = F.normalize(one + 0.3 * torch.randn(50, 16, generator=torch.Generator().manual_seed(1)) / 4)
+    assert torch.allclose(adapter(near), F.normalize(near + moved - one), atol=1e-5)
+
+
+def test_vectors_are_carried_over_some_at_a_time(near: Drift, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def adapter(vectors: Tensor) -> Tensor:
+        seen.append(len(vectors))
+        return -vectors
+
+    monkeypatch.setattr(adapters, "CARRIED", 4)
+    vectors = torch.arange(20.0).view(10, 2)
+    assert torch.equal(adapters.carry_over(adapter, vectors, torch.device("cpu")), -vectors)
+    assert seen == [4, 4, 2]
 
 
 def test_identity_leaves_vectors_as_they_are(far: Drift) -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from engram.errors import TrainingError
 from engram.network import parallel
+from engram.network.losses import feature_distillation
 from engram.network.optimisers import uncompiled
 from engram.network.remembered import recall
 from engram.progress import SILENT, Progress
@@ -24,6 +25,8 @@ from engram.randomness import generator, seeded
 
 START_PAIRS = 32_768  # that it is found from at the most: their hidden units, 16 d numbers each, are all in memory
 CHOOSING_STEPS = 240  # of the MLP that is held against a linear map
+LEAST_SPREAD = 1e-3  # of pairs that tell how space turns, out of 1; others, such as a single one, tell where it went
+CARRIED = 4096  # vectors that are carried over at a time: their hidden units, too, are in memory
 START_PENALTY = 0.1  # of the least squares an adapter begins with: the hidden layers are random, so not to be trusted
 
 Kind = Literal["mlp", "ridge"]
@@ -101,6 +104,8 @@ class Adaptation:
             raise TrainingError("The adapter met features that are not finite. Nothing of this task was kept.")
         source = _Source(pairs, classification, seed, task, known)
         chosen = self._better(source, progress) if self.adapter == "auto" else self.adapter
+        if float(F.normalize(pairs.old).var(0, correction=0).sum()) < LEAST_SPREAD:
+            chosen = "ridge"  # which moves all vectors alike, where an MLP would make them all the same
         if chosen == "ridge":
             with progress.phase("adapt"):
                 return fit_ridge(pairs, self.adapter_penalty)
@@ -159,7 +164,7 @@ class Adaptation:
                 share = step / self.steps
                 optimiser.param_groups[0]["lr"] = self.adapter_rate * (1 + math.cos(math.pi * share)) / 2
                 carried = adapter(old[batch])  # (b, d), unit
-                similarity = (1 - F.cosine_similarity(carried, pairs.new[batch])).mean()
+                similarity = feature_distillation(carried, pairs.new[batch])
                 # A plain head scores by length too, so what it sees has the length the new network gives.
                 loss = self.alpha * similarity + source.classification(carried * norms[batch], pairs.columns[batch])
                 if not math.isfinite(loss.item()):
@@ -207,7 +212,7 @@ class MLPAdapter(nn.Module):
         self.centre.copy_(old.mean(0))
         covariance = torch.cov(old.T.cpu().double(), correction=0)  # (d, d)
         sizes, directions = torch.linalg.eigh(covariance)
-        shrunk = sizes.clamp(min=0) + sizes.mean().clamp(min=1e-12)  # half-way to white: small directions are noise
+        shrunk = sizes.clamp(min=0) + sizes.mean()  # half-way to white: small directions are noise
         self.scaling.copy_((directions * shrunk.rsqrt()) @ directions.T)
         *hidden, last = self.layers
         assert isinstance(last, nn.Linear)
@@ -232,7 +237,7 @@ def _error_of_means(carried: Tensor, true: Tensor, columns: Tensor) -> float:
 def carry_over(adapter: Adapter, vectors: Tensor, device: torch.device) -> Tensor:
     """Vectors (n, d) as the adapter carries them over, computed on `device`; of several processes, a part by each."""
     own = vectors[parallel.part(len(vectors))]
-    return parallel.whole(adapter(own.to(device)).cpu())
+    return parallel.whole(torch.cat([adapter(some.to(device)).cpu() for some in own.split(CARRIED)]))
 
 
 def fit_ridge(pairs: Pairs, penalty: float) -> Adapter:

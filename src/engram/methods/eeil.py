@@ -13,6 +13,8 @@ from engram.methods.objectives import Lesson, Objective
 from engram.network import Loss, Network
 from engram.network.losses import softmax_cross_entropy, softmax_distillation
 
+FINE_TUNING_MILESTONES = (1 / 3, 2 / 3)  # the authors' code: 10 of the 30 epochs at each rate
+
 
 @dataclass(frozen=True, kw_only=True)
 class CrossDistillation(Objective):
@@ -42,7 +44,7 @@ class CrossDistillation(Objective):
             return
         loss = self._loss(lesson, lesson.student.frozen())
         rate = self.fine_tuning_rate * lesson.training.rate
-        lesson.fine_tune(loss, lesson.balanced(), epochs=epochs, rate=rate)
+        lesson.fine_tune(loss, lesson.balanced(), epochs=epochs, rate=rate, milestones=FINE_TUNING_MILESTONES)
 
     def _loss(self, lesson: Lesson, before: Network | None) -> Loss:
         """Eq. 1, F heads of old classes included; `before`: who teaches the newest head as well, in fine-tuning."""

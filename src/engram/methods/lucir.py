@@ -45,10 +45,11 @@ class Rebalancing(Objective):
         head = _cosine(lesson)
         if lesson.teacher is None or not self.imprint:
             return
-        fresh = torch.arange(len(lesson.columns)) >= lesson.kept
+        arrived = torch.arange(lesson.kept, len(lesson.columns))
+        columns = lesson.columns[arrived]
+        features = F.normalize(extract(lesson.teacher, lesson.samples.select(arrived), lesson.progress))
         for column in range(lesson.old, len(lesson.in_task)):
-            samples = lesson.samples.select((fresh & (lesson.columns == column)).nonzero().squeeze(1))
-            mean = F.normalize(extract(lesson.teacher, samples, lesson.progress)).mean(0)
+            mean = features[columns == column].mean(0)
             with torch.no_grad():
                 head.weight[column] = F.normalize(mean, dim=0).to(head.weight.device)
 

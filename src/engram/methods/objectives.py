@@ -60,12 +60,12 @@ class Lesson:
             chosen.append(arrived[herd(features[arrived], per_class)])
         return torch.cat(chosen)
 
-    def fine_tune(self, loss: Loss, positions: Tensor, *, epochs: int, rate: float) -> None:
-        """Train the student further on these samples alone, with a rate of its own.
+    def fine_tune(self, loss: Loss, positions: Tensor, **training: Any) -> None:
+        """Train the student further on these samples alone, with an own number of epochs, rate, or milestones.
 
         A kill in this stage goes back to the last snapshot of the one before, from where all is done again.
         """
-        replace(self.training, epochs=epochs, rate=rate).fit(
+        replace(self.training, **training).fit(
             self.student,
             self.samples.select(positions),
             self.columns[positions],

@@ -20,7 +20,7 @@ from engram.data.holdout import hold_out
 from engram.data.left_out import LeftOut
 from engram.data.pictures import Pictures, read, scan
 from engram.errors import EngramError, EngramWarning, UsageError
-from engram.features import kind_of
+from engram.features import carry_over, kind_of
 from engram.methods import Features, Learner
 from engram.model.calibration import calibrate
 from engram.model.folder import ModelFolder
@@ -235,7 +235,7 @@ def _trial(
     if not isinstance(trial, Features) or trial.adapter_ is None:
         return trial, None, None
     old, new = F.normalize(learner.extract(apart)), F.normalize(trial.extract(apart))
-    carried = trial.adapter_(old.to(trial.trained.mean.device)).cpu()
+    carried = carry_over(trial.adapter_, old, trial.trained.mean.device)
     omega, unadapted = (float((vectors * new).sum(1).mean()) for vectors in (carried, old))
     adaptation = Adaptation(images=len(apart), omega=omega, omega_unadapted=unadapted, adapted=omega >= unadapted)
     if adaptation.adapted:
