@@ -330,7 +330,13 @@ def test_what_is_not_json_is_refused_and_the_old_file_stays(number: float, tmp_p
     assert names(tmp_path) == {"a.json"}
 
 
-@pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff\xfe{}"])
+def test_a_name_that_is_not_text_is_kept(tmp_path: Path) -> None:
+    value = {"data": os.fsdecode(b"caf\xe9.npz")}
+    storage.write_json(tmp_path / "a.json", value)
+    assert storage.read_json(tmp_path / "a.json") == value
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff\xfe{}", b"[" * 100_000, b"1" * 5_000])
 def test_damaged_json_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(content)

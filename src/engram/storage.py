@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ASIDE = ".aside-"
+LONG = 3600  # seconds: whoever writes for so long is dead
 DEEPEST = 32  # how far JSON from outside may be nested
 
 
@@ -53,9 +55,11 @@ def _aside(path: Path) -> Path:
     return path.with_name(f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed writers left aside. Only for the holder of the folder's lock."""
+def sweep(folder: Path, older: float = 0) -> None:
+    """Remove what killed writers left aside: for the holder of the folder's lock, or what is `older` than any write."""
     for leftover in folder.glob(f"{ASIDE}*"):
+        if older and leftover.lstat().st_mtime > time.time() - older:
+            continue
         folder_itself = leftover.is_dir() and not leftover.is_symlink()  # a link goes; what it leads to stays
         shutil.rmtree(leftover) if folder_itself else leftover.unlink(missing_ok=True)
 
@@ -101,16 +105,22 @@ def remove(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, atomically. NaN and infinity are refused: they are not JSON."""
-    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    content = json_bytes(value, indent=2)
     with writing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_bytes(content)
+
+
+def json_bytes(value: Any, indent: int | None = None) -> bytes:
+    """`value` as JSON with a newline. Half characters, as of file names that are not UTF-8, are escaped and so kept."""
+    text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", errors="backslashreplace")  # which writes them as JSON does
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file, or say which one is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of ValueError: no UTF-8, no JSON, a number too long
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
@@ -285,4 +295,7 @@ def _lock(folder: Path) -> int:
             raise BusyError(
                 f"Another process is working in {folder}. Wait for it, or choose another folder."
             ) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise EngramError(f"{folder} is on a disk without locks ({error.strerror}). Choose another.") from error
         os.close(descriptor)  # its last holder has meanwhile removed it: what is held here, another may hold too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,20 @@ def test_each_has_a_size_and_a_way_to_make_squares_of_its_own_unless_asked_other
     assert how("imagenet1000") == ((256, 256, 3), "stretch")  # iCaRL's; an image is 196,608 bytes in the paper
     assert load("imagenet1000", root).train.sample_bytes == 196_608
     assert how("imagenet1000", Reading(size=12, fit="middle")) == ((12, 12, 3), "middle")
+
+
+def test_a_folder_has_the_same_name_however_it_is_pointed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = class_folders(tmp_path / "pictures", classes=2, per_class=5)
+    (root / "itself").symlink_to("itself")  # beside the classes: no reason to give them up
+    monkeypatch.chdir(root)
+    names = {load("folder", place).name for place in (root, Path("."), Path("../pictures"))}
+    assert names == {"pictures"}
+
+
+def test_a_folder_of_any_name_can_be_written_about(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / os.fsdecode(b"caf\xe9\x1b"), classes=2, per_class=5)
+    dataset = load("folder", root)
+    assert (dataset.name, dataset.source["data"]) == ("caf\\udce9\\x1b", "caf\\udce9\\x1b")
 
 
 @pytest.mark.parametrize("part", ["val", "validation", "test"])

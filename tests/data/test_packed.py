@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from folders_made import class_folders
+from PIL import Image
 from torch import Tensor
 
 from engram.data import Samples, packed
@@ -80,6 +81,19 @@ def test_other_rows_another_size_and_changed_files_are_packed_anew(root: Path) -
     pack(files, ROWS, PLENTY)
     assert files.decoded == 8
     assert len(places(root)) == 2 * 4  # each with its record
+
+
+def test_pictures_that_others_of_the_same_size_have_replaced_are_packed_anew(root: Path) -> None:
+    path = root / "n00000000" / "n00000000_0.bmp"
+    Image.new("RGB", (8, 8), "red").save(path)
+    rows = torch.arange(13)
+    pack(files_of(root), rows, PLENTY)
+    later, size = path.stat().st_mtime_ns + 1, path.stat().st_size
+    Image.new("RGB", (8, 8), "blue").save(path)
+    os.utime(path, ns=(later, later))
+    assert path.stat().st_size == size
+    files = files_of(root)
+    assert torch.equal(pack(files, rows, PLENTY)[rows], files[rows])
 
 
 def test_more_than_is_allowed_is_not_packed_and_told(root: Path) -> None:

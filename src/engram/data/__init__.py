@@ -13,6 +13,7 @@ from engram.data.samples import Dataset, Samples, concatenate
 from engram.data.tasks import Stream, Task, split
 from engram.errors import UsageError, unknown
 from engram.progress import SILENT, Progress
+from engram.text import shown
 
 __all__ = ["DATASETS", "Dataset", "Reading", "Samples", "Source", "Stream", "Task", "concatenate", "load", "split"]
 
@@ -105,5 +106,5 @@ def load(
     return replace(
         dataset,
         name=f"{dataset.name} ({name})" if taken else dataset.name,
-        source={"dataset": name, "data": root.resolve().name, **reading.told()},
+        source={"dataset": name, "data": shown(root.resolve().name), **reading.told()},
     )

@@ -37,7 +37,7 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
         return names if reading.class_list is None else listed(reading.class_list, names)
 
     if TRAIN in found and set(TESTS) & set(found):
-        return load_split(root.name, root, reading, OWN, choose, progress)
+        return load_split(_named(root), root, reading, OWN, choose, progress)
     index = open_index(root, (), progress)
     if set(classes_in(index, "")) == {TRAIN} and len(classes_in(index, TRAIN)) > 1:
         raise DataError(
@@ -56,7 +56,12 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
                 "one to learn from and one to be tested on."
             )
     train, test = hold_out(samples, share=0.2, seed=0, purpose="test")
-    return finished(root.name, names, train, test, files, reading, progress)
+    return finished(_named(root), names, train, test, files, reading, progress)
+
+
+def _named(root: Path) -> str:
+    """The data set's name: the folder's own, however it is pointed at."""
+    return shown(root.resolve().name)
 
 
 def load_split(

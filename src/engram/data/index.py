@@ -1,7 +1,8 @@
 """`Index`: all pictures below a folder, by name and size. Made once, kept, and made anew when a folder has changed.
 
 No picture is opened. A folder's time of change tells of files that were added, removed or renamed; a file whose content
-was replaced in place is known by its size when it is read (`files.py`), and the index is then dropped.
+was replaced in place is known by its size when it is read (`files.py`), and the index is then dropped. When each
+picture itself had changed last is kept for those who keep its pixels (`packed.py`), and is no part of what it is.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import AnyStr, NamedTuple
 
 import numpy as np
 import torch
@@ -28,11 +30,11 @@ from engram import storage
 from engram.data.download import cache_folder
 from engram.data.left_out import LeftOut
 from engram.data.pictures import EXTENSIONS, SYSTEM_NAMES
-from engram.errors import BusyError, DataError, EngramError, EngramWarning
+from engram.errors import DataError, EngramError, EngramWarning
 from engram.progress import SILENT, Progress
 from engram.text import shown
 
-SCHEMA = 1
+SCHEMA = 2
 THREADS = 8  # that list folders: on a disk far away most of the time is waiting
 ENDINGS = tuple(os.fsencode(ending) for ending in EXTENSIONS)
 PASSED_OVER = frozenset(os.fsencode(name) for name in SYSTEM_NAMES)
@@ -56,6 +58,7 @@ class Index:
     names: bytes  # of all pictures, one after another
     ends: Tensor  # int64 (N + 1,): the name of picture i is names[ends[i] : ends[i + 1]]
     sizes: Tensor  # int64 (N,), bytes
+    times: Tensor  # int64 (N,): when each picture had changed last as it was listed, in ns
     left_out: tuple[LeftOut, ...]
 
     def __len__(self) -> int:
@@ -86,7 +89,8 @@ class Index:
 
     def drop(self) -> None:
         """Have the folder scanned anew the next time."""
-        self.place.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none, or it is not ours to change: no reason to end a run
+            self.place.unlink()
 
 
 class _Listing(NamedTuple):
@@ -97,6 +101,7 @@ class _Listing(NamedTuple):
     names: bytes
     lengths: Tensor
     sizes: Tensor
+    times: Tensor
     left_out: list[tuple[bytes, str]]
     more: int  # that are left out besides
 
@@ -155,7 +160,7 @@ def scan(root: Path, parts: Sequence[str], progress: Progress = SILENT, threads:
 def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
     """What lies in one folder. One that contains itself, by a link, is not entered again."""
     path = os.path.join(root, folder) if folder else root
-    pictures: list[tuple[bytes, int]] = []
+    pictures: list[tuple[bytes, int, int]] = []
     inner: list[bytes] = []
     left_out: list[tuple[bytes, str]] = []
     try:
@@ -163,17 +168,19 @@ def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
         identity = (itself.st_dev, itself.st_ino)
         if identity in above:
             around = [(folder, "This link leads in a circle, back to a folder that it lies in.")]
-            return _Listing(folder, itself.st_mtime_ns, [], above, b"", torch.empty(0), torch.empty(0), around, 0)
+            none = torch.empty(0)
+            return _Listing(folder, itself.st_mtime_ns, [], above, b"", none, none, none, around, 0)
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.startswith(b".") or entry.name.lower() in PASSED_OVER:
                     continue
-                if _is_folder(entry):
+                if is_folder(entry):
                     inner.append(entry.name)
                 elif problem := _problem(entry):
                     left_out.append((os.path.join(folder, entry.name), problem))
                 else:
-                    pictures.append((entry.name, entry.stat().st_size))
+                    found = entry.stat()
+                    pictures.append((entry.name, found.st_size, found.st_mtime_ns))
     except OSError as error:
         raise DataError(f"The folder {shown(os.fsdecode(path))} cannot be read: {error.strerror}.") from error
     pictures.sort()
@@ -183,15 +190,17 @@ def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
         itself.st_mtime_ns,
         inner,
         (*above, identity),
-        b"".join(name for name, _ in pictures),
-        torch.tensor([len(name) for name, _ in pictures], dtype=torch.int64),
-        torch.tensor([size for _, size in pictures], dtype=torch.int64),
+        b"".join(name for name, _, _ in pictures),
+        torch.tensor([len(name) for name, _, _ in pictures], dtype=torch.int64),
+        torch.tensor([size for _, size, _ in pictures], dtype=torch.int64),
+        torch.tensor([changed for _, _, changed in pictures], dtype=torch.int64),
         left_out[:NAMED],
         len(left_out[NAMED:]),
     )
 
 
-def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+def is_folder(entry: os.DirEntry[AnyStr]) -> bool:
+    """Whether an entry is a folder that may be entered."""
     try:
         return entry.is_dir()
     except OSError:  # a link to itself, or into a folder that may not be entered
@@ -228,6 +237,7 @@ def _put_together(root: Path, place: Path, listings: list[_Listing], begin: int)
         b"".join(listing.names for listing in listings),
         lengths.cumsum(0),
         torch.cat([listing.sizes.long() for listing in listings]),
+        torch.cat([listing.times.long() for listing in listings]),
         tuple(left_out),
     )
 
@@ -248,14 +258,13 @@ def _keep(index: Index) -> None:
         "names": _as_tensor(index.names),
         "ends": index.ends,
         "sizes": index.sizes,
+        "times": index.times,
         "left_out": _as_tensor(json.dumps(left_out).encode()),
     }
     try:
         storage.make_folder(index.place.parent)
-        with storage.locked(index.place.parent):
-            storage.save_tensors(index.place, tensors)
-    except BusyError:
-        pass  # another process keeps the same
+        storage.sweep(index.place.parent, storage.LONG)
+        storage.save_tensors(index.place, tensors)
     except (EngramError, OSError) as error:
         warnings.warn(f"What was found in {index.root} cannot be kept. {error}", EngramWarning, stacklevel=3)
 
@@ -276,6 +285,7 @@ def _load(root: Path, place: Path) -> Index | None:
             _as_bytes(tensors["names"]),
             tensors["ends"],
             tensors["sizes"],
+            tensors["times"],
             tuple(LeftOut(root / path, reason) for path, reason in json.loads(_as_bytes(tensors["left_out"]))),
         )
         return index if _unchanged(index) else None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engram.data.files import Files
 from engram.data.images import Fit
-from engram.data.index import NAMED, Index
+from engram.data.index import NAMED, Index, is_folder
 from engram.data.left_out import LeftOut
 from engram.data.packed import pack
 from engram.data.pictures import check_spellings
@@ -43,7 +43,7 @@ def folders_in(root: Path) -> list[str]:
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "cannot be found"
         raise DataError(f"{shown(root)} {what}. Name the data set's folder with --data DIR.")
-    return [entry.name for entry in os.scandir(root) if entry.is_dir()]
+    return [entry.name for entry in os.scandir(root) if is_folder(entry)]
 
 
 def wrong_layout(root: Path, expected: str) -> DataError:

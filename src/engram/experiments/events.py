@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from engram import storage
 from engram.errors import not_installed
 from engram.progress import Phase, Progress
 
@@ -30,8 +30,8 @@ class EventLog:
     def hear(self, event: str, values: dict[str, Any]) -> None:
         """Append a line."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": now, "event": event, **values}, ensure_ascii=False) + "\n")
+        with self.path.open("ab") as file:
+            file.write(storage.json_bytes({"time": now, "event": event, **values}))
 
 
 class TensorBoard:
