@@ -28,7 +28,7 @@ demo: .venv/installed ## Install engram into .venv and learn ten digits, two at 
 
 test: lint ## Check everything: lint, types, imports between rooms, tests
 	@echo "==> Running the tests"
-	@OMP_NUM_THREADS=1 $(python) -m pytest -n auto $(PYTEST_ARGS)
+	@$(python) -m pytest -n auto $(PYTEST_ARGS)
 
 lint: .venv/installed-dev ## Check style, types and the imports between rooms
 	@echo "==> Checking style (ruff)"

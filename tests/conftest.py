@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch looks: tests run side by side, and sums add up in one order
+
 import pytest
 import torch
 from models_made import taught

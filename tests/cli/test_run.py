@@ -241,6 +241,7 @@ def pickled_archive(folder: Path) -> str:
         (["--dataset", "arrays", "--data", pickled_archive], 1, "objects.npz"),
         (["--out", "/proc/nothing"], 1, "/proc/nothing"),
         (["--set", "weights=none.safetensors"], 1, "none.safetensors"),
+        (["/data/pictures"], 2, "There is no method '/data/pictures'"),
     ],
 )
 def test_bad_input_gets_one_clear_sentence(arguments: list[object], code: int, said: str, tmp_path: Path) -> None:

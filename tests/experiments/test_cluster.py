@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engram.data import load
+from engram.data import Reading, load
 from engram.errors import EngramWarning
 from engram.experiments import cluster
 from engram.experiments.jobs import Order
@@ -63,15 +63,26 @@ def results(folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("resources", "taken"),
+    ("nodes", "taken"),
     [
-        ({"CPU": 2.0, "memory": 9e9}, (1, 0)),
-        ({"CPU": 64.0, "GPU": 8.0}, (8, 1)),
-        ({"CPU": 4.0, "GPU": 8.0}, (1, 1)),
+        ([{"CPU": 2.0, "memory": 9e9}], (1, 0)),
+        ([{"CPU": 64.0, "GPU": 8.0}], (8, 1)),
+        ([{"CPU": 4.0, "GPU": 8.0}], (1, 1)),
+        ([{"CPU": 64.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 32.0, "GPU": 4.0}], (4, 1)),
     ],
 )
-def test_a_job_takes_a_gpu_and_its_part_of_the_cores(resources: dict[str, float], taken: tuple[int, int]) -> None:
-    assert tuple(cluster.share_of(resources).values()) == taken
+def test_a_job_takes_a_gpu_and_the_cores_that_every_node_has_for_one(
+    nodes: list[dict[str, float]], taken: tuple[int, int]
+) -> None:
+    assert tuple(cluster.share_of(nodes).values()) == taken
+
+
+def test_paths_are_whole_for_workers_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    site = cluster._for_all_nodes(Site(Path("runs"), "folder", Path("~/pictures"), Reading(class_list=Path("few.txt"))))
+    assert (site.folder, site.data) == (tmp_path / "runs", tmp_path / "home" / "pictures")
+    assert site.reading.class_list == tmp_path / "few.txt"
 
 
 def test_a_killed_worker_costs_nothing_but_time(data: Path, tmp_path: Path) -> None:

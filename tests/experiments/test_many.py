@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -238,7 +239,41 @@ def test_the_bar_of_a_suite_that_is_gone_on_with_reaches_its_end(file: Path, tmp
     assert bars.totals["suite"] == bars.advanced["suite"] > 0
 
 
+def test_the_bar_of_a_suite_whose_runs_fail_reaches_its_end_too(file: Path, tmp_path: Path, data: Dataset) -> None:
+    plan = programme(QUALITY, Site(tmp_path, "arrays", file), data)
+    begin(plan, "engram suite", resume=False)
+    (tmp_path / plan.rows[0].jobs[0].folder / "events.jsonl").mkdir(parents=True)
+    bars = _Bars()
+    outcomes = carry_out(plan, data, progress=bars)
+    assert [outcome.error is None for outcome in outcomes] == [False, True]
+    assert bars.totals["suite"] == bars.advanced["suite"] > 0
+
+
+def test_a_run_that_two_variants_have_in_common_is_counted_once(file: Path, tmp_path: Path, data: Dataset) -> None:
+    order = Order(suite="frontier", dataset="arrays", methods=("engram",), settings={"epochs": 1}, tasks=2)
+    rows = programme(order, Site(tmp_path, "arrays", file), data).rows
+    folders = [row.jobs[0].folder for row in rows]
+    assert len(set(folders)) < len(folders), "no two variants are one run any more"
+    counted = {}
+    for row in rows:
+        one, folder = row.estimate, row.jobs[0].folder
+        assert row.left == 0 if folder in counted else row.left >= sum(one.adapting)
+        counted[folder] = row
+    first = rows[0].estimate
+    assert rows[0].left == pytest.approx(sum(map(sum, (first.training, first.extracting, first.adapting))))
+
+
 # Failures
+
+
+def test_data_that_cannot_be_loaded_fail_a_workers_job_with_the_reason(
+    file: Path, tmp_path: Path, data: Dataset, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = programme(QUALITY, Site(tmp_path / "out", "arrays", file), data)
+    gone = replace(plan.site, data=tmp_path / "gone.npz")
+    outcomes = run_side_by_side(gone, plan.left, 1, lambda job: None, lambda job: None)
+    assert all("gone.npz" in str(outcome.error) for outcome in outcomes)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_run_that_fails_is_marked_with_the_reason_and_the_rest_go_on(file: Path, tmp_path: Path) -> None:
@@ -311,7 +346,8 @@ def test_one_who_finds_a_run_under_way_elsewhere_leaves_no_mark_on_it(
     plan = programme(QUALITY, Site(tmp_path, "arrays", file), data)
     begin(plan, "engram suite", resume=False)
     site, job, said = plan.site, plan.rows[0].jobs[0], []
-    assert site.carry_out(job, data, after_task=lambda: said.append(site.carry_out(job, data))) is None
+    again = functools.partial(site.carry_out, job, lambda: data)
+    assert again(after_task=lambda: said.append(again())) is None
     assert len(said) == 2 and all("Another process is working in" in str(error) for error in said)
     assert site.done(job)
     assert not (tmp_path / job.folder / FAILED).exists()
@@ -371,7 +407,7 @@ def test_a_note_of_a_worker_is_for_people(
 ) -> None:
     more = Variant(label="more than there are", method="features", settings={"features_per_class": 21}, series="")
     jobs = jobs_of(more, replace(QUALITY, seeds=2), data)
-    outcomes = run_side_by_side(Site(tmp_path, "arrays", file), jobs, 1, lambda job: None)
+    outcomes = run_side_by_side(Site(tmp_path, "arrays", file), jobs, 1, lambda job: None, lambda job: None)
     assert [outcome.error for outcome in outcomes] == [None, None]
     said = capfd.readouterr().err
     assert "warn_of_small_classes" not in said and "features.py" not in said
@@ -580,7 +616,7 @@ def test_tasks_that_an_interrupted_run_has_learned_are_not_counted_again(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        plan.site.carry_out(job, data, after_task=interrupt)
+        plan.site.carry_out(job, lambda: data, after_task=interrupt)
     assert (plan.site.learned(job), plan.site.done(job)) == (1, False)
     left = programme(order, plan.site, data)
     for before, row in zip(plan.rows, left.rows, strict=True):

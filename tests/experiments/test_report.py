@@ -141,8 +141,12 @@ def test_a_damaged_suite_leaves_its_results(content: str, tmp_path: Path) -> Non
         {"settings": None},
         {"memory_bytes": -1},
         {"schema": 99},
+        {"memory_bytes": 2**63},
+        {"memory_bytes": 10**400},
+        {"average_incremental_accuracy": 7.5},
+        {"average_incremental_accuracy_top5": -0.5},
     ],
-    ids=str,
+    ids=lambda damage: str(damage)[:50],
 )
 def test_a_damaged_result_is_named_and_the_others_go_on(damage: dict[str, object], tmp_path: Path) -> None:
     save(tmp_path, result("lwf"))
@@ -153,6 +157,11 @@ def test_a_damaged_result_is_named_and_the_others_go_on(damage: dict[str, object
     assert [group.label for part in report.parts for group in part.section.groups] == ["lwf"]
     assert len(report.notes) == 1 and str(bad) in report.notes[0]
     assert str(bad) in report.html()
+
+
+def test_a_result_may_have_no_omega_of_the_previous_task(tmp_path: Path) -> None:
+    save(tmp_path, result(omega_previous=[None, None, None]))
+    assert "ω of the previous task" not in said(make_report([tmp_path]))
 
 
 def test_a_file_that_nests_without_end_is_left_out(tmp_path: Path) -> None:

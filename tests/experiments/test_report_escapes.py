@@ -163,6 +163,12 @@ def test_no_name_is_a_command_of_latex(name: str) -> None:
         assert line.replace(r"\$", "").count("$") % 2 == 0
 
 
+@pytest.mark.parametrize("name", ["[2cm]", "*"])
+def test_the_end_of_a_row_takes_nothing_of_the_next(name: str) -> None:
+    *_, row, _, _ = as_latex(Table("t", "c", ("",), (("first",), (name,)))).splitlines()
+    assert row.startswith("{}")
+
+
 def test_latex_writes_specials_as_text() -> None:
     assert latex("\\input{a_b}") == r"\textbackslash{}input\{a\_b\}"
     assert latex("50 % & α = #1~^") == r"50 \% \& $\alpha$ = \#1\textasciitilde{}\textasciicircum{}"

@@ -15,6 +15,7 @@ from engram.experiments import Plan, Result, Trainings, run, seed_folders, summa
 from engram.experiments.checkpoint import RunFolder
 from engram.methods import METHODS, Learner, make, setting_names
 from engram.network import Network
+from engram.network.extractors import make_extractor
 from engram.storage import load_tensors, save_tensors
 
 
@@ -57,6 +58,19 @@ def test_the_same_seed_gives_the_same_bytes(vectors: Stream, tmp_path: Path) -> 
     second = run(small(), vectors, out=tmp_path / "b")
     assert comparable(first) == comparable(second)
     assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
+
+
+def test_a_run_goes_on_from_the_weights_that_it_began_with_and_no_others(images: Stream, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+
+    def starting(scale: float) -> Learner:
+        extractor = make_extractor("small", images.tasks[0].train.shape)
+        save_tensors(weights, {name: scale * tensor for name, tensor in extractor.state_dict().items()})
+        return small("lwf", network="small", weights=str(weights))
+
+    run(starting(1.0), images, out=tmp_path / "run")
+    with pytest.raises(UsageError, match="another run; it differs in what the file of weights holds"):
+        run(starting(2.0), images, out=tmp_path / "run", resume=True)
 
 
 class _Interrupt(Exception):

@@ -26,7 +26,8 @@ def main() -> None:
         complain(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP) and error.filename is not None:
+        refused = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS, errno.ENOENT, errno.ESTALE)
+        if error.errno in refused and error.filename is not None:
             complain(f"'{shown(error.filename)}' cannot be used: {error.strerror}.")
             sys.exit(1)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):

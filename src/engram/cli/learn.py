@@ -207,7 +207,8 @@ def _lines(learned: Learned, model: Path) -> list[str]:
     lines = [
         f"learned {_counts(learned.new, learned.more)} in {minutes(learned.seconds)}",
         f"{shown(model)}, generation {learned.generation}: {counted(learned.classes, 'class')}; "
-        f"{megabytes(learned.kept_bytes)} kept in all, {megabytes(learned.seen_bytes)} seen in this lesson ({pictures})",
+        f"{megabytes(learned.kept_bytes)} kept in all, "
+        f"{megabytes(learned.seen_bytes)} seen in this lesson ({pictures})",
     ]
     if learned.accuracy is not None:
         held_out = counted(sum(each.images for each in learned.judged), "picture")

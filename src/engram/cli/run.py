@@ -52,7 +52,7 @@ def run(
         str | None,
         typer.Option(metavar="BYTES", help="What may be kept for all classes, such as 6MB: chooses the above."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of class order, weights and everything drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="What class order, weights and all else are drawn from.")] = 0,
     seeds: Annotated[int | None, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = None,
     device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
     set: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")] = None,
@@ -201,8 +201,11 @@ def pairs(texts: list[str]) -> dict[str, Any]:
 
 def _default_folder(name: str, resume: bool) -> Path:
     """runs/NAME; if that is taken runs/NAME-2 and so on, after all there are. To resume, the last of them."""
-    numbers = [int(rest) for path in Path("runs").glob(f"{name}-*") if (rest := path.name[len(name) + 1 :]).isdecimal()]
-    if (Path("runs") / name).exists():
+    there = [path.name for path in Path("runs").iterdir()] if Path("runs").is_dir() else []
+    numbers = [
+        int(rest) for each in there if each.startswith(f"{name}-") and (rest := each[len(name) + 1 :]).isdecimal()
+    ]
+    if name in there:
         numbers.append(1)
     number = max(numbers, default=0) + (0 if resume and numbers else 1)
     return Path("runs") / (name if number == 1 else f"{name}-{number}")

@@ -46,7 +46,9 @@ def suite(
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what would be run, how long and how large; run nothing.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time: 1; on Ray as many as there is room for.")
+    ] = None,
     on: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local",
     out: Annotated[Path | None, typer.Option(help="The suites' folder; by default one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a suite that was begun.")] = False,

@@ -57,7 +57,7 @@ class RunFolder:
         if not resume:
             raise UsageError(TAKEN.format(self.path))
         before = storage.read_json(self.path / "run.json")
-        if not isinstance(before, dict) or not request.keys() <= before.keys():
+        if not isinstance(before, dict) or not request.keys() - {"weights"} <= before.keys():
             raise UsageError(f"{self.path} holds something else (a run.json not of engram). Choose an empty folder.")
         self._refuse_another(before, request)
         if len(request["tasks"]) > len(before["tasks"]):
@@ -83,6 +83,8 @@ class RunFolder:
             for request in (before, now)
         ]  # a run may go on on another device
         changed = differences(*flat)
+        if before.get("weights", now.get("weights")) != now.get("weights"):  # earlier versions did not tell
+            changed.append("what the file of weights holds")
         if not changed and wanted[: len(done)] != done:
             changed = ["the data, the class order or the tasks"]
         if changed:

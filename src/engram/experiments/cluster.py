@@ -7,39 +7,56 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramWarning, not_installed
 from engram.experiments.jobs import Job
-from engram.experiments.local import AfterTask, Outcome, Site
+from engram.experiments.local import Hook, Outcome, Site
 
 RETRIES = 3  # of a job whose worker or node has died; it goes on where it was
 
 
-def run_on_ray(site: Site, jobs: Sequence[Job], after_task: AfterTask, workers: int | None = None) -> list[Outcome]:
-    """Each job as a task of Ray. Without `RAY_ADDRESS` a cluster of this machine alone is started, on loopback."""
+def run_on_ray(site: Site, jobs: Sequence[Job], after_job: Hook, workers: int | None = None) -> list[Outcome]:
+    """Each job as a task of Ray, no more than `workers` at a time; None: as many as the cluster has room for.
+
+    Without `RAY_ADDRESS` a cluster of this machine alone is started, on loopback.
+    """
     ray = _connect(workers)
-    site = replace(site, folder=site.folder.resolve(), data=site.data.resolve() if site.data is not None else None)
-    taken = share_of(ray.cluster_resources())
+    site = _for_all_nodes(site)
+    taken = share_of([node["Resources"] for node in ray.nodes() if node["Alive"]])
     work = ray.remote(max_retries=RETRIES, **taken)(_work)
-    under_way = {work.remote(site, job, taken["num_cpus"]): job for job in jobs}
-    outcomes = []
+    waiting, outcomes = list(jobs), []
+    under_way: dict[Any, Job] = {}  # by what Ray calls them
     try:
-        while under_way:
+        while waiting or under_way:
+            while waiting and (workers is None or len(under_way) < workers):
+                job = waiting.pop(0)
+                under_way[work.remote(site, job, taken["num_cpus"])] = job
             ready, _ = ray.wait(list(under_way))
             for reference in ready:
                 job = under_way.pop(reference)
                 outcomes.append(Outcome(job, _error(ray, reference, site, job)))
-                after_task(job)
+                after_job(job)
     finally:
         ray.shutdown()
     return outcomes
 
 
-def share_of(resources: Mapping[str, float]) -> dict[str, int]:
-    """What one job takes of a cluster: where there are GPUs one of them, and its part of the cores; else one core."""
-    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
-    return {"num_cpus": max(1, cores // gpus) if gpus else 1, "num_gpus": min(gpus, 1)}
+def _for_all_nodes(site: Site) -> Site:
+    """The site with whole paths: a worker's folder is another."""
+
+    def whole(path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser().resolve()
+
+    reading = replace(site.reading, class_list=whole(site.reading.class_list))
+    return replace(site, folder=site.folder.resolve(), data=whole(site.data), reading=reading)
+
+
+def share_of(nodes: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    """What one job takes: where there are GPUs one, with as many cores as each node has for every GPU; else a core."""
+    cores = [int(node.get("CPU", 1) // node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1]
+    return {"num_cpus": max(1, min(cores)), "num_gpus": 1} if cores else {"num_cpus": 1, "num_gpus": 0}
 
 
 def _connect(workers: int | None) -> Any:
@@ -74,7 +91,7 @@ def _work(site: Site, job: Job, threads: int) -> str | None:
     import torch
 
     torch.set_num_threads(threads)
-    return site.carry_out(job, site.load())
+    return site.carry_out(job, site.load)
 
 
 def _error(ray: Any, reference: Any, site: Site, job: Job) -> str | None:

@@ -14,7 +14,7 @@ import torch
 from engram import storage
 from engram.data import Dataset
 from engram.errors import UsageError, nearest, unknown
-from engram.experiments.identity import identifying
+from engram.experiments.identity import content_of_weights, identifying
 from engram.experiments.plan import Plan
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.suites import SUITES, Facts, Variant
@@ -145,6 +145,8 @@ def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
     settings = {
         name: value for name, value in identifying(learner.settings()).items() if name not in ("seed", "device")
     }
+    if weights := content_of_weights(learner):
+        stream |= weights
     own = None if learner.shares_training else plan.method
     begins, shares = (_digest([identifying(learner.training_settings(task)), own, stream]) for task in (0, 1))
     return Job(

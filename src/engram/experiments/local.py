@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -56,13 +57,17 @@ class Site:
         return RunFolder(self.folder / job.folder).learned
 
     def carry_out(
-        self, job: Job, dataset: Dataset, progress: Progress = SILENT, after_task: Callable[[], None] | None = None
+        self,
+        job: Job,
+        load: Callable[[], Dataset],
+        progress: Progress = SILENT,
+        after_task: Callable[[], None] | None = None,
     ) -> str | None:
         """Do one job, or what is left of it; why it failed, if it did. It is marked then, and may be tried again."""
         place = self.folder / job.folder
         try:
             job.plan.run(
-                dataset,
+                load(),
                 place,
                 resume=True,
                 trainings=Trainings(self.folder / "trained"),
@@ -86,17 +91,22 @@ class Site:
         return message
 
 
-AfterTask = Callable[[Job], None]
+Hook = Callable[[Job], None]  # called after a job's task, or after all of it
 
 
 def run_here(
-    site: Site, jobs: Sequence[Job], dataset: Dataset, progress: Progress, after_task: AfterTask
+    site: Site, jobs: Sequence[Job], dataset: Dataset, progress: Progress, after_task: Hook, after_job: Hook
 ) -> list[Outcome]:
     """One job after another, in this process."""
-    return [Outcome(job, site.carry_out(job, dataset, progress, lambda job=job: after_task(job))) for job in jobs]  # type: ignore[misc]
+    outcomes = []
+    for job in jobs:
+        error = site.carry_out(job, lambda: dataset, progress, functools.partial(after_task, job))
+        outcomes.append(Outcome(job, error))
+        after_job(job)
+    return outcomes
 
 
-def run_side_by_side(site: Site, jobs: Sequence[Job], workers: int, after_task: AfterTask) -> list[Outcome]:
+def run_side_by_side(site: Site, jobs: Sequence[Job], workers: int, after_task: Hook, after_job: Hook) -> list[Outcome]:
     """Several jobs at once. A process that dies fails its job alone, and another takes its place."""
     waiting, outcomes = list(jobs), []
     threads = max(1, (os.cpu_count() or 1) // workers)
@@ -120,6 +130,7 @@ def run_side_by_side(site: Site, jobs: Sequence[Job], workers: int, after_task: 
                         worker.start()
                 assert isinstance(message, tuple)
                 outcomes.append(Outcome(job, None if message[0] else message[1]))
+                after_job(job)
                 worker.give(waiting.pop(0) if waiting else None)
     finally:
         for worker in crew:
@@ -187,13 +198,13 @@ def _work(pipe: Connection, site: Site, threads: int) -> None:
 
     warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"  # for people: without the line of code
     torch.set_num_threads(threads)
-    dataset = site.load()
+    load = functools.cache(site.load)  # once, unless it fails: then the job does, and says why
     while True:
         try:
             job = pipe.recv()
         except EOFError:
             return
-        error = site.carry_out(job, dataset, SILENT, lambda: pipe.send("task"))
+        error = site.carry_out(job, load, SILENT, lambda: pipe.send("task"))
         pipe.send((error is None, error or ""))
 
 

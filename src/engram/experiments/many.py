@@ -69,10 +69,10 @@ def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
         if kind not in costs:
             costs[kind] = measure_costs(learner, dataset.train, len(dataset.class_names))
         estimates.append(estimate(jobs[0].plan, dataset, costs[kind]))
-    each = [(job, one) for (_, jobs), one in zip(members, estimates, strict=True) for job in jobs]
-    left = _left(site, each)
-    rows = [
-        Row(variant, jobs, one, sum(sum(left.get(job.folder, ())) for job in jobs), sum(site.done(job) for job in jobs))
+    each = {job.folder: (job, one) for (_, jobs), one in zip(members, estimates, strict=True) for job in jobs}
+    left = _left(site, list(each.values()))
+    rows = [  # a run that two variants have in common is counted with the first
+        Row(variant, jobs, one, sum(sum(left.pop(job.folder, ())) for job in jobs), sum(map(site.done, jobs)))
         for (variant, jobs), one in zip(members, estimates, strict=True)
     ]
     return Programme(order, site, tuple(rows))
@@ -125,28 +125,28 @@ def begin(plan: Programme, command: str, *, resume: bool) -> None:
 
 
 def carry_out(
-    plan: Programme, dataset: Dataset, *, workers: int = 1, on: str = "local", progress: Progress = SILENT
+    plan: Programme, dataset: Dataset, *, workers: int | None = None, on: str = "local", progress: Progress = SILENT
 ) -> Sequence[Outcome]:
     """Do what is left. A run that fails is marked, and the rest go on."""
     jobs, weights = plan.left, _weights(plan)
     with progress.phase("suite", sum(sum(weights[job.folder]) for job in jobs)) as whole:
-        learned: dict[str, int] = {}
 
         def after_task(job: Job) -> None:
-            task = learned.setdefault(job.folder, 0)
-            learned[job.folder] += 1
-            whole.advance(weights[job.folder][min(task, len(weights[job.folder]) - 1)], job.label)
+            if weights[job.folder]:
+                whole.advance(weights[job.folder].pop(0), job.label)
 
-        def finish_job(job: Job) -> None:
+        def after_job(job: Job) -> None:
+            """What was not learned, for the run has failed or nobody told, is not waited for any more."""
             whole.advance(sum(weights[job.folder]), job.label)
+            weights[job.folder].clear()
 
         if on == "ray":
             from engram.experiments.cluster import run_on_ray
 
-            return run_on_ray(plan.site, jobs, finish_job, workers if workers > 1 else None)
-        if workers > 1 and len(jobs) > 1:
-            return run_side_by_side(plan.site, jobs, workers, after_task)
-        return run_here(plan.site, jobs, dataset, progress, after_task)
+            return run_on_ray(plan.site, jobs, after_job, workers)
+        if workers is not None and workers > 1 and len(jobs) > 1:
+            return run_side_by_side(plan.site, jobs, workers, after_task, after_job)
+        return run_here(plan.site, jobs, dataset, progress, after_task, after_job)
 
 
 def _weights(plan: Programme) -> dict[str, list[int]]:

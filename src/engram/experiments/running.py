@@ -16,6 +16,7 @@ from engram.data import Stream, Task
 from engram.errors import DataError, EngramError, UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
 from engram.experiments.events import EventLog, Listener, Reporting
+from engram.experiments.identity import content_of_weights
 from engram.experiments.keeping import check_memory
 from engram.experiments.measuring import Measurement, measure
 from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
@@ -119,7 +120,8 @@ def _opened(out: Path | str | None, request: dict[str, Any], resume: bool) -> It
 
 def _request(learner: Learner, stream: Stream, fingerprints: list[str]) -> dict[str, Any]:
     """What makes a run this run and no other."""
-    return {"method": learner.name, "dataset": stream.name, "settings": learner.settings(), "tasks": fingerprints}
+    request = {"method": learner.name, "dataset": stream.name, "settings": learner.settings(), "tasks": fingerprints}
+    return request | content_of_weights(learner)
 
 
 def _learn(

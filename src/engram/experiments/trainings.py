@@ -23,7 +23,11 @@ class Trainings:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        parallel.on_first(lambda: storage.make_folder(folder))
+        parallel.on_first(self._open)
+
+    def _open(self) -> None:
+        storage.make_folder(self.folder)
+        storage.sweep(self.folder, storage.LONG)
 
     def path(self, learner: Learner, tasks: list[str]) -> Path:
         """Where the network of `learner` is, trained up to the last of these tasks (by their fingerprints)."""

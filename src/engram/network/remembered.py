@@ -26,7 +26,12 @@ class Remembered:
 
     def __init__(self, folder: Path, most: int = MOST) -> None:
         self.folder, self.most = folder, most
-        parallel.on_first(lambda: storage.make_folder(folder))
+        parallel.on_first(self._open)
+
+    def _open(self) -> None:
+        storage.make_folder(self.folder)
+        with suppress(OSError):  # somebody else sweeps too
+            storage.sweep(self.folder, storage.LONG)
 
     def path(self, known: Iterable[object]) -> Path:
         """Where the tensors are, if they are: `known` are tensors, and what its `repr` tells from anything else."""

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from engram.experiments.aggregate import Group, measured, phases
+from engram.experiments.aggregate import Group, Spread, measured, phases
 from engram.experiments.report import text
 from engram.experiments.report.appearance import INK, MUTED, PAPER, PHASES, phase_colours
 from engram.experiments.report.drawing import Look, fitted_all, legend, new_figure, plain
 from engram.experiments.report.plot import Plot, Styles, labels, spread_cell
 from engram.experiments.report.sections import Section
-from engram.experiments.report.tables import Table
+from engram.experiments.report.tables import Quantity, Table
 
 
 def forgetting(section: Section, styles: Styles) -> Plot | None:
@@ -74,7 +74,7 @@ def times(section: Section, styles: Styles) -> Plot | None:
     if not any(sum(each.values()) for each in spent):
         return None
     rows = tuple(
-        (group.label, *(text.seconds(each[name]) if name in each else None for name in names))
+        (group.label, *(_seconds(each[name]) if name in each else None for name in names))
         for group, each in zip(section.groups, spent, strict=True)
     )
     caption = "Mean seconds of a run by phase. Measuring, which ω and the drift gap need, is no part of a method."
@@ -87,6 +87,10 @@ def times(section: Section, styles: Styles) -> Plot | None:
         Table("time", caption, ("", *names), rows),
         functools.partial(_draw_times, section.groups, spent),
     )
+
+
+def _seconds(value: float) -> Quantity:
+    return Quantity(Spread(value, None), text.seconds)
 
 
 def _phase_names(spent: Sequence[Mapping[str, float]]) -> list[str]:

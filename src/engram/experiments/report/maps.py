@@ -13,13 +13,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 
-from engram.experiments.aggregate import Group, mean_matrix
-from engram.experiments.report import text
+from engram.experiments.aggregate import Group, Spread, mean_matrix
 from engram.experiments.report.appearance import PAPER
 from engram.experiments.report.drawing import Look, fitted_all, new_figure, plain
 from engram.experiments.report.plot import Plot, Styles, labels
 from engram.experiments.report.sections import Section
-from engram.experiments.report.tables import Table
+from engram.experiments.report.tables import Quantity, Table
 
 MOST_MATRICES = 13
 MOST_TASKS_IN_TABLE = 20
@@ -31,7 +30,12 @@ def matrices(section: Section, styles: Styles) -> Plot | None:
         return None
     groups = section.groups[:MOST_MATRICES]
     rows = tuple(
-        (group.label, str(task + 1), *(text.accuracy(cell) for cell in row), *[None] * (section.tasks - len(row)))
+        (
+            group.label,
+            str(task + 1),
+            *(Quantity(Spread(cell, None)) for cell in row),
+            *[None] * (section.tasks - len(row)),
+        )
         for group in groups
         for task, row in enumerate(mean_matrix(group))
         if section.tasks <= MOST_TASKS_IN_TABLE or task == section.tasks - 1

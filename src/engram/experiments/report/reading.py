@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -125,18 +124,19 @@ def _checked(kind: type[T], values: Any, file: Path) -> T:
         where = ".".join(str(part) for part in first["loc"]) or "it"
         raise DataError(f"{file} is not what it should be: {where}: {first['msg']}.") from error
     except OverflowError as error:
-        raise DataError(f"{file} is not what it should be: it holds a number that is not finite.") from error
+        raise DataError(f"{file} is not what it should be: it holds a number that is not finite, or absurd.") from error
 
 
 def _check_lists(result: Result, file: Path) -> None:
     """Refuse lists that do not go together: nothing that reads them would notice."""
     tasks = len(result.curve)
     along = [getattr(result, name) for name in ALONG_TASKS]
+    averages = [result.average_incremental_accuracy, result.average_incremental_accuracy_top5]
     fits = (
         tasks > 0
         and all(len(each) == tasks for each in along if each is not None)
         and [len(row) for row in result.accuracy_matrix] == list(range(1, tasks + 1))
-        and all(0 <= accuracy <= 1 for row in [result.curve, *result.accuracy_matrix] for accuracy in row)
+        and all(0 <= accuracy <= 1 for row in [result.curve, averages, *result.accuracy_matrix] for accuracy in row)
         and result.classes_seen[0] > 0
         and all(a <= b for a, b in itertools.pairwise(result.classes_seen))  # a task may bring known classes alone
         and result.memory_bytes >= 0
@@ -152,10 +152,13 @@ ALONG_TASKS = (
 )
 
 
+LARGEST = 2**63  # of the numbers that a result may hold: bytes, seconds
+
+
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, int | float) and not abs(value) < LARGEST:
         raise OverflowError
     if isinstance(value, list):
         return [_cleaned(item) for item in value]
@@ -169,11 +172,11 @@ TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def clean(text: str) -> str:
-    """The text without control characters, lone surrogates and the like: no file or terminal should meet them."""
+    """The text without control characters, lone surrogates, what is no character at all, and the like."""
     if text.isprintable():
         return text
     spaced = text.replace("\n", " ").replace("\t", " ")
     return "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(each) in ("Cc", "Cs") or each in TURNING else each
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(each) in ("Cc", "Cn", "Cs") or each in TURNING else each
         for each in spaced
     )

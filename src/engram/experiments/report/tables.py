@@ -76,7 +76,7 @@ def results_table(section: Section) -> Table:
         columns=("", *(measure.heading for measure in MEASURES), "seeds"),
         rows=tuple(rows),
         best=_best(section, rows),
-        notes=tuple(_notes(section)),
+        notes=("The seconds are without those of measuring.", *_notes(section)),
     )
 
 
@@ -128,7 +128,7 @@ def _notes(section: Section) -> list[str]:
     if untrained:
         notes.append(
             f"Without the time for training, or some of it, that was shared with other runs: {text.listed(untrained)}. "
-            "The seconds of the others include all."
+            "The others' seconds include all of it."
             if len(untrained) < len(section.groups)
             else "The seconds are without the time for training, or some of it, that was shared with other runs."
         )
@@ -202,7 +202,8 @@ def as_latex(table: Table) -> str:
     ]
     for number, row in enumerate(table.rows):
         cells = [_latex_cell(cell, (number, place) in table.best) for place, cell in enumerate(row)]
-        lines.append(" & ".join(cells) + r" \\")
+        # After the end of a row, LaTeX takes [ and * for its own, wherever they stand.
+        lines.append(("{}" if cells[0].startswith(("[", "*")) else "") + " & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 

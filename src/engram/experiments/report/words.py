@@ -202,7 +202,9 @@ def _drift(section: Section) -> list[str]:
 def _quality(section: Section) -> list[str]:
     """How well stored vectors follow the network: of the best group, or of all where that is what a suite is about."""
     ranked, seeds = _ranked(section.contenders)
-    storing = [group for group in ranked if len(_means(group, "omega_first", seeds)) > 0]
+    storing = [
+        group for group in ranked if all(_means(group, f"omega_{which}", seeds) for which in ("previous", "first"))
+    ]
     told = storing[:4] if section.suite and not section.varies else storing[:1]
     sentences = []
     for group in told:
