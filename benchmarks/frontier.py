@@ -71,6 +71,7 @@ SERIES = (
         "middle",
     ),
     Series("hybrid (the paper's)", "paper", ("cifar100-table1/hybrid",), (-6, -12), "end"),
+    Series("hybrid on LUCIR's training", "paper", ("cifar100-table1/hybrid-on-lucir",), (10, 5)),
     Series("γ-iCaRL", "images", ("cifar100-table1/gamma-icarl", "cifar100-budgets/gamma-icarl-10MB")),
     Series("iCaRL", "images", ("cifar100-table1/icarl", "cifar100-budgets/icarl-10MB")),
     Series("BiC", "images", ("cifar100-table1/bic",), (10, -2)),

@@ -90,6 +90,11 @@ def test_a_bad_value_is_refused_by_the_name_of_its_setting(name: str, value: obj
     assert caught.value.exit_code == 2
 
 
+def test_all_that_a_setting_may_be_is_told() -> None:
+    with pytest.raises(UsageError, match=r"'float32', 'float16', 'int8' or 'pq'; or Input should be 'auto'\.$"):
+        make("engram", codec="zip")
+
+
 def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError) as caught:
         build(Cake, {"minuets": 3}, "cake")

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engram import data, experiments, features, methods, network
+    from engram import data, experiments, features, methods, model, network
     from engram.data import Dataset, Samples, Stream, Task, load, split
     from engram.errors import DataError, EngramError, EngramWarning, TrainingError, UsageError
     from engram.estimator import IncrementalClassifier
@@ -23,7 +23,7 @@ _HOMES = {
     **dict.fromkeys(("Plan", "Result", "run"), "engram.experiments"),
     **dict.fromkeys(("METHODS", "Learner", "make"), "engram.methods"),
 }
-_ROOMS = ("data", "experiments", "features", "methods", "network")
+_ROOMS = ("data", "experiments", "features", "methods", "model", "network")
 
 __all__ = [
     "METHODS",
@@ -46,6 +46,7 @@ __all__ = [
     "load",
     "make",
     "methods",
+    "model",
     "network",
     "run",
     "split",

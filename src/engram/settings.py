@@ -79,8 +79,11 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     try:
         return adapter.validate_python(value)
     except pydantic.ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(f"The setting '{name}' cannot be {value!r}: {reason}.") from error
+        # Of a type that may be one of several, each says what it wants; that it may be None needs no telling.
+        reasons = [
+            each["msg"].removeprefix("Value error, ") for each in error.errors() if each["type"] != "none_required"
+        ]
+        raise UsageError(f"The setting '{name}' cannot be {value!r}: {'; or '.join(reasons)}.") from error
 
 
 def spoken(values: Mapping[str, Any]) -> dict[str, Any]:

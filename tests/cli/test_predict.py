@@ -232,6 +232,12 @@ def test_what_cannot_be_done_is_one_sentence(arguments: tuple[str, ...], code: i
     assert tree(place) == before
 
 
+def test_an_earlier_generation_may_be_asked(place: Path) -> None:
+    told = json.loads(run("predict", "model", "a.png", "--generation", "1", "--json", cwd=place).stdout)
+    assert len(told["predictions"][0]["top"]) == 2
+    assert len(json.loads(run("predict", "model", "a.png", "--json", cwd=place).stdout)["predictions"][0]["top"]) > 2
+
+
 def test_a_damaged_model_is_told_with_the_way_out(small_model: ModelFolder, place: Path) -> None:
     (place / "model").unlink()
     model = copied(small_model, place / "model")

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from commands import engram
 
+from engram.methods import make
+
 QUICK = ["--epochs", "1", "--tasks", "2"]
 
 
@@ -78,6 +80,9 @@ def test_without_out_every_run_gets_its_own_folder_and_resume_takes_the_last(tmp
     assert "finetune-digits-seed-0-2" in again.stdout
     assert len(list((tmp_path / "runs").iterdir())) == 2
     shutil.rmtree(tmp_path / "runs" / "finetune-digits-seed-0")
+    failed = tmp_path / "runs" / "finetune-digits-seed-0-3"  # as a run leaves it that could not begin
+    failed.mkdir()
+    (failed / "events.jsonl").touch()
     assert "seed-0-3" in engram("run", "finetune", *QUICK, "--quiet", cwd=tmp_path).stdout
 
 
@@ -102,6 +107,19 @@ def test_the_methods_are_listed_one_line_each_with_what_they_keep(tmp_path: Path
     assert [(name, kept) for name, kept, _ in listed] == keeps
     assert [(row["name"], row["keeps"], row["summary"]) for row in rows] == listed
     assert all(summary for *_, summary in listed)
+
+
+def test_the_settings_of_a_method_are_listed_as_set_takes_them(tmp_path: Path) -> None:
+    done = engram("methods", "engram", cwd=tmp_path)
+    listed = dict(re.split(r" {2,}", line) for line in done.stdout.splitlines())
+    told = json.loads(engram("methods", "engram", "--json", cwd=tmp_path).stdout)
+    assert told["method"] == "engram" and list(told["settings"]) == list(listed)
+    assert (listed["objective"], listed["last_relu"], listed["crop"], listed["milestones"]) == (
+        *("lucir", "false", "none", "0.5,0.75"),
+    )
+    given = {name: value for name, value in listed.items() if name != "network"}
+    assert make("engram", **given).settings() == make("engram").settings()
+    assert "There is no method 'engrm'" in engram("methods", "engrm", cwd=tmp_path).stderr
 
 
 def result_of(folder: Path) -> dict[str, Any]:

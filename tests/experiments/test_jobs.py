@@ -93,6 +93,7 @@ def test_the_seed_is_the_last_part_of_the_folder(data: Dataset) -> None:
     (variant, _) = variants(ORDER, data)
     found = jobs_of(variant, replace(ORDER, seeds=3), data)
     assert [each.plan.seed for each in found] == [0, 1, 2]
+    assert [each.plan.seed for each in jobs_of(variant, replace(ORDER, seeds=2, seed=100), data)] == [100, 101]
     assert [Path(each.folder).name for each in found] == ["seed-0", "seed-1", "seed-2"]
     (parent,) = {Path(each.folder).parent for each in found}
     assert parent.parts[0] == "runs" and parent.name.startswith("features-")

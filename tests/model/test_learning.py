@@ -205,6 +205,17 @@ def test_a_budget_that_is_raised_lets_later_classes_keep_more(small_model: Model
     assert load(folder).learner.memory.features.counts.tolist() == [2, 2, 2, 2, 6]
 
 
+def test_a_method_that_keeps_every_image_says_so_before_it_learns(tmp_path: Path) -> None:
+    found = scan(draw(tmp_path / "pictures", ("rose", "lily"), 5))
+    wishes = Wishes(method="joint", image_size=SIDE, epochs=1, network="small")
+    every = 2 * 5 * SIDE * SIDE * 3
+    assert propose(None, found, wishes).kept_bytes == every
+    with pytest.raises(
+        UsageError, match=f"'joint' keeps every image, {every:,} bytes, and the budget is {every - 1:,}"
+    ):
+        propose(None, found, replace(wishes, budget=every - 1))
+
+
 def test_images_that_do_not_fit_a_budget_are_refused_with_how_many_would(tmp_path: Path) -> None:
     folder, image = ModelFolder(tmp_path / "a" / "model"), SIDE * SIDE * 3
     pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 8)

@@ -72,7 +72,7 @@ def learn(
 ) -> None:
     """Teach a model new classes, or more of those it knows. The pictures may be gone afterwards.
 
-    Of each picture a short vector is kept, nothing else. Vectors are not anonymous: they tell something of the picture.
+    Of some pictures of each class a short vector is kept, and no picture unless asked for. Vectors are not anonymous.
     """
     from engram.cli.display import Display
     from engram.methods import parse_bytes

@@ -10,10 +10,25 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def methods(json: Json = False) -> None:
-    """List the methods, and what each keeps of old classes."""
-    from engram.methods import METHODS
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="Of this one, list the settings and their defaults.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the methods, and what each keeps of old classes; or all settings of one."""
+    from engram.methods import METHODS, OBJECTIVES, make
 
+    if name is not None:
+        learner = make(name)
+        trained_by = next(key for key, kind in OBJECTIVES.items() if type(learner.objective) is kind)
+        settings = {**learner.settings(), "objective": trained_by}
+        if json:
+            typer.echo(json_format.dumps({"method": name, "settings": settings}))
+            return
+        show("settings", [{"name": key, "default": _said(value)} for key, value in settings.items()], json)
+        typer.echo("These hold where the preset does not say otherwise. docs/guide.md tells what they do.", err=True)
+        return
     rows = [{"name": name, "keeps": entry.keeps, "summary": entry.summary} for name, entry in METHODS.items()]
     show("methods", rows, json)
 
@@ -23,6 +38,13 @@ def datasets(json: Json = False) -> None:
     from engram.data import DATASETS
 
     show("datasets", [{"name": name, "summary": entry.description} for name, entry in DATASETS.items()], json)
+
+
+def _said(value: object) -> str:
+    """A value as --set takes it."""
+    if isinstance(value, list):
+        return ",".join(map(_said, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def show(kind: str, rows: list[dict[str, str]], json: bool) -> None:

@@ -37,12 +37,13 @@ def predict(
         float | None,
         typer.Option(metavar="T", help="Below this probability of the likeliest class, say: none of these."),
     ] = None,
+    generation: Annotated[int | None, typer.Option(help="An earlier generation instead of the one in use.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas, one picture a line.")] = False,
     device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Say which classes pictures are of, with calibrated probabilities. Exit 1 if any cannot be read."""
+    """Say which classes pictures are of, and how probable that is. Exit 1 if any cannot be read."""
     if json and csv:
         raise UsageError("Choose one of --json and --csv.")
     from engram.cli.display import Display
@@ -50,7 +51,7 @@ def predict(
     from engram.model import ModelFolder, load, pictures_among
     from engram.model import predict as predict_pictures
 
-    loaded = load(ModelFolder(model), device=device)
+    loaded = load(ModelFolder(model), generation=generation, device=device)
     paths, left_out = pictures_among(_listed(pictures))
     predictions: list[Prediction] = []
     unreadable: list[LeftOut] = []

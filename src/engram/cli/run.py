@@ -30,8 +30,12 @@ def run(
     network: Annotated[
         str | None, typer.Option(help="resnet32, resnet18, resnet18-small, small, mlp; by default it goes by the data.")
     ] = None,
-    classes_per_task: Annotated[int | None, typer.Option(help="Classes that each task brings.")] = None,
-    first_task: Annotated[int | None, typer.Option(help="Classes of the first task, if not as many.")] = None,
+    classes_per_task: Annotated[
+        int | None, typer.Option(help="Classes that each task brings. Default: by the data.")
+    ] = None,
+    first_task: Annotated[
+        int | None, typer.Option(help="Classes of the first task, if not as many as of others.")
+    ] = None,
     tasks: Annotated[int | None, typer.Option(help="Stop after so many tasks of the same stream.")] = None,
     class_order: Annotated[
         str, typer.Option(help="seed: drawn from the seed; 1993: the field's; or a file, one class a line.")
@@ -39,23 +43,30 @@ def run(
     validation: Annotated[
         float, typer.Option(help="Hold out this share of the training samples, and test on it instead.")
     ] = 0.0,
-    epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs per task. Default: by the preset.")] = None,
     preset: Annotated[
         Literal["paper", "short"], typer.Option(help="paper: the paper's settings; short: a few epochs, one cycle.")
     ] = "short",
-    features_per_class: Annotated[int | None, typer.Option(help="Features kept per class.")] = None,
-    images_per_class: Annotated[int | None, typer.Option(help="Images kept per class.")] = None,
+    features_per_class: Annotated[
+        int | None, typer.Option(help="Features kept per class. Default: by the preset.")
+    ] = None,
+    images_per_class: Annotated[int | None, typer.Option(help="Images kept per class. Default: by the preset.")] = None,
     images_total: Annotated[
         int | None, typer.Option(help="Images kept in all, shared out among the classes seen.")
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="BYTES", help="What may be kept for all classes, such as 6MB: chooses the above."),
+        typer.Option(
+            metavar="BYTES", help="What may be kept for all classes, such as 6MB: chooses these numbers, and a codec."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="What class order, weights and all else are drawn from.")] = 0,
     seeds: Annotated[int | None, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = None,
     device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
-    set: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; `engram methods METHOD` lists them."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default one under runs/.")] = None,
     trainings: Annotated[
         Path | None, typer.Option(help="A folder of trained networks, shared by runs that differ only after training.")
@@ -201,7 +212,7 @@ def pairs(texts: list[str]) -> dict[str, Any]:
 
 def _default_folder(name: str, resume: bool) -> Path:
     """runs/NAME; if that is taken runs/NAME-2 and so on, after all there are. To resume, the last of them."""
-    there = [path.name for path in Path("runs").iterdir()] if Path("runs").is_dir() else []
+    there = [path.name for path in Path("runs").glob("*") if not _is_free(path)]
     numbers = [
         int(rest) for each in there if each.startswith(f"{name}-") and (rest := each[len(name) + 1 :]).isdecimal()
     ]
@@ -209,3 +220,8 @@ def _default_folder(name: str, resume: bool) -> Path:
         numbers.append(1)
     number = max(numbers, default=0) + (0 if resume and numbers else 1)
     return Path("runs") / (name if number == 1 else f"{name}-{number}")
+
+
+def _is_free(path: Path) -> bool:
+    """Whether a folder holds nothing but what a run leaves that failed before it began."""
+    return path.is_dir() and {each.name for each in path.iterdir()} <= {".lock", "events.jsonl"}

@@ -12,7 +12,7 @@ import typer
 
 from engram.cli.listing import Json, show
 from engram.cli.reading import Cache, ClassList, FitOption, ImageSize, Workers, reading_of, tell_of
-from engram.cli.run import pairs
+from engram.cli.run import Device, pairs
 
 if TYPE_CHECKING:
     from engram.experiments.many import Programme
@@ -37,7 +37,9 @@ def suite(
     preset: Annotated[
         Literal["paper", "short"], typer.Option(help="paper: the paper's settings; short: a few epochs, one cycle.")
     ] = "short",
-    seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, from 0 up.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
     methods: Annotated[str, typer.Option(metavar="A,B", help="Only these methods of the suite.")] = "",
     tasks: Annotated[int | None, typer.Option(help="Stop every run after so many tasks.")] = None,
     set: Annotated[
@@ -69,9 +71,10 @@ def suite(
         dataset=dataset,
         preset=preset,
         seeds=seeds,
+        seed=seed,
         methods=tuple(method for method in methods.split(",") if method),
         tasks=tasks,
-        settings=pairs(set or []),
+        settings={**({} if device == "auto" else {"device": device}), **pairs(set or [])},
     )
     planning.check(order)
     reading = reading_of(image_size, fit, class_list, cache, workers)

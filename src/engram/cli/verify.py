@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engram.cli.listing import Json
-from engram.cli.words import megabytes
+from engram.cli.words import counted, megabytes
 from engram.text import shown
 
 
@@ -28,8 +28,7 @@ def verify(
     if json:
         typer.echo(json_format.dumps(found.to_json()))
     elif found.whole:
-        count = len(found.generations)
-        generations = "1 generation" if count == 1 else f"{count} generations"
+        generations = counted(len(found.generations), "generation")
         typer.echo(f"whole: {generations}, number {found.in_use} in use, {megabytes(found.bytes)}")
         typer.echo("Checksums find damage, not forgery: who can write the folder can write those too.")
     for problem in found.problems if not json else ():

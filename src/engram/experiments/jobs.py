@@ -31,7 +31,8 @@ class Order:
     suite: str
     dataset: str
     preset: str = "short"
-    seeds: int = 1
+    seeds: int = 1  # so many, from
+    seed: int = 0  # this one up
     methods: tuple[str, ...] = ()  # only these; all where empty
     tasks: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # for every run whose method has them
@@ -113,7 +114,7 @@ def jobs_of(variant: Variant, order: Order, dataset: Dataset) -> list[Job]:
     if chosen := order.settings.keys() & variant.settings.keys():
         raise UsageError(f"The suite '{order.suite}' chooses {' and '.join(sorted(chosen))} itself. Leave out --set.")
     plan = _plan(variant, order, dataset)
-    return [_job(variant.label, plan.with_seed(seed), dataset) for seed in range(order.seeds)]
+    return [_job(variant.label, plan.with_seed(seed), dataset) for seed in range(order.seed, order.seed + order.seeds)]
 
 
 def _plan(variant: Variant, order: Order, dataset: Dataset) -> Plan:

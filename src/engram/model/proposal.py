@@ -15,7 +15,17 @@ from engram.data import Samples
 from engram.data.pictures import Found, same_for_people
 from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
-from engram.methods import Features, Learner, Rehearsing, dimension_of, largest, make, measure_costs, setting_names
+from engram.methods import (
+    Features,
+    Joint,
+    Learner,
+    Rehearsing,
+    dimension_of,
+    largest,
+    make,
+    measure_costs,
+    setting_names,
+)
 from engram.methods.budget import MOST
 from engram.model.model import Model, remake, settings_of, unlearned
 from engram.model.recipe import (
@@ -267,6 +277,11 @@ def _within(learner: Learner, arrived: list[int], budget: int | None, shape: tup
     blank = torch.zeros(1, *shape, dtype=torch.uint8 if len(shape) == 3 else torch.float32)
     one = Samples.of(blank, torch.zeros(1, dtype=torch.int64))
     images = 0
+    if isinstance(learner, Joint):
+        images = one.sample_bytes * sum(_available(learner.memory.images, arrived))
+        if budget is not None and images > budget:
+            every = f"The method '{learner.name}' keeps every image, {images:,} bytes, and the budget is {budget:,}"
+            raise UsageError(f"{every}. Leave the budget out, or take another method.")
     if isinstance(learner, Rehearsing):
         per_class = learner.exemplars.per_class(len(arrived))
         images = one.sample_bytes * sum(min(count, per_class) for count in _available(learner.memory.images, arrived))

@@ -62,13 +62,13 @@ def read(places: Sequence[Path]) -> Found:
     found = Found()
     for place in places:
         if not place.exists():
-            raise DataError(f"There is no file or folder '{clean(str(place))}'.")
+            raise DataError(f"There is no file or folder '{clean(str(place))}'. Name folders of runs, or result files.")
         for file in _search(place, RESULT):
             _add_result(found, file)
         for file in (file for name in SUITES for file in _search(place, name) if place.is_dir()):
             _add_suite(found, file)
     if not found.results:
-        where = ", ".join(clean(str(place)) for place in places)
+        where = ", ".join(f"'{clean(str(place))}'" for place in places)
         raise DataError(" ".join([f"No result was found in {where}. `engram run` makes them.", *found.notes]))
     return found
 
