@@ -57,7 +57,9 @@ def _ranked(groups: Iterable[Group]) -> tuple[list[Group], tuple[int, ...]]:
     Where not all share the same seeds, those are taken that leave most results in the comparison.
     """
     groups = list(groups)
-    shared = {common_seeds(*some) for some in (groups, *combinations(groups, 2)) if len(some) > 1}
+    all_share = common_seeds(*groups) if len(groups) > 1 else ()
+    alike = all(group.seeds == all_share for group in groups)
+    shared = {all_share} if alike else {all_share, *(common_seeds(*pair) for pair in combinations(groups, 2))}
     choices = {seeds: [group for group in groups if set(seeds) <= set(group.seeds)] for seeds in shared if seeds}
     choices = {seeds: members for seeds, members in choices.items() if common_seeds(*members)}
     if not choices:
