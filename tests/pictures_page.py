@@ -31,8 +31,9 @@ from pictures_made import (
 )
 from PIL import Image
 
+from engram.data.entries import EXTENSIONS
 from engram.data.images import LIMIT, MAX_BYTES, UnreadableImage, decode
-from engram.data.pictures import EXTENSIONS, read, scan
+from engram.data.pictures import read, scan
 from engram.errors import EngramError
 from engram.model import Wishes, propose
 

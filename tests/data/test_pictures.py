@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,14 +209,14 @@ def test_a_train_may_be_a_class(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "cat/1.png", "dog/1.png")
-    listdir = os.listdir
+    scandir = os.scandir
 
-    def forbid(folder: Path) -> list[str]:
+    def forbid(folder: Path) -> Any:
         if folder.name == "dog":
             raise PermissionError(13, "Permission denied")
-        return listdir(folder)
+        return scandir(folder)
 
-    monkeypatch.setattr(os, "listdir", forbid)
+    monkeypatch.setattr(os, "scandir", forbid)
     with pytest.raises(DataError, match=r"The folder .*/dog cannot be read: Permission denied\."):
         scan(tmp_path)
 

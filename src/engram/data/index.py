@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import os
-import stat
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import AnyStr, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,22 +27,18 @@ from torch import Tensor
 
 from engram import storage
 from engram.data.download import cache_folder
+from engram.data.entries import CIRCLE, Identity, identity_of, is_folder, is_passed_over, problem_of
 from engram.data.left_out import LeftOut
-from engram.data.pictures import EXTENSIONS, SYSTEM_NAMES
 from engram.errors import DataError, EngramError, EngramWarning
 from engram.progress import SILENT, Progress
 from engram.text import shown
 
 SCHEMA = 2
 THREADS = 8  # that list folders: on a disk far away most of the time is waiting
-ENDINGS = tuple(os.fsencode(ending) for ending in EXTENSIONS)
-PASSED_OVER = frozenset(os.fsencode(name) for name in SYSTEM_NAMES)
 NAMED = 1_000  # files that are left out, before only their number is kept
 SETTLED = 2_000_000_000  # nanoseconds: a folder that changed less before it was listed could change unnoticed
 
 AT_A_TIME = 65_536  # names that are put together for a fingerprint
-
-Identity = tuple[int, int]  # of a folder: device and inode
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,18 +160,17 @@ def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
     left_out: list[tuple[bytes, str]] = []
     try:
         itself = os.stat(path)
-        identity = (itself.st_dev, itself.st_ino)
+        identity = identity_of(itself)
         if identity in above:
-            around = [(folder, "This link leads in a circle, back to a folder that it lies in.")]
             none = torch.empty(0)
-            return _Listing(folder, itself.st_mtime_ns, [], above, b"", none, none, none, around, 0)
+            return _Listing(folder, itself.st_mtime_ns, [], above, b"", none, none, none, [(folder, CIRCLE)], 0)
         with os.scandir(path) as entries:
             for entry in entries:
-                if entry.name.startswith(b".") or entry.name.lower() in PASSED_OVER:
+                if is_passed_over(entry):
                     continue
                 if is_folder(entry):
                     inner.append(entry.name)
-                elif problem := _problem(entry):
+                elif problem := problem_of(entry):
                     left_out.append((os.path.join(folder, entry.name), problem))
                 else:
                     found = entry.stat()
@@ -197,27 +191,6 @@ def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
         left_out[:NAMED],
         len(left_out[NAMED:]),
     )
-
-
-def is_folder(entry: os.DirEntry[AnyStr]) -> bool:
-    """Whether an entry is a folder that may be entered."""
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself, or into a folder that may not be entered
-        return False
-
-
-def _problem(entry: os.DirEntry[bytes]) -> str:
-    """Why an entry is no picture, by its name and kind alone; or nothing."""
-    try:
-        kind = entry.stat().st_mode
-    except OSError:
-        return "This link leads nowhere." if entry.is_symlink() else "It cannot be looked at."
-    if not stat.S_ISREG(kind):
-        return "It is not a file."
-    if not entry.name.lower().endswith(ENDINGS):
-        return f"Its name does not end like that of a picture: {', '.join(EXTENSIONS)}."
-    return ""
 
 
 def _put_together(root: Path, place: Path, listings: list[_Listing], begin: int) -> Index:

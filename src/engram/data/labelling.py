@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engram.data.entries import is_folder
 from engram.data.files import Files
 from engram.data.images import Fit
-from engram.data.index import NAMED, Index, is_folder
+from engram.data.index import NAMED, Index
 from engram.data.left_out import LeftOut
 from engram.data.packed import pack
 from engram.data.pictures import check_spellings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,25 +12,18 @@ import torch
 from torch import Tensor
 
 from engram.data.ahead import in_order
+from engram.data.entries import CIRCLE, Identity, identity_of, is_folder, is_passed_over, problem_of
 from engram.data.images import LIMIT, UnreadableImage, check_side, decode
 from engram.data.left_out import LeftOut
+from engram.data.lists import read_list
 from engram.data.samples import Samples
 from engram.errors import DataError
 from engram.progress import SILENT, Phase, Progress
 from engram.text import composed, shown
 
-# What is looked for in a folder. A picture's content decides how it is decoded, whatever its name.
-EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif")
-
-# What systems leave in folders of pictures, besides what begins with a dot; in small letters.
-SYSTEM_NAMES = frozenset(
-    {"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found", "system volume information"}
-)
-
 SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 EXPECTED = "one sub-folder per class, such as {}/cat/1.jpg, or a .csv file with the columns path and label"
-PROBLEMS_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> Found:
         if os.path.isdir(source):
             return _scan_folder(source, phase)
         if os.path.isfile(source) and source.suffix.lower() == ".csv":
-            return _scan_list(source, phase)
+            return _found(source, *read_list(source, phase))
     what = "is neither a folder nor a .csv file" if os.path.exists(source) else "cannot be found"
     raise DataError(f"{shown(source)} {what}. Expected {EXPECTED.format('FOLDER')}.")
 
@@ -165,19 +157,16 @@ def _sorted_entries(folder: Path, left_out: list[LeftOut]) -> tuple[list[Path], 
     """The pictures and the folders that lie in `folder`, by name."""
     pictures, folders = [], []
     try:
-        names = sorted(os.listdir(folder))
+        with os.scandir(folder) as entries:
+            found = sorted((entry for entry in entries if not is_passed_over(entry)), key=lambda entry: entry.name)
     except OSError as error:
         raise DataError(f"The folder {shown(folder)} cannot be read: {error.strerror}.") from error
-    for name in names:
-        if name.startswith(".") or name.lower() in SYSTEM_NAMES:
-            continue
-        path = folder / name
-        if os.path.isdir(path):
+    for entry in found:
+        path = folder / entry.name
+        if is_folder(entry):
             folders.append(path)
-        elif not os.path.isfile(path):
-            left_out.append(LeftOut(path, "This link leads nowhere." if path.is_symlink() else "It is not a file."))
-        elif path.suffix.lower() not in EXTENSIONS:
-            left_out.append(LeftOut(path, f"Its name does not end like that of a picture: {', '.join(EXTENSIONS)}."))
+        elif problem := problem_of(entry):
+            left_out.append(LeftOut(path, problem))
         else:
             pictures.append(path)
     return pictures, folders
@@ -186,24 +175,19 @@ def _sorted_entries(folder: Path, left_out: list[LeftOut]) -> tuple[list[Path], 
 def _files_below(class_folder: Path, root: Path | None, left_out: list[LeftOut], phase: Phase) -> list[Path]:
     """All pictures below a class's folder. A folder that contains itself, by a link, is not entered again."""
     files: list[Path] = []
-    around = () if root is None else (_identity(root),)
-    waiting: list[tuple[Path, tuple[tuple[int, int], ...]]] = [(class_folder, around)]
+    around = () if root is None else (identity_of(root.stat()),)
+    waiting: list[tuple[Path, tuple[Identity, ...]]] = [(class_folder, around)]
     while waiting:
         folder, above = waiting.pop()
-        identity = _identity(folder)
+        identity = identity_of(folder.stat())
         if identity in above:
-            left_out.append(LeftOut(folder, "This link leads in a circle, back to a folder that it lies in."))
+            left_out.append(LeftOut(folder, CIRCLE))
             continue
         pictures, folders = _sorted_entries(folder, left_out)
         waiting += [(inner, (*above, identity)) for inner in folders]
         files += pictures
         phase.advance(len(pictures))
     return files
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
 
 
 def _check_splits(folder: Path, per_class: Mapping[Path, list[Path]]) -> None:
@@ -216,88 +200,6 @@ def _check_splits(folder: Path, per_class: Mapping[Path, list[Path]]) -> None:
             f"{shown(folder)} seems to be split into {' and '.join(shown(entry.name) for entry in filled)}, "
             f"with the classes one level below. Name one of these folders, such as {shown(likely)}."
         )
-
-
-# Lists
-
-
-def _scan_list(path: Path, phase: Phase) -> Found:
-    problems: list[str] = []
-    left_out: list[LeftOut] = []
-    met: dict[str, tuple[Path, str, int]] = {}  # by the file itself: picture, label and line
-    for line, cell, label in _rows(path, problems):
-        phase.advance()
-        # As it is written: what `..` is, after a folder that is a link, only the file system knows.
-        picture = path.parent / cell
-        if problem := _problem(cell, picture, label):
-            problems.append(f"Line {line}: {problem}.")
-            continue
-        file = os.path.realpath(picture)
-        _, before, there = met.get(file, (picture, label, line))
-        if before != label:
-            problems.append(f"Line {line}: {shown(cell)} is '{shown(label)}', but '{shown(before)}' in line {there}.")
-        elif there != line:
-            left_out.append(LeftOut(picture, f"Line {line} repeats line {there}."))
-        else:
-            met[file] = picture, label, line
-    if problems:
-        more = f" And {len(problems) - PROBLEMS_SHOWN:,} more." if len(problems) > PROBLEMS_SHOWN else ""
-        raise DataError(
-            f"{shown(path)} cannot be used. {' '.join(problems[:PROBLEMS_SHOWN])}{more} "
-            "Expected the columns path and label, with paths relative to the list."
-        )
-    if not met:
-        raise DataError(f"{shown(path)} lists no pictures. Expected the columns path and label, one picture a line.")
-    places: dict[str, str] = {}
-    for _, label, line in met.values():
-        places.setdefault(label, f"line {line}")
-    return _found(path, [(label, picture) for picture, label, _ in met.values()], places, left_out)
-
-
-def _problem(cell: str, picture: Path, label: str) -> str:
-    """Why a row cannot be used, or nothing."""
-    if not cell:
-        return "the path is empty"
-    if not label:
-        return f"the label of {shown(cell)} is empty"
-    return "" if os.path.isfile(picture) else f"there is no file {shown(cell)}"
-
-
-def _rows(path: Path, problems: list[str]) -> Iterator[tuple[int, str, str]]:
-    """(line, path, label) of each row with as many columns as the first; the others become problems."""
-    rows = _lines(path)
-    line, first = next(rows, (1, ["path", "label"]))
-    names = [cell.strip().lower() for cell in first]
-    header = "path" in names and "label" in names
-    if not header and (len(first) != 2 or "\0" in "".join(first)):  # zeros: UTF-16, as spreadsheets may save it
-        raise DataError(
-            f"{shown(path)} must be UTF-8 text with the columns path and label, separated by a comma; "
-            f"its first line is '{shown(','.join(first))[:80]}'."
-        )
-    which, what = (names.index("path"), names.index("label")) if header else (0, 1)
-    if not header:
-        yield line, first[which], first[what].strip()
-    for line, row in rows:
-        if len(row) == len(first):
-            yield line, row[which], row[what].strip()
-        else:
-            problems.append(f"Line {line}: it has {len(row)} instead of {len(first)} columns.")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Each row that is not blank, with the number of the line it begins in."""
-    try:
-        # Names of files may be any bytes, and come through as they are; labels are checked to be text.
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            reader = csv.reader(file)
-            begin = 1
-            for row in reader:
-                if any(cell.strip() for cell in row):
-                    yield begin, row
-                begin = reader.line_num + 1
-    except (OSError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a list of values with commas"
-        raise DataError(f"{shown(path)} cannot be read: {reason}.") from error
 
 
 # Classes
