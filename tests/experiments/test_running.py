@@ -73,6 +73,16 @@ def test_a_run_goes_on_from_the_weights_that_it_began_with_and_no_others(images:
         run(starting(2.0), images, out=tmp_path / "run", resume=True)
 
 
+def test_a_run_that_goes_on_elsewhere_says_what_it_was_made_with(vectors: Stream, tmp_path: Path) -> None:
+    run(small(), vectors.first(1), out=tmp_path)
+    file = tmp_path / "checkpoint-001" / "seconds.json"
+    spent = json.loads(file.read_text())
+    now = spent["environment"]["torch"]
+    file.write_text(json.dumps({**spent, "environment": {**spent["environment"], "torch": "1.0"}}))
+    made_with = run(small(), vectors, out=tmp_path, resume=True).environment
+    assert made_with == {**spent["environment"], "torch": f"1.0, then {now}"}
+
+
 class _Interrupt(Exception):
     pass
 

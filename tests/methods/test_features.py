@@ -149,6 +149,19 @@ def test_a_network_may_keep_a_share_of_the_one_it_started_from(images: Stream) -
             assert torch.equal(tensor, after[name])
 
 
+@pytest.mark.parametrize(("begin", "held"), [(0.49, True), (0.5, False)])
+def test_a_network_is_held_once_enough_of_its_classes_are_old(begin: float, held: bool, images: Stream) -> None:
+    plain, other = (
+        learner(features_per_class=10),
+        learner(features_per_class=10, old_weights=0.4, old_weights_from=begin),
+    )
+    for task in images:
+        plain.learn(task)
+        other.learn(task)
+    one, two = (each.trained.state_dict() for each in (plain, other))
+    assert all(torch.equal(one[name], two[name]) for name in one) != held  # two old classes and two new
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_a_share_that_leaves_nothing_of_either_network_is_refused(share: float) -> None:
     with pytest.raises(UsageError, match="old_weights"):

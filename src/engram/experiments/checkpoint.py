@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ class Checkpoint(NamedTuple):
     measurements: list[dict[str, Any]]  # one per task
     seconds: dict[str, float]  # by phase
     networks_taken: int = 0  # how many networks were other runs', on which no second was spent
+    environment: Mapping[str, str] = MappingProxyType({})  # what it was made with so far
 
 
 class RunFolder:
@@ -100,7 +102,7 @@ class RunFolder:
             storage.save_tensors(folder / "origins.safetensors", {"origins": checkpoint.origins})
             storage.write_json(folder / "measurements.json", checkpoint.measurements)
             spent = {"by_phase": checkpoint.seconds, "networks_taken": checkpoint.networks_taken}
-            storage.write_json(folder / "seconds.json", spent)
+            storage.write_json(folder / "seconds.json", {**spent, "environment": dict(checkpoint.environment)})
 
         storage.publish_folder(self.path / f"checkpoint-{checkpoint.tasks:03d}", fill)
         self._tidy()
@@ -129,6 +131,7 @@ class RunFolder:
             storage.read_json(folder / "measurements.json"),
             spent.get("by_phase", spent),  # as it was before networks were counted
             spent.get("networks_taken", 0),
+            spent.get("environment", {}),
         )
 
     @property

@@ -19,6 +19,7 @@ LATER: Mapping[str, Any] = {
     "crop_area": None,
     "crop_ratio": (3 / 4, 4 / 3),
     "old_weights": 0.0,
+    "old_weights_from": 0.0,
     "precision": "float32",
     "shrinkage": 0.05,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from engram.features import MEGABYTE
 from engram.storage import read_json, write_json
 
 SCHEMA = 1
+THEN = ", then "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,12 @@ class Result:
 def megabytes(count: int) -> float:
     """Bytes in the paper's MB of 2^20."""
     return count / MEGABYTE
+
+
+def joined(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """What a run was made with that was begun in one environment and gone on with in another."""
+    both = {name: (before.get(name, now.get(name, "")), now.get(name, "not recorded")) for name in {**before, **now}}
+    return {name: old if old.split(THEN)[-1] == new else f"{old}{THEN}{new}" for name, (old, new) in both.items()}
 
 
 def environment(device: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ from engram.experiments.identity import content_of_weights
 from engram.experiments.keeping import check_memory
 from engram.experiments.measuring import Measurement, measure
 from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
-from engram.experiments.results import Result, environment, megabytes
+from engram.experiments.results import Result, environment, joined, megabytes
 from engram.experiments.trainings import Trainings
 from engram.methods import Learner, choose_device
 from engram.network import Network, Snapshots, parallel, threads_for
@@ -66,11 +66,13 @@ def run(
             held.enter_context(trainings.remembering(learner))
         held.enter_context(threads_for(stream.tasks[0].train.shape))
         with _told(reporting, request):
-            measurements, seconds, taken = _learn(
+            measurements, seconds, taken, made_with = _learn(
                 learner, stream, fingerprints, folder, trainings, reporting, after_task
             )
             found = parallel.on_first(lambda: folder.result() if folder is not None else None)
-            made = found or _result(learner, stream, measurements, seconds, taken)  # a finished run stays as it is
+            made = found or _result(
+                learner, stream, measurements, seconds, taken, made_with
+            )  # a finished run stays as it is
             result = Result(**parallel.once(made.to_json))
             if folder is not None and found is None:
                 folder.finish(result)
@@ -132,8 +134,9 @@ def _learn(
     trainings: Trainings | None,
     progress: Reporting,
     after_task: AfterTask | None,
-) -> tuple[list[Measurement], dict[str, float], int]:
-    origins, measurements, seconds, networks_taken = _recall(learner, folder)
+) -> tuple[list[Measurement], dict[str, float], int, Mapping[str, str]]:
+    origins, measurements, seconds, networks_taken, before = _recall(learner, folder)
+    made_with = joined(before, environment(str(choose_device(learner.device))))
     watch = Stopwatch(progress, seconds)
     after_task = after_task if parallel.speaks() else None
     if after_task is not None:
@@ -153,23 +156,26 @@ def _learn(
             measurements.append(measure(learner, stream, task.index, origins, watch))
             if folder is not None:
                 values = [asdict(each) for each in measurements]
-                folder.save(Checkpoint(learner.tasks_, learner.state(), origins, values, watch.seconds, networks_taken))
+                spent = (watch.seconds, networks_taken, made_with)
+                folder.save(Checkpoint(learner.tasks_, learner.state(), origins, values, *spent))
             progress.say("task", task=task.index + 1, **asdict(measurements[-1]))
             whole.advance()
             if after_task is not None:
                 after_task(task.index, measurements[-1], watch.seconds)
-    return measurements, watch.seconds, networks_taken
+    return measurements, watch.seconds, networks_taken, made_with
 
 
-def _recall(learner: Learner, folder: RunFolder | None) -> tuple[Tensor, list[Measurement], dict[str, float], int]:
+def _recall(
+    learner: Learner, folder: RunFolder | None
+) -> tuple[Tensor, list[Measurement], dict[str, float], int, Mapping[str, str]]:
     """Bring the learner to the folder's last checkpoint, and give the rest of it."""
     found = parallel.once(lambda: folder.load() if folder is not None else None)
     if found is None:
-        return torch.empty(0, 2, dtype=torch.int64), [], {}, 0
+        return torch.empty(0, 2, dtype=torch.int64), [], {}, 0, {}
     checkpoint = Checkpoint(*found)
     learner.restore(checkpoint.learner)
     measured = [Measurement(**values) for values in checkpoint.measurements]
-    return checkpoint.origins, measured, checkpoint.seconds, checkpoint.networks_taken
+    return checkpoint.origins, measured, checkpoint.seconds, checkpoint.networks_taken, checkpoint.environment
 
 
 def _trained(
@@ -193,7 +199,12 @@ def _trained(
 
 
 def _result(
-    learner: Learner, stream: Stream, measured: list[Measurement], seconds: dict[str, float], networks_taken: int
+    learner: Learner,
+    stream: Stream,
+    measured: list[Measurement],
+    seconds: dict[str, float],
+    networks_taken: int,
+    made_with: Mapping[str, str],
 ) -> Result:
     curve = [each.accuracy for each in measured]
     top5 = [each.accuracy_top5 for each in measured]
@@ -224,7 +235,7 @@ def _result(
         memory_bytes=learner.memory.nbytes,
         memory_mb=megabytes(learner.memory.nbytes),
         seconds=seconds,
-        environment=environment(str(choose_device(learner.device))),
+        environment=dict(made_with),
         split=dict(stream.split),
         networks_taken=networks_taken,
     )

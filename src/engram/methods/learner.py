@@ -50,6 +50,8 @@ class Learner(ABC):
     training: Training = field(default_factory=Training)
     # The share of the old network in each new one: what training has led to is averaged with what it started from.
     old_weights: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    # ... from when more than this share of the classes are old. A network that knows few of them has more to learn.
+    old_weights_from: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: int = 0
     device: str = "auto"
 
@@ -124,10 +126,10 @@ class Learner(ABC):
 
     def training_settings(self, task: int) -> dict[str, object]:
         """All settings on which the network depends that is trained on this task, 0 the first, beside the stream."""
-        names = ("network", "head", "scale", "last_relu", "weights", "old_weights", "seed")
+        names = ("network", "head", "scale", "last_relu", "weights", "old_weights", "old_weights_from", "seed")
         own = {name: getattr(self, name) for name in names}
         settings = {**own, **flatten(self.training), **flatten(self.objective)}
-        idle = frozenset() if task else {*self.objective.of_later_tasks, "old_weights"}
+        idle = frozenset() if task else {*self.objective.of_later_tasks, "old_weights", "old_weights_from"}
         kept = {name: value for name, value in settings.items() if name not in idle}
         return {"objective": type(self.objective).__name__, **kept}
 
@@ -181,7 +183,7 @@ class Learner(ABC):
             progress=progress,
             snapshots=snapshots,
         )
-        if start is not None and self.old_weights:
+        if start is not None and self.old_weights and lesson.old > self.old_weights_from * lesson.student.classes:
             lesson.student.average_with(start, self.old_weights)
         self.objective.finish(lesson)
         parallel.align(lesson.student)
