@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -306,6 +307,15 @@ def test_json_from_outside_is_read_as_any_other() -> None:
 def test_json_from_outside_is_taken_to_the_letter(content: bytes, reason: str) -> None:
     with pytest.raises(DataError, match=rf"^a\.json cannot be read as JSON: .*{reason}"):
         storage.parse_json(content, "a.json")
+
+
+def test_only_what_was_left_aside_long_ago_is_swept_where_others_may_be_writing(tmp_path: Path) -> None:
+    for name, age in (("old", 2 * storage.LONG), ("new", 0)):
+        file = tmp_path / f"{storage.ASIDE}{name}"
+        file.write_bytes(b"half of it")
+        os.utime(file, (time.time() - age,) * 2)
+    storage.sweep_old(tmp_path)
+    assert names(tmp_path) == {f"{storage.ASIDE}new"}
 
 
 # JSON

@@ -80,9 +80,8 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
         return adapter.validate_python(value)
     except pydantic.ValidationError as error:
         # Of a type that may be one of several, each says what it wants; that it may be None needs no telling.
-        reasons = [
-            each["msg"].removeprefix("Value error, ") for each in error.errors() if each["type"] != "none_required"
-        ]
+        wrong = [each for each in error.errors() if each["type"] != "none_required"]
+        reasons = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in wrong)
         raise UsageError(f"The setting '{name}' cannot be {value!r}: {'; or '.join(reasons)}.") from error
 
 

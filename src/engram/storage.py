@@ -55,13 +55,19 @@ def _aside(path: Path) -> Path:
     return path.with_name(f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
 
 
-def sweep(folder: Path, older: float = 0) -> None:
-    """Remove what killed writers left aside: for the holder of the folder's lock, or what is `older` than any write."""
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left aside. Only for the holder of the folder's lock."""
     for leftover in folder.glob(f"{ASIDE}*"):
-        if older and leftover.lstat().st_mtime > time.time() - older:
-            continue
         folder_itself = leftover.is_dir() and not leftover.is_symlink()  # a link goes; what it leads to stays
         shutil.rmtree(leftover) if folder_itself else leftover.unlink(missing_ok=True)
+
+
+def sweep_old(folder: Path) -> None:
+    """Remove the files that writers left aside an hour ago or more, where several write without a lock."""
+    for leftover in folder.glob(f"{ASIDE}*"):
+        with suppress(OSError):  # its writer lives and has just finished, or somebody else sweeps too
+            if leftover.lstat().st_mtime < time.time() - LONG:
+                leftover.unlink()
 
 
 @contextmanager

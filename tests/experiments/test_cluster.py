@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 
 from engram.data import Reading, load
 from engram.errors import EngramWarning
-from engram.experiments import cluster
-from engram.experiments.jobs import Order
+from engram.experiments import Plan, cluster
+from engram.experiments.jobs import Job, Order
 from engram.experiments.local import FAILED, Site
 from engram.experiments.many import begin, carry_out, programme
 
@@ -80,7 +81,10 @@ def test_a_job_takes_a_gpu_and_the_cores_that_every_node_has_for_one(
 def test_paths_are_whole_for_workers_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    site = cluster._for_all_nodes(Site(Path("runs"), "folder", Path("~/pictures"), Reading(class_list=Path("few.txt"))))
+    site = Site(Path("runs"), "folder", Path("~/pictures"), Reading(class_list=Path("few.txt")))
+    job = Job("lwf", Plan(method="lwf", settings={"weights": "w.safetensors"}), "runs/lwf/seed-0", "", "")
+    site, (job, _) = cluster._for_all_nodes(site, [job, replace(job, plan=Plan())])
+    assert job.plan.settings["weights"] == str(tmp_path / "w.safetensors")
     assert (site.folder, site.data) == (tmp_path / "runs", tmp_path / "home" / "pictures")
     assert site.reading.class_list == tmp_path / "few.txt"
 

@@ -163,7 +163,7 @@ def test_no_name_is_a_command_of_latex(name: str) -> None:
         assert line.replace(r"\$", "").count("$") % 2 == 0
 
 
-@pytest.mark.parametrize("name", ["[2cm]", "*"])
+@pytest.mark.parametrize("name", ["[2cm]", " [2cm]", "*"])
 def test_the_end_of_a_row_takes_nothing_of_the_next(name: str) -> None:
     *_, row, _, _ = as_latex(Table("t", "c", ("",), (("first",), (name,)))).splitlines()
     assert row.startswith("{}")

@@ -62,15 +62,18 @@ def test_the_same_seed_gives_the_same_bytes(vectors: Stream, tmp_path: Path) -> 
 
 def test_a_run_goes_on_from_the_weights_that_it_began_with_and_no_others(images: Stream, tmp_path: Path) -> None:
     weights = tmp_path / "weights.safetensors"
+    extractor = make_extractor("small", images.tasks[0].train.shape)
 
     def starting(scale: float) -> Learner:
-        extractor = make_extractor("small", images.tasks[0].train.shape)
         save_tensors(weights, {name: scale * tensor for name, tensor in extractor.state_dict().items()})
         return small("lwf", network="small", weights=str(weights))
 
     run(starting(1.0), images, out=tmp_path / "run")
     with pytest.raises(UsageError, match="another run; it differs in what the file of weights holds"):
         run(starting(2.0), images, out=tmp_path / "run", resume=True)
+    weights.unlink()
+    weights = tmp_path / "moved.safetensors"
+    assert run(starting(1.0), images, out=tmp_path / "run", resume=True).settings["weights"] != str(weights)
 
 
 def test_a_run_that_goes_on_elsewhere_says_what_it_was_made_with(vectors: Stream, tmp_path: Path) -> None:

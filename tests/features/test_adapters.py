@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import TrainingError
-from engram.features import Adaptation, MLPAdapter, Pairs, adapters, fit_ridge
+from engram.features import Adaptation, MLPAdapter, Pairs, adapters, fit_ridge, kind_of
 from engram.network import Remembered, remembering
 from engram.progress import SILENT, Phase, Progress
 from engram.randomness import generator as generator_for
@@ -145,13 +145,21 @@ def test_a_pair_or_two_will_do(count: int, far: Drift) -> None:
     torch.testing.assert_close(adapted.norm(dim=1), torch.ones(len(adapted)))
 
 
-def test_pairs_that_are_all_alike_move_everything_along_with_them() -> None:
+@pytest.mark.parametrize("adapter", ["mlp", "auto"])
+@pytest.mark.parametrize("classes", [1, 2])
+def test_pairs_that_are_all_alike_move_everything_along_with_them(adapter: str, classes: int) -> None:
     one, other = F.normalize(torch.randn(2, 16, generator=torch.Generator().manual_seed(0)))
     moved = F.normalize(one + 0.02 * other, dim=0)
-    pairs = Pairs(one.expand(5, -1), moved.expand(5, -1), torch.zeros(5, dtype=torch.int64))
-    adapter = Adaptation().fit(pairs, lambda *_: torch.zeros(()), seed=0, task=0)
+    pairs = Pairs(one.expand(5, -1), moved.expand(5, -1), torch.arange(5) % classes)
+    carry = replace(Adaptation(), adapter=adapter).fit(pairs, lambda *_: torch.zeros(()), seed=0, task=0)  # type: ignore[arg-type]
     near = F.normalize(one + 0.3 * torch.randn(50, 16, generator=torch.Generator().manual_seed(1)) / 4)
-    assert torch.allclose(adapter(near), F.normalize(near + moved - one), atol=1e-5)
+    assert torch.allclose(carry(near), F.normalize(near + moved - one), atol=1e-5)
+
+
+def test_where_only_a_class_of_one_sample_is_left_to_choose_by_the_adapter_is_linear(far: Drift) -> None:
+    old, new = (torch.cat([each[:8], each[-1:]]) for each in (far.pairs.old, far.pairs.new))
+    pairs = Pairs(old, new, torch.tensor([0] * 8 + [1]))
+    assert kind_of(Adaptation(adapter="auto").fit(pairs, lambda *_: torch.zeros(()), seed=0, task=0)) == "ridge"
 
 
 def test_vectors_are_carried_over_some_at_a_time(near: Drift, monkeypatch: pytest.MonkeyPatch) -> None:

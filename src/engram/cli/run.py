@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -212,16 +213,17 @@ def pairs(texts: list[str]) -> dict[str, Any]:
 
 def _default_folder(name: str, resume: bool) -> Path:
     """runs/NAME; if that is taken runs/NAME-2 and so on, after all there are. To resume, the last of them."""
-    there = [path.name for path in Path("runs").glob("*") if not _is_free(path)]
-    numbers = [
-        int(rest) for each in there if each.startswith(f"{name}-") and (rest := each[len(name) + 1 :]).isdecimal()
+    numbered = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
+    there = [
+        found for path in Path("runs").glob("*") if (found := numbered.fullmatch(path.name)) and not _is_free(path)
     ]
-    if name in there:
-        numbers.append(1)
+    numbers = [int(found[1] or 1) for found in there]
     number = max(numbers, default=0) + (0 if resume and numbers else 1)
     return Path("runs") / (name if number == 1 else f"{name}-{number}")
 
 
 def _is_free(path: Path) -> bool:
     """Whether a folder holds nothing but what a run leaves that failed before it began."""
-    return path.is_dir() and {each.name for each in path.iterdir()} <= {".lock", "events.jsonl"}
+    from engram.experiments.checkpoint import BESIDE
+
+    return path.is_dir() and {each.name for each in path.iterdir()} <= {*BESIDE}

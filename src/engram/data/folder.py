@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
 
 def _named(root: Path) -> str:
     """The data set's name: the folder's own, however it is pointed at."""
-    return shown(root.resolve().name)
+    return shown(Path(os.path.abspath(root)).name)
 
 
 def load_split(

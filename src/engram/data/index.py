@@ -236,7 +236,7 @@ def _keep(index: Index) -> None:
     }
     try:
         storage.make_folder(index.place.parent)
-        storage.sweep(index.place.parent, storage.LONG)
+        storage.sweep_old(index.place.parent)
         storage.save_tensors(index.place, tensors)
     except (EngramError, OSError) as error:
         warnings.warn(f"What was found in {index.root} cannot be kept. {error}", EngramWarning, stacklevel=3)

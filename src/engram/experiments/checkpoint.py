@@ -75,17 +75,15 @@ class RunFolder:
     def _refuse_another(self, before: dict[str, Any], now: dict[str, Any]) -> None:
         """Only the same run goes on. One that was asked for fewer tasks of the same stream may be carried further."""
         done, wanted = before["tasks"], now["tasks"]
+        # A run may go on on another device, and from a file of weights that was moved.
+        known = before.get("weights") and now.get("weights")  # earlier versions did not tell what it holds
+        same = {"device": "", **({"weights": ""} if known else {})}
         flat = [
-            {
-                **identifying(request["settings"]),
-                "device": "",
-                "method": request["method"],
-                "dataset": request["dataset"],
-            }
+            {**identifying(request["settings"]), **same, "method": request["method"], "dataset": request["dataset"]}
             for request in (before, now)
-        ]  # a run may go on on another device
+        ]
         changed = differences(*flat)
-        if before.get("weights", now.get("weights")) != now.get("weights"):  # earlier versions did not tell
+        if known and before["weights"] != now["weights"]:
             changed.append("what the file of weights holds")
         if not changed and wanted[: len(done)] != done:
             changed = ["the data, the class order or the tasks"]

@@ -23,7 +23,7 @@ def run_on_ray(site: Site, jobs: Sequence[Job], after_job: Hook, workers: int | 
     Without `RAY_ADDRESS` a cluster of this machine alone is started, on loopback.
     """
     ray = _connect(workers)
-    site = _for_all_nodes(site)
+    site, jobs = _for_all_nodes(site, jobs)
     taken = share_of([node["Resources"] for node in ray.nodes() if node["Alive"]])
     work = ray.remote(max_retries=RETRIES, **taken)(_work)
     waiting, outcomes = list(jobs), []
@@ -43,14 +43,21 @@ def run_on_ray(site: Site, jobs: Sequence[Job], after_job: Hook, workers: int | 
     return outcomes
 
 
-def _for_all_nodes(site: Site) -> Site:
-    """The site with whole paths: a worker's folder is another."""
+def _for_all_nodes(site: Site, jobs: Sequence[Job]) -> tuple[Site, list[Job]]:
+    """The site and the jobs with whole paths: a worker's folder is another."""
 
     def whole(path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().resolve()
 
+    def weighted(job: Job) -> Job:
+        settings = dict(job.plan.settings)
+        if settings.get("weights"):
+            settings["weights"] = str(whole(Path(settings["weights"])))
+        return replace(job, plan=replace(job.plan, settings=settings))
+
     reading = replace(site.reading, class_list=whole(site.reading.class_list))
-    return replace(site, folder=site.folder.resolve(), data=whole(site.data), reading=reading)
+    site = replace(site, folder=site.folder.resolve(), data=whole(site.data), reading=reading)
+    return site, [weighted(job) for job in jobs]
 
 
 def share_of(nodes: Sequence[Mapping[str, float]]) -> dict[str, int]:

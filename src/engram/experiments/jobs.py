@@ -146,8 +146,7 @@ def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
     settings = {
         name: value for name, value in identifying(learner.settings()).items() if name not in ("seed", "device")
     }
-    if weights := content_of_weights(learner):
-        stream |= weights
+    settings |= content_of_weights(learner)  # wherever the file lies
     own = None if learner.shares_training else plan.method
     begins, shares = (_digest([identifying(learner.training_settings(task)), own, stream]) for task in (0, 1))
     return Job(

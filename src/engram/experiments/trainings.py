@@ -27,7 +27,7 @@ class Trainings:
 
     def _open(self) -> None:
         storage.make_folder(self.folder)
-        storage.sweep(self.folder, storage.LONG)
+        storage.sweep_old(self.folder)
 
     def path(self, learner: Learner, tasks: list[str]) -> Path:
         """Where the network of `learner` is, trained up to the last of these tasks (by their fingerprints)."""

@@ -103,9 +103,10 @@ class Adaptation:
         if not bool(pairs.old.isfinite().all() & pairs.new.isfinite().all()):
             raise TrainingError("The adapter met features that are not finite. Nothing of this task was kept.")
         source = _Source(pairs, classification, seed, task, known)
-        chosen = self._better(source, progress) if self.adapter == "auto" else self.adapter
-        if float(F.normalize(pairs.old).var(0, correction=0).sum()) < LEAST_SPREAD:
+        if self.adapter != "ridge" and _are_alike(pairs):
             chosen = "ridge"  # which moves all vectors alike, where an MLP would make them all the same
+        else:
+            chosen = self._better(source, progress) if self.adapter == "auto" else self.adapter
         if chosen == "ridge":
             with progress.phase("adapt"):
                 return fit_ridge(pairs, self.adapter_penalty)
@@ -123,6 +124,8 @@ class Adaptation:
             return "ridge"
         left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
         seen = Pairs(pairs.old[~left_out], pairs.new[~left_out], pairs.columns[~left_out])
+        if _are_alike(seen):
+            return "ridge"
         few = replace(self, adapter_steps=self._choosing_steps)
         mlp = few._fit_mlp(replace(source, pairs=seen), progress)
         with progress.phase("adapt"):
@@ -221,6 +224,11 @@ class MLPAdapter(nn.Module):
         weight = _ridge(outputs - centre_outputs, new - centre_new, START_PENALTY)  # (width, d)
         last.weight.copy_(weight.T)
         last.bias.copy_(centre_new - centre_outputs @ weight)
+
+
+def _are_alike(pairs: Pairs) -> bool:
+    """Whether pairs lie so close together that they only tell where space went; of several processes, one decides."""
+    return parallel.once(lambda: float(F.normalize(pairs.old).var(0, correction=0).sum()) < LEAST_SPREAD)
 
 
 def kind_of(adapter: Adapter) -> Kind:

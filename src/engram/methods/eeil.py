@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from engram.methods.objectives import Lesson, Objective
 from engram.network import Loss, Network
 from engram.network.losses import softmax_cross_entropy, softmax_distillation
-
-FINE_TUNING_MILESTONES = (1 / 3, 2 / 3)  # the authors' code: 10 of the 30 epochs at each rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +26,16 @@ class CrossDistillation(Objective):
         **{"head": "linear", "epochs": 40, "rate": 0.1, "milestones": (0.25, 0.5, 0.75), "decay": 10.0},  # §5.1
         **{"weight_decay": 1e-4, "brightness": 63.0, "contrast": 0.8, "gradient_noise": 0.3},  # §4.1, §5.1
     }
-    of_later_tasks: ClassVar = frozenset({"temperature", "head_distillation", "fine_tuning", "fine_tuning_rate"})
+    of_later_tasks: ClassVar = frozenset(
+        {"temperature", "head_distillation", "fine_tuning", "fine_tuning_rate", "fine_tuning_milestones"}
+    )
 
     temperature: PositiveFloat = 2.0  # T, §3.2
     head_distillation: NonNegativeFloat = 1.0  # the weight of every head's distillation in Eq. 1
     fine_tuning: NonNegativeFloat = 0.75  # §5.1: 30 epochs after 40, as a share of the epochs
     fine_tuning_rate: PositiveFloat = 0.1  # §5.1: 0.01 after 0.1, as a share of the rate
+    # the authors' code: 10 of the 30 epochs at each of three rates
+    fine_tuning_milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (1 / 3, 2 / 3)
 
     def loss(self, lesson: Lesson) -> Loss:
         return self._loss(lesson, None)
@@ -44,7 +46,7 @@ class CrossDistillation(Objective):
             return
         loss = self._loss(lesson, lesson.student.frozen())
         rate = self.fine_tuning_rate * lesson.training.rate
-        lesson.fine_tune(loss, lesson.balanced(), epochs=epochs, rate=rate, milestones=FINE_TUNING_MILESTONES)
+        lesson.fine_tune(loss, lesson.balanced(), epochs=epochs, rate=rate, milestones=self.fine_tuning_milestones)
 
     def _loss(self, lesson: Lesson, before: Network | None) -> Loss:
         """Eq. 1, F heads of old classes included; `before`: who teaches the newest head as well, in fine-tuning."""

@@ -30,8 +30,7 @@ class Remembered:
 
     def _open(self) -> None:
         storage.make_folder(self.folder)
-        with suppress(OSError):  # somebody else sweeps too
-            storage.sweep(self.folder, storage.LONG)
+        storage.sweep_old(self.folder)
 
     def path(self, known: Iterable[object]) -> Path:
         """Where the tensors are, if they are: `known` are tensors, and what its `repr` tells from anything else."""

@@ -203,7 +203,7 @@ def as_latex(table: Table) -> str:
     for number, row in enumerate(table.rows):
         cells = [_latex_cell(cell, (number, place) in table.best) for place, cell in enumerate(row)]
         # After the end of a row, LaTeX takes [ and * for its own, wherever they stand.
-        lines.append(("{}" if cells[0].startswith(("[", "*")) else "") + " & ".join(cells) + r" \\")
+        lines.append(("{}" if cells[0].lstrip().startswith(("[", "*")) else "") + " & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
