@@ -1,11 +1,14 @@
 """A model of photos that grows: four classes, four more, four more, then more photos of the first ones.
 
-    python benchmarks/photos.py [--weights FILE.safetensors]
+    ENGRAM_DATA=… python benchmarks/photos.py [--weights FILE.safetensors] [--draw N]
+
+Photos are looked for in $ENGRAM_DATA/photos: train/CLASS/* and test/CLASS/*, twelve classes. Draw 0 takes classes and
+photos by name; any other draws their order, and the models' seed, from its number.
 
 Beside it, on the same photos: `features`, the paper's method; `finetune`, which is taught the same lessons; `joint`,
 which is taught everything at once; all go through as many photos in training. Each model is kept in
 benchmarks/work/photos, and a lesson that was learned is not learned again. The result: benchmarks/results/photos.json,
-or photos-weights.json.
+photos-weights.json or photos-draw-N.json.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import csv
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -24,10 +28,15 @@ PLACE = HERE / "work" / "photos"
 LATER = 20  # photos of each of the first four classes that come last
 
 
-def lessons(photos: Path) -> list[list[tuple[Path, str]]]:
+def lessons(photos: Path, draw: int) -> list[list[tuple[Path, str]]]:
     """The photos of each lesson, with their classes."""
     names = sorted(path.name for path in (photos / "train").iterdir())
     files = {name: sorted((photos / "train" / name).iterdir()) for name in names}
+    if draw:
+        draws = random.Random(draw)
+        draws.shuffle(names)
+        for each in files.values():
+            draws.shuffle(each)
 
     def of(some: list[str], part: slice) -> list[tuple[Path, str]]:
         return [(path, name) for name in some for path in files[name][part]]
@@ -81,18 +90,19 @@ def teach(
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--weights", type=Path, help="start every model from these")
-    weights = arguments.parse_args().weights
+    arguments.add_argument("--draw", type=int, default=0, help="another order of classes and photos, another seed")
+    given = arguments.parse_args()
+    weights, draw = given.weights, given.draw
     photos = Path(os.environ["ENGRAM_DATA"]) / "photos"
-    parts = lessons(photos)
-    suffix = "" if weights is None else "-weights"
-    first, later = Wishes(weights=weights), Wishes()
-    results = {"engram": teach(f"engram{suffix}", parts, [first, later, later, later], photos)}
-    for method in ("features", "finetune"):
-        plain = [Wishes(method=method, weights=weights), later, later, later]
-        results[method] = teach(f"{method}{suffix}", parts, plain, photos)
+    parts = lessons(photos, draw)
+    suffix = ("" if weights is None else "-weights") + (f"-draw-{draw}" if draw else "")
+    later, results = Wishes(), {}
+    for method in ("engram", "features", "finetune"):
+        wishes = [Wishes(method=method, weights=weights, seed=draw), later, later, later]
+        results[method] = teach(f"{method}{suffix}", parts, wishes, photos)
     trained = sum(len(part) * load_epochs(f"engram{suffix}", number + 1) for number, part in enumerate(parts[:3]))
     everything = [row for part in parts for row in part]
-    once = Wishes(method="joint", weights=weights, epochs=max(1, round(trained / len(everything))))
+    once = Wishes(method="joint", weights=weights, seed=draw, epochs=max(1, round(trained / len(everything))))
     results["joint"] = teach(f"joint{suffix}", [everything], [once], photos)
     (HERE / "results" / f"photos{suffix}.json").write_text(json.dumps(results, indent=2) + "\n")
     last = {name: float(steps[-1]["accuracy"]) for name, steps in results.items()}  # type: ignore[arg-type]
