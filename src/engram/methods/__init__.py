@@ -53,12 +53,13 @@ METHODS: dict[str, Method] = {
     "hybrid": Method(Hybrid, "features, and images replayed in training", "features and images"),
     "engram": Method(
         Hybrid,
-        "ours: LUCIR's training, the better of two adapters, softmax regression, a byte a number",
+        "ours: LUCIR's training, held late, the better of two adapters, softmax regression, a byte a number",
         "features",
         "lucir",
         {
             **{"images_per_class": 0, "codec": "auto", "classifier": "softmax", "C": 100.0},
             **{"adapter": "auto", "alpha": 1e4, "adapter_steps": 1600},
+            **{"old_weights": 0.6, "old_weights_from": 0.8},
         },
     ),
     "features-unadapted": Method(
