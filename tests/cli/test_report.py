@@ -40,7 +40,7 @@ def test_figures_and_json_in_places_that_are_made(tmp_path: Path) -> None:
     ("arguments", "code", "said"),
     [
         (["nowhere"], 1, "There is no file or folder 'nowhere'."),
-        (["empty"], 1, "No result was found in empty."),
+        (["empty"], 1, "No result was found in 'empty'."),
         (["runs", "-o", "empty"], 2, "The report cannot be written to 'empty'. Name a file"),
         (["runs", "-o", "runs/run-000/result.json"], 2, "The report cannot be written to 'runs/run-000/result.json'"),
         (["runs", "-o", "/proc/nothing/report.html"], 1, "The folder /proc/nothing cannot be made"),

@@ -7,7 +7,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,13 @@ def test_the_order_does_not_depend_on_that_of_the_folder(tmp_path: Path, monkeyp
     fill(tmp_path, *(f"{label}/{number}/{number}.png" for label in "cab" for number in (3, 1, 2)))
     expected = scan(tmp_path)
     assert list(expected.paths) == sorted(expected.paths)
-    listdir = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda folder: sorted(listdir(folder), reverse=True))
+    scandir = os.scandir
+
+    def turned(folder: Path) -> Any:
+        with scandir(folder) as entries:
+            return nullcontext(sorted(entries, key=lambda entry: entry.name, reverse=True))
+
+    monkeypatch.setattr(os, "scandir", turned)
     assert scan(tmp_path) == expected
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Never
 
 import numpy as np
 import pytest
@@ -212,10 +213,10 @@ def test_a_folder_without_pictures_gives_none(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbid(folder: Path) -> list[str]:
+    def forbid(folder: Path) -> Never:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("os.listdir", forbid)
+    monkeypatch.setattr("os.scandir", forbid)
     with pytest.raises(DataError, match=r"cannot be read: Permission denied\."):
         pictures_among([tmp_path])
 
