@@ -1,0 +1,80 @@
+"""Ten classes of photos, and then two more: what is it worth to hold the network?
+
+    ENGRAM_DATA=… python benchmarks/holding.py [--draws 3]  (some seven minutes of a core for each draw)
+
+Photos are looked for in $ENGRAM_DATA/photos: train/CLASS/* and test/CLASS/*, twelve classes. A draw has an order of
+classes and a seed of its own. The first lesson is learned once, the second with each share of old weights from there.
+Models are kept in benchmarks/work/holding, and a lesson that was learned is not learned again. The result:
+benchmarks/results/holding.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+from engram.model import ModelFolder, Wishes, evaluate, learn, load
+
+HERE = Path(__file__).parent
+PLACE = HERE / "work" / "holding"
+FIRST = 10  # classes of the first lesson
+SHARES = (0.0, 0.4, 0.6)
+
+
+def write_list(name: str, folder: Path, classes: list[str]) -> Path:
+    """All photos of these classes in a list."""
+    path = PLACE / f"{name}.csv"
+    rows = [(str(photo), each) for each in classes for photo in sorted((folder / each).iterdir())]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("path", "label"), *rows])
+    return path
+
+
+def taught(folder: Path, source: Path, wishes: Wishes, begin: Path | None = None) -> ModelFolder:
+    """The model of a lesson, from another's or from nothing, learned now if it was not before."""
+    done = folder.with_name(f"{folder.name}.done")
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        if begin is not None:
+            shutil.copytree(begin, folder)
+        learn(ModelFolder(folder), source, wishes)
+        done.touch()
+    return ModelFolder(folder)
+
+
+def held(photos: Path, draw: int) -> list[dict[str, float]]:
+    """What one draw gives, a row for each share."""
+    classes = sorted(path.name for path in (photos / "train").iterdir())
+    random.Random(draw).shuffle(classes)
+    old, new = classes[:FIRST], classes[FIRST:]
+    tests = {name: write_list(name, photos / "test", each) for name, each in (("old", old), ("new", new))}
+    tests["all"] = write_list("all", photos / "test", classes)
+    first = taught(PLACE / f"{draw}-first", write_list("first", photos / "train", old), Wishes(seed=draw))
+    before = evaluate(load(first), tests["old"]).accuracy
+    rows = []
+    for share in SHARES:
+        wishes = Wishes(settings={"old_weights": share, "old_weights_from": 0.0})
+        second = taught(PLACE / f"{draw}-{share}", write_list("second", photos / "train", new), wishes, first.path)
+        model = load(second)
+        told = {name: evaluate(model, test).accuracy for name, test in tests.items()}
+        rows.append({"draw": draw, "old_weights": share, "old_before": before, **told})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--draws", type=int, default=3)
+    photos = Path(os.environ["ENGRAM_DATA"]) / "photos"
+    PLACE.mkdir(parents=True, exist_ok=True)
+    rows = [row for draw in range(1, arguments.parse_args().draws + 1) for row in held(photos, draw)]
+    (HERE / "results" / "holding.json").write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
