@@ -118,9 +118,10 @@ def _sizes(learner: Learner, classes: int, samples: Samples) -> dict[str, Callab
 
 
 def _codings(dimension: int) -> Iterator[tuple[Coding, float, float]]:
-    """The codecs a budget may choose, how many exact vectors one by each is worth, and any number of them (RESULTS.md).
+    """The codecs a budget may choose, how many exact vectors one by each is worth, and any number of them.
 
-    By d / 8 bytes what is carried over wears, so that many are worth no more than some exact ones.
+    As measured (docs/findings.md): by d / 8 bytes what is carried over wears, so that many are worth no more than some
+    exact ones.
     """
     yield Coding(codec="int8"), 1.0, ENOUGH
     if installed():
