@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 import engram
+from engram.features import NearestMean
 from engram.methods import METHODS, OBJECTIVES, Method
+from engram.methods.editing import forget
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,3 +43,7 @@ def test_the_documented_method_can_be_added_and_run(monkeypatch: pytest.MonkeyPa
         made = engram.make(method, epochs=1, **settings)
         assert made.name == method
         assert len(engram.run(made, stream).curve) == 2
+        forget(made, stream.classes[0])
+        again = engram.make(method, epochs=1, **settings)
+        again.restore(made.state())
+        assert type(again.classifier_) is type(made.classifier_) is (NearestMean if method == "means" else type(None))

@@ -129,8 +129,6 @@ def test_both_ways_of_solving_find_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     with_few = LinearSVM(tolerance=1e-8).fit(features, labels)
     torch.testing.assert_close(with_few.weight_, with_all.weight_, rtol=0, atol=1e-5)
     assert torch.get_num_threads() == threads
-    again = LinearSVM(tolerance=1e-6).fit(features, labels, start=with_few)
-    torch.testing.assert_close(again.weight_, with_few.weight_, rtol=0, atol=1e-6)
 
 
 @pytest.mark.usefixtures("way")
@@ -164,38 +162,6 @@ def test_solving_the_classes_in_turns_changes_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(classifiers, "BLOCK", 3 * len(features))
     in_turns = LinearSVM(tolerance=1e-8).fit(features, labels).scores(features)
     torch.testing.assert_close(in_turns, together, rtol=0, atol=1e-5)
-
-
-def test_a_warm_start_reaches_the_same_solution_in_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, labels = overlapping([40] * 8, 32)
-    old = labels != 12  # class 12 arrives later, between the others
-    earlier = LinearSVM().fit(features[old], labels[old])
-    solved: list[int] = []  # the number of classes in every Newton step
-    newton = squared_hinge._newton_direction
-
-    def counted(samples: Tensor, gram: Tensor, violated: Tensor, gradient: Tensor, C: float) -> Tensor:
-        solved.append(len(gradient))
-        return newton(samples, gram, violated, gradient, C)
-
-    monkeypatch.setattr(squared_hinge, "_newton_direction", counted)
-    cold = LinearSVM().fit(features, labels)
-    cold_solved = sum(solved)
-    solved.clear()
-    warm = LinearSVM().fit(features, labels, start=earlier)
-    assert 0 < sum(solved) < cold_solved
-    torch.testing.assert_close(warm.scores(features), cold.scores(features), rtol=0, atol=3e-4)
-    solved.clear()
-    again = LinearSVM(tolerance=1e-3).fit(features, labels, start=cold)
-    assert not solved
-    assert torch.equal(again.weight_, cold.weight_)
-
-
-def test_a_start_of_another_width_or_without_a_solution_is_refused() -> None:
-    features, labels = overlapping([10, 10], 8)
-    with pytest.raises(DataError, match="5 weights per class, and the features have 8"):
-        LinearSVM().fit(features, labels, start=LinearSVM().fit(features[:, :5], labels))
-    with pytest.raises(UsageError, match="Call fit first"):
-        LinearSVM().fit(features, labels, start=LinearSVM())
 
 
 @pytest.mark.usefixtures("way")
@@ -258,8 +224,6 @@ def test_softmax_regression_is_solved_well_enough_and_in_few_steps(monkeypatch: 
     found = Softmax(30.0).fit(features, labels)  # a warning would be an error
     torch.testing.assert_close(found.scores(features).softmax(dim=1), best, rtol=0, atol=1e-3)
     monkeypatch.setattr(multinomial, "STEPS", 5)
-    again = Softmax(30.0).fit(features, labels, start=found)
-    torch.testing.assert_close(again.scores(features).softmax(dim=1), best, rtol=0, atol=1e-3)
     with pytest.warns(EngramWarning, match="not solved to the end"):
         Softmax(30.0).fit(features, labels)
 

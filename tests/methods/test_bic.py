@@ -67,16 +67,24 @@ def test_the_pair_is_the_one_that_another_optimiser_finds(penalty: float) -> Non
     def cost(pair: np.ndarray) -> float:
         corrected = np.where(mask, pair[0] * raw + pair[1], raw)
         logs = corrected - np.log(np.exp(corrected).sum(axis=1, keepdims=True))
-        return float(-logs[np.arange(len(labels)), labels].mean() + penalty / 2 * pair[1] ** 2)
+        return float(-logs[np.arange(len(labels)), labels].mean() + penalty / 2 * (pair[1] ** 2 + (pair[0] - 1) ** 2))
 
     best = minimize(cost, [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-14})
     assert fit_correction(scores, columns, newest, penalty) == pytest.approx(tuple(best.x), abs=1e-5)
 
 
-def test_a_penalty_draws_beta_toward_zero() -> None:
+def test_a_penalty_draws_the_pair_toward_one_that_changes_nothing() -> None:
     case = biased(150, 0.6, -1.2)
-    betas = [abs(fit_correction(*case, penalty=penalty)[1]) for penalty in (0.0, 0.1, 3.0)]
-    assert betas[0] > 1.1 * betas[1] > 1.1**2 * betas[2] > 0
+    found = [fit_correction(*case, penalty=penalty) for penalty in (0.0, 0.1, 3.0)]
+    off = [math.hypot(alpha - 1, beta) for alpha, beta in found]
+    assert off[0] > 1.1 * off[1] > 1.1**2 * off[2] > 0
+
+
+def test_few_images_that_are_told_apart_without_a_fault_do_not_send_alpha_far() -> None:
+    scores = torch.tensor([[2.0, -1.0, -2.0], [1.0, 3.0, -3.0], [-1.0, 0.5, 3.0], [0.0, -1.0, 2.0]])
+    alpha, beta = fit_correction(scores, torch.tensor([0, 1, 2, 2]), torch.tensor([False, False, True]), penalty=0.1)
+    assert 0.5 < alpha < 2
+    assert abs(beta) < 1
 
 
 @pytest.mark.parametrize("column", [0, 5])
@@ -155,6 +163,18 @@ def test_the_share_and_the_temperature_are_settings(pair: Pair) -> None:
     expected = 0.9 * cross_entropy(pair) + 0.1 * distillation(pair, temperature=3.0)
     assert pair.loss(old_share=0.1, temperature=3.0) == pytest.approx(expected, rel=1e-9)
     assert pair.loss(old_share=0.0) == pytest.approx(cross_entropy(pair), rel=1e-9)
+
+
+def test_of_a_task_of_known_classes_the_labels_count_too(pair: Pair) -> None:
+    in_task = torch.tensor([True] * 2 + [False] * 2)
+    known = make_network("mlp", "corrected", Samples.of(pair.inputs, pair.columns), seed=1).grown(4, 1, "head").double()
+    loss = BiasCorrection().loss(lesson(known, pair.teacher, in_task))
+    losses = [loss(pair.inputs, torch.tensor(columns)).item() for columns in ([0, 1, 0], [1, 0, 1])]
+    halves = [
+        BiasCorrection(old_share=0.5).loss(lesson(known, pair.teacher, in_task))(pair.inputs, torch.tensor([0, 1, 0]))
+    ]
+    assert losses[0] == pytest.approx(halves[0].item(), rel=1e-9)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3)
 
 
 def test_the_first_task_is_plain_cross_entropy(pair: Pair) -> None:

@@ -16,6 +16,7 @@ from engram.errors import UsageError
 from engram.features import herd
 from engram.methods import METHODS, Learner, make
 from engram.methods.editing import forget, merge
+from engram.methods.replay import apart_in
 from engram.network import CorrectedHead, CosineHead, LinearHead
 
 LONGER = {"epochs": 6, "adapter_steps": 20}  # so that what is forgotten was known
@@ -135,20 +136,61 @@ def test_the_rows_of_joined_classes_are_herded_together_to_as_many_as_the_larger
     assert torch.equal(features.rows[features.columns == 1], both[herd(both, 6)])
 
 
+def test_kept_images_of_joined_classes_are_herded_by_their_unit_features(vectors: Stream) -> None:
+    learner = learned("icarl", vectors, images_per_class=6, **LONGER)
+    rows, columns = learner.memory.images.rows, learner.memory.images.columns
+    both = torch.cat([rows[columns == 1], rows[columns == 4]])
+    unit = F.normalize(learner.extract(Samples.of(both, torch.zeros(len(both), dtype=torch.int64))))
+    merge(learner, vectors.classes[4], vectors.classes[1])
+    images = learner.memory.images
+    assert torch.equal(images.rows[images.columns == 1], both[herd(unit, 6)])
+
+
+def test_images_that_were_held_out_stay_so_when_their_classes_are_joined(vectors: Stream) -> None:
+    learner = learned("bic", vectors, images_per_class=13, **LONGER)
+
+    def parts() -> list[set[tuple[float, ...]]]:
+        images = learner.memory.images
+        apart = apart_in(images.counts)
+        return [{tuple(row) for row in images.rows[part].tolist()} for part in (~apart, apart)]
+
+    trained, apart = parts()
+    merge(learner, vectors.classes[4], vectors.classes[1])
+    assert learner.memory.images.counts.tolist() == [13] * 5
+    assert all(now <= before for now, before in zip(parts(), (trained, apart), strict=True))
+
+
 def test_a_cosine_head_takes_the_mean_direction_and_a_linear_one_the_mean_with_both_odds() -> None:
     rows = torch.tensor([[3.0, 0.0], [0.0, 2.0], [0.0, 5.0]])
-    cosine, linear, corrected = CosineHead(2), LinearHead(2), CorrectedHead(2)
-    for head in (cosine, linear, corrected):
+    cosine, linear = CosineHead(2), LinearHead(2)
+    for head in (cosine, linear):
         head.grow(3)
         head.weight.data = rows.clone()
     linear.bias.data = torch.tensor([1.0, 2.0, 3.0])
-    corrected.correct(2.0, 1.0, torch.tensor([False, True, True]))
-    for head in (cosine, linear, corrected):
+    for head in (cosine, linear):
         head.regroup([[2], [0, 1]])
     torch.testing.assert_close(cosine.weight.data, F.normalize(torch.tensor([[0.0, 1.0], [1.0, 1.0]])))
     torch.testing.assert_close(linear.weight.data, torch.tensor([[0.0, 5.0], [1.5, 1.0]]))
     assert linear.bias.tolist() == pytest.approx([3.0, 1.5 + math.log(2)])
-    assert corrected.newest.tolist() == [True, False]
+
+
+def test_a_correction_is_a_part_of_what_is_joined_and_stays_with_what_is_not() -> None:
+    features = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+
+    def head() -> CorrectedHead:
+        made = CorrectedHead(3)
+        made.grow(4)
+        made.weight.data = torch.arange(12.0).view(4, 3).sin()
+        made.correct(0.5, -1.5, torch.tensor([False, False, True, True]))
+        return made
+
+    before, joined, dropped = head()(features), head(), head()
+    joined.regroup([[0], [1, 3], [2]])
+    expected = before[:, [1, 3]].mean(1) + math.log(2)
+    torch.testing.assert_close(joined(features), torch.stack([before[:, 0], expected, before[:, 2]], 1))
+    dropped.regroup([[1], [3]])
+    assert dropped.newest.tolist() == [False, True]
+    torch.testing.assert_close(dropped(features), before[:, [1, 3]])
 
 
 def test_what_cannot_be_edited_is_refused_and_left_as_it_was(vectors: Stream) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from lessons import lesson
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.data import Samples, Stream
+from engram.data import Samples, Stream, concatenate
 from engram.features import herd
 from engram.methods import METHODS, CrossDistillation, Learner, Lesson, Replay, make
 from engram.network import Loss, Network, Training, extract, make_network
@@ -132,6 +132,13 @@ def test_as_many_images_of_every_new_class_are_herded_as_were_kept_of_an_old_one
         arrived = (task.train.labels == label).nonzero().squeeze(1)
         expected += arrived[herd(features[arrived], 5)].tolist()
     assert (positions[20:] - 20).tolist() == expected
+
+
+def test_of_a_known_class_that_gets_new_images_only_those_are_herded_that_it_lacks(vectors: Stream) -> None:
+    one, known, new = learned(vectors, 2), vectors.tasks[0], vectors.tasks[2]  # five images of each of four classes
+    both = replace(new, classes=(*known.classes, *new.classes), train=concatenate(known.train, new.train))
+    present = one._lesson(both, one.network_, SILENT)
+    assert torch.bincount(present.columns[present.balanced()]).tolist() == [5] * 6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,20 @@ def test_old_classes_get_the_teachers_answers_and_no_zeros(networks: tuple[Netwo
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
+def test_what_the_teacher_answers_keeps_its_digits_in_mixed_precision() -> None:
+    draws = torch.Generator().manual_seed(0)
+    answers = (2 * torch.randn(64, 10, generator=draws)).bfloat16()
+    own = (answers.float() + 0.1).bfloat16()
+    gradients = []
+    for kind in (torch.bfloat16, torch.float64):
+        scores = own.to(kind, copy=True).requires_grad_()
+        columns, others = torch.zeros(64, dtype=torch.int64), torch.ones(10, dtype=torch.bool)
+        Distillation()._distil(scores, answers.to(kind), columns, others).backward()
+        assert scores.grad is not None
+        gradients.append(scores.grad.double())
+    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 0.005
+
+
 def test_a_known_class_with_new_images_counts_as_in_the_task(networks: tuple[Network, Network, torch.Tensor]) -> None:
     student, teacher, inputs = networks
     objective = Distillation(expected_classes=1, feature_distillation=0.0)

@@ -75,6 +75,12 @@ def test_the_papers_rate_on_imagenet() -> None:
     assert [training.rate_at(epoch * 7, 60 * 7) for epoch in range(60)] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_few_epochs_begin_at_the_whole_rate(epochs: int) -> None:
+    training = Training(epochs=epochs, rate=0.1, milestones=(0.1, 0.4, 0.8))
+    assert training.rate_at(0, 10 * epochs) == 0.1
+
+
 def test_one_cycle_rises_to_its_peak_and_falls_to_nearly_nothing() -> None:
     training = Training(schedule="one-cycle", rate=0.5, warm_up=0.3)
     rates = [training.rate_at(step, 100) for step in range(100)]

@@ -221,7 +221,7 @@ class MLPAdapter(nn.Module):
         assert isinstance(last, nn.Linear)
         outputs: Tensor = nn.Sequential(*hidden)(self._scaled(old))  # (n, width)
         centre_outputs, centre_new = outputs.mean(0), new.mean(0)
-        weight = _ridge(outputs - centre_outputs, new - centre_new, START_PENALTY)  # (width, d)
+        weight = _ridge(outputs.sub_(centre_outputs), new - centre_new, START_PENALTY)  # (width, d)
         last.weight.copy_(weight.T)
         last.bias.copy_(centre_new - centre_outputs @ weight)
 
@@ -277,6 +277,6 @@ def _ridge(inputs: Tensor, targets: Tensor, penalty: float) -> Tensor:
     # Of the two ways to write the solution, the one with the smaller matrix.
     dual = samples < numbers
     gram = inputs @ inputs.T if dual else inputs.T @ inputs
-    gram.diagonal().add_(penalty * (inputs.square().sum() / numbers).clamp(min=1e-12))
+    gram.diagonal().add_(penalty * (gram.trace() / numbers).clamp(min=1e-12))
     solved: Tensor = torch.linalg.solve(gram, targets if dual else inputs.T @ targets)
     return inputs.T @ solved if dual else solved

@@ -27,15 +27,13 @@ class Classifier(ABC):
     weight_: Tensor
     intercept_: Tensor
 
-    def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
-        """Learn from features (n, d) and integer labels (n,); `start` is an earlier solution, where one saves time."""
-        self.classes_, self.weight_, self.intercept_ = parallel.once(
-            lambda: self._finite_solution(features, labels, start)
-        )
+    def fit(self, features: Tensor, labels: Tensor) -> Self:
+        """Learn from features (n, d) and integer labels (n,)."""
+        self.classes_, self.weight_, self.intercept_ = parallel.once(lambda: self._finite_solution(features, labels))
         return self
 
     @abstractmethod
-    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _solution(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What `fit` learns: classes (K,), weight (K, d) and intercept (K,)."""
 
     @abstractmethod
@@ -55,10 +53,8 @@ class Classifier(ABC):
         self.classes_, self.weight_, self.intercept_ = tensors["classes"], tensors["weight"], tensors["intercept"]
         return self
 
-    def _finite_solution(
-        self, features: Tensor, labels: Tensor, start: Classifier | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        classes, weight, intercept = self._solution(features, labels, start)
+    def _finite_solution(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        classes, weight, intercept = self._solution(features, labels)
         if not (weight.isfinite().all() and intercept.isfinite().all()):
             raise TrainingError(f"{type(self).__name__} overflowed: its features are too large. Normalise them first.")
         return classes, weight.float().contiguous(), intercept.float().contiguous()
@@ -88,8 +84,7 @@ class LinearSVM(Classifier):
     C: float = 1.0  # the weight of the samples against the regulariser
     tolerance: float = 1e-4  # no score of a unit feature is further from the optimum's than √2 times this
 
-    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Classes that `start` knows begin at its solution."""
+    def _solution(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         _check_positive(self, C=self.C, tolerance=self.tolerance)
         samples, classes, members = _checked(self, features, labels)
         samples = pad(samples, (0, 1), value=1.0)  # (n, d + 1): the intercept is the weight of a constant
@@ -103,9 +98,7 @@ class LinearSVM(Classifier):
         solutions = []
         for block in torch.arange(len(classes), device=classes.device).split(max(1, BLOCK // len(samples))):
             signs = torch.where(block[:, None] == members, 1.0, -1.0)  # (k, n)
-            begin = _continued(
-                squared_hinge.starting_point(ridge[block], samples, signs, self.C), classes[block], start
-            )
+            begin = squared_hinge.starting_point(ridge[block], samples, signs, self.C)
             solutions.append(squared_hinge.minimise(samples, coarse, gram, signs, begin, self.C, tolerance))
         weight = torch.cat(solutions)  # (K, d + 1)
         return classes, weight[:, :-1], weight[:, -1]
@@ -125,17 +118,15 @@ class Softmax(Classifier):
     """
 
     C: float = 1.0  # the weight of the samples against the regulariser
-    tolerance: float = 1e-4  # of the gradient, where the Hessian is about 1: the loss is off by a hundredth of that
+    tolerance: float = 1e-4  # of the gradient, where the Hessian is about 1: the loss is off by a tenth of that or less
 
-    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Classes that `start` knows begin at its solution."""
+    def _solution(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         _check_positive(self, C=self.C, tolerance=self.tolerance)
         samples, classes, members = _checked(self, features, labels)
         count, counts = len(samples), torch.bincount(members).to(samples)
         samples = pad(samples, (0, 1), value=1.0)  # (n, d + 1): the intercept is the weight of a constant
-        begin = _continued(samples.new_zeros(len(classes), samples.shape[1]), classes, start)
         shares = 1 / (len(classes) * counts)[members]  # (n,)
-        weight = multinomial.minimise(samples, members, shares, begin, 1 / (self.C * count), self.tolerance)
+        weight = multinomial.minimise(samples, members, shares, len(classes), 1 / (self.C * count), self.tolerance)
         return classes, weight[:, :-1], weight[:, -1]
 
     def scores(self, features: Tensor) -> Tensor:
@@ -147,8 +138,8 @@ class Softmax(Classifier):
 class NearestMean(Classifier):
     """The nearest of the normalised class means (iCaRL, Algorithm 1): for unit vectors, cosine similarity."""
 
-    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Average the unit vectors of each class; there is nothing that a start could save."""
+    def _solution(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Average the unit vectors of each class."""
         features, classes, members = _checked(self, features, labels)
         means = normalize(class_sums(normalize(features), members))  # (K, d)
         # −‖x − m‖² = 2 m·x − ‖m‖² − 1 for a unit vector x.
@@ -165,8 +156,8 @@ class Ridge(Classifier):
 
     penalty: float = 1.0  # scikit-learn's alpha
 
-    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve the normal equations of the centred problem; there is nothing that a start could save."""
+    def _solution(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Solve the normal equations of the centred problem."""
         _check_positive(self, penalty=self.penalty)
         features, classes, members = _checked(self, features, labels)
         centre = features.mean(dim=0)  # (d,)
@@ -195,8 +186,8 @@ class Discriminant(Classifier):
     # too little: it knows how few the vectors are, and not how far the carried ones are off.
     shrinkage: float = 0.05
 
-    def _solution(self, features: Tensor, labels: Tensor, start: Classifier | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Whiten the means; there is nothing that a start could save."""
+    def _solution(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Whiten the means."""
         _check_positive(self, shrinkage=self.shrinkage)
         features, classes, members = _checked(self, features, labels)
         counts = torch.bincount(members).to(features)[:, None]  # (K, 1)
@@ -244,16 +235,3 @@ def _check_positive(classifier: Classifier, **settings: float) -> None:
     for setting, value in settings.items():
         if not value > 0:
             raise UsageError(f"The {setting} of {type(classifier).__name__} must be above 0, and is {value}.")
-
-
-def _continued(begin: Tensor, classes: Tensor, start: Classifier | None) -> Tensor:
-    """`begin` (k, d + 1), except for the classes that an earlier solution knows."""
-    if start is None:
-        return begin
-    start.check_fitted()
-    earlier = torch.cat([start.weight_, start.intercept_[:, None]], dim=1).to(begin)  # (K, d + 1)
-    if earlier.shape[1] != begin.shape[1]:
-        found, needed = earlier.shape[1] - 1, begin.shape[1] - 1
-        raise DataError(f"The solution to start from has {found} weights per class, and the features have {needed}.")
-    same = classes[:, None] == start.classes_.to(classes.device)  # (k, K)
-    return torch.where(same.any(dim=1, keepdim=True), earlier[same.int().argmax(dim=1)], begin)

@@ -23,17 +23,16 @@ FLAT = 1e-9  # what is added to directions in which no sample lies, beside the m
 
 
 def minimise(
-    samples: Tensor, members: Tensor, shares: Tensor, begin: Tensor, penalty: float, tolerance: float
+    samples: Tensor, members: Tensor, shares: Tensor, classes: int, penalty: float, tolerance: float
 ) -> Tensor:
-    """The weight that makes Σ −s log p(y | x) + penalty / 2 ‖w‖² small, the intercepts free; from `begin`.
+    """The weight (K, d + 1) that makes Σ −s log p(y | x) + penalty / 2 ‖w‖² small, the intercepts free.
 
     `members` (n,) are the classes of the samples and `shares` (n,), which sum to 1, are s. It is solved when no number
     of the gradient is above `tolerance`, in coordinates where the Hessian is about 1.
     """
     import scipy.optimize  # when it is needed: commands that learn nothing start sooner
 
-    classes, width = begin.shape
-    penalties = torch.full((width,), penalty).to(begin)
+    penalties = torch.full((samples.shape[1],), penalty).to(samples)
     penalties[-1] = 0
     # The Hessian of each class where all are as likely as each other. Unit features have one mean and few directions:
     # without it, there are five times as many steps.
@@ -50,8 +49,9 @@ def minimise(
         return loss, steep.cpu().double().flatten().numpy()
 
     options = {"maxiter": STEPS, "maxfun": 2 * STEPS, "maxcor": HISTORY, "gtol": tolerance, "ftol": 0.0}
-    start = (begin @ factor).cpu().double().flatten().numpy()
-    found = scipy.optimize.minimize(evaluate, start, jac=True, method="L-BFGS-B", options=options)
+    found = scipy.optimize.minimize(
+        evaluate, np.zeros(classes * len(factor)), jac=True, method="L-BFGS-B", options=options
+    )
     if np.abs(found.jac).max() > NEARLY * tolerance:  # a line search may also end early, within rounding of the end
         what = f"Softmax regression was not solved to the end in {found.nit} steps ({found.message})"
         warnings.warn(f"{what}. Lower C.", EngramWarning, stacklevel=2)

@@ -32,12 +32,12 @@ class BiasCorrection(Objective):
     of_later_tasks: ClassVar = frozenset({"temperature", "old_share", "beta_penalty"})
 
     temperature: PositiveFloat = 2.0  # T, §5.2
-    old_share: NonNegativeFloat | None = None  # λ, Eq. 3; None: old classes / all classes
-    beta_penalty: NonNegativeFloat = 0.1  # on ½ β², the authors' code
+    old_share: NonNegativeFloat | None = None  # λ, Eq. 3; None: the share of classes that are not in the task
+    beta_penalty: NonNegativeFloat = 0.1  # on ½ β², the authors' code; ours also on ½ (α − 1)²: see `fit_correction`
 
     def loss(self, lesson: Lesson) -> Loss:
         student, teacher, old = lesson.student, lesson.teacher, lesson.old
-        share = self.old_share if self.old_share is not None else old / len(lesson.in_task)
+        share = self.old_share if self.old_share is not None else int((~lesson.in_task).sum()) / len(lesson.in_task)
 
         def loss(inputs: Tensor, columns: Tensor) -> Tensor:
             _, scores = student(inputs)  # a head that has just grown corrects nothing
@@ -66,11 +66,14 @@ class BiasCorrection(Objective):
 def fit_correction(scores: Tensor, columns: Tensor, newest: Tensor, penalty: float) -> tuple[float, float]:
     """α and β that make the cross-entropy of scores (n, K) smallest, those of the classes `newest` being α s + β.
 
-    The authors train the pair by gradient descent; a problem of two numbers, smooth and all but convex, is solved.
+    The authors take some steps of gradient descent; here the problem of two numbers is solved. So what keeps β near 0
+    must keep α near 1: the few images that are held out may be told apart without a fault, and the more surely the
+    larger α is.
     """
     if not bool(newest[columns].any()) or bool(newest[columns].all()):
         return 1.0, 0.0  # samples of one side alone say nothing of a bias between the two
-    scores, pair = scores.double(), torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    scores, neutral = scores.double(), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    pair = neutral.clone().requires_grad_()
     optimiser = uncompiled(torch.optim.LBFGS)(
         [pair], max_iter=200, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
     )
@@ -78,7 +81,7 @@ def fit_correction(scores: Tensor, columns: Tensor, newest: Tensor, penalty: flo
     def loss() -> Tensor:
         optimiser.zero_grad()
         corrected = torch.where(newest, pair[0] * scores + pair[1], scores)
-        value = F.cross_entropy(corrected, columns) + penalty / 2 * pair[1] ** 2
+        value = F.cross_entropy(corrected, columns) + penalty / 2 * (pair - neutral).square().sum()
         value.backward()
         return value
 

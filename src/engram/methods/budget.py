@@ -46,7 +46,8 @@ def fit_budget(
     images and features are both to be chosen, each gets half of the bytes, and what one has no use for goes to the
     other. Where the codec is left open, it is chosen too: the one by which what is kept is worth most.
     """
-    sizes = _sizes(learner, classes, samples)
+    dimension = dimension_of(learner, samples) if isinstance(learner, Features) else 0
+    sizes = _sizes(learner, classes, samples, dimension)
     if not sizes:
         raise UsageError(f"What the method '{learner.name}' keeps cannot be chosen by a budget. Leave out --budget.")
     given = {name: int(float(asked[name])) for name in sizes if asked.get(name) is not None}  # 10.0 is a whole number
@@ -55,8 +56,8 @@ def fit_budget(
             raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
         return _fitted(sizes, given, budget, classes, most)
     found: list[tuple[float, dict[str, Any]]] = []
-    for coding, worth, enough in _codings(dimension_of(learner, samples)):
-        sizes = _sizes(replace(learner, coding=coding), classes, samples)
+    for coding, worth, enough in _codings(dimension):
+        sizes = _sizes(replace(learner, coding=coding), classes, samples, dimension)
         try:
             chosen = _fitted(sizes, given, budget, classes, most)
         except BudgetError as error:
@@ -103,7 +104,7 @@ def largest(size: Callable[[int], int], room: int, most: int | None = None) -> i
     return bisect_right(range(1, 1 + most), room, key=size)
 
 
-def _sizes(learner: Learner, classes: int, samples: Samples) -> dict[str, Callable[[int], int]]:
+def _sizes(learner: Learner, classes: int, samples: Samples, dimension: int) -> dict[str, Callable[[int], int]]:
     """The bytes, over all classes, of so many of each thing that can be chosen."""
     sizes: dict[str, Callable[[int], int]] = {}
     if isinstance(learner, Rehearsing) and learner.exemplars.images_per_class != 0:
@@ -112,7 +113,7 @@ def _sizes(learner: Learner, classes: int, samples: Samples) -> dict[str, Callab
         each = image if total else classes * image
         sizes["images_total" if total else "images_per_class"] = lambda number: number * each
     if isinstance(learner, Features):
-        coding, dimension = learner.coding, dimension_of(learner, samples)
+        coding = learner.coding
         sizes["features_per_class"] = lambda number: coding.nbytes(classes * number, dimension)
     return sizes
 

@@ -8,11 +8,13 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from engram.data import Samples
 from engram.errors import UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory, herd
 from engram.methods.learner import Learner
+from engram.methods.replay import apart_in, in_their_places
 from engram.network import extract
 
 Kind = TypeVar("Kind", FeatureMemory, ImageMemory)
@@ -53,16 +55,21 @@ def _regroup(learner: Learner, groups: Sequence[Sequence[int]]) -> None:
     features, images = learner.memory.features, learner.memory.images
     seen = images.rows.new_empty(0, network.dimension, dtype=torch.float32)
     if len(images) and any(len(group) > 1 for group in groups):  # only those that are joined are herded
-        seen = extract(network, Samples.of(images.rows, images.columns))
-    memory = Memory(_regrouped(features, features.rows, groups), _regrouped(images, seen, groups))
+        seen = F.normalize(extract(network, Samples.of(images.rows, images.columns)))
+    none = torch.zeros(len(features), dtype=torch.bool)
+    apart = apart_in(images.counts) if learner.objective.holds_out else torch.zeros(len(images), dtype=torch.bool)
+    memory = Memory(_regrouped(features, features.rows, none, groups), _regrouped(images, seen, apart, groups))
     classifier = learner.refit(network, memory)
     learner.classes_ = tuple(learner.classes_[group[0]] for group in groups)
     learner.brought_by_ = tuple(learner.brought_by_[group[0]] for group in groups)
     learner.network_, learner.memory_, learner.classifier_ = network, memory, classifier
 
 
-def _regrouped(memory: Kind, vectors: Tensor, groups: Sequence[Sequence[int]]) -> Kind:
-    """The rows of each group together, those of a larger one herded by their `vectors`."""
+def _regrouped(memory: Kind, vectors: Tensor, apart: Tensor, groups: Sequence[Sequence[int]]) -> Kind:
+    """The rows of each group together, those of a larger one herded by their `vectors`.
+
+    Rows that are kept `apart` from training (bool, (n,)) stay apart.
+    """
     if not len(memory.counts):
         return memory
     slots = torch.arange(len(memory)).split(memory.counts.tolist())
@@ -70,6 +77,8 @@ def _regrouped(memory: Kind, vectors: Tensor, groups: Sequence[Sequence[int]]) -
     for group in groups:
         rows = torch.cat([slots[column] for column in group])
         if len(group) > 1 and len(rows):
-            rows = rows[herd(vectors[rows], max(len(slots[column]) for column in group))]
+            most = max(len(slots[column]) for column in group)
+            trained, held = (part[herd(vectors[part], most)] for part in (rows[~apart[rows]], rows[apart[rows]]))
+            rows = in_their_places(trained, held, most) if bool(apart.any()) else trained
         chosen.append(rows)
     return memory.chosen(torch.cat(chosen), torch.tensor([len(rows) for rows in chosen]))

@@ -79,9 +79,6 @@ class Features(Learner):
         old = ~self.in_task(task)[classes]
         return torch.cat([rows[old], features]), torch.cat([classes[old], columns])
 
-    def refit(self, network: Network, memory: Memory) -> Classifier:
-        return self.make_classifier().fit(memory.features.rows, memory.features.columns)
-
     def make_classifier(self) -> Classifier:
         made: dict[str, Classifier] = {
             "svm": LinearSVM(C=self.C),

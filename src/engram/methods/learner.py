@@ -252,7 +252,8 @@ class Learner(ABC):
 
     def refit(self, network: Network, memory: Memory) -> Classifier | None:
         """The classifier that follows from a network and a memory alone, with no task; None where the head answers."""
-        return None
+        classifier = self.make_classifier()
+        return None if classifier is None else classifier.fit(memory.features.rows, memory.features.columns)
 
     def make_classifier(self) -> Classifier | None:
         """An unfitted classifier of the kind that answers for this learner; None where the head does."""

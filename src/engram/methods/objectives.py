@@ -20,6 +20,7 @@ from engram.features import herd
 from engram.network import Loss, Network, Training, extract
 from engram.network.losses import (
     feature_distillation,
+    fine,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
     softmax_distillation,
@@ -51,13 +52,17 @@ class Lesson:
         return self.teacher.classes if self.teacher is not None else 0
 
     def balanced(self) -> Tensor:
-        """Positions of the kept images and of as many of every class in the task, herded by the student's features."""
-        per_class = int(torch.bincount(self.columns[: self.kept]).max())
+        """Positions of as many images of every class: those kept, and of the task's those that its classes lack.
+
+        These are herded by the student's features.
+        """
+        kept = torch.bincount(self.columns[: self.kept], minlength=len(self.in_task))  # (K,)
+        per_class = int(kept.max())
         features = F.normalize(extract(self.student, self.samples, self.progress))
         chosen = [torch.arange(self.kept)]
         for column in self.in_task.nonzero().squeeze(1).tolist():
             arrived = (self.columns[self.kept :] == column).nonzero().squeeze(1) + self.kept
-            chosen.append(arrived[herd(features[arrived], per_class)])
+            chosen.append(arrived[herd(features[arrived], per_class - int(kept[column]))])
         return torch.cat(chosen)
 
     def fine_tune(self, loss: Loss, positions: Tensor, **training: Any) -> None:
@@ -173,7 +178,7 @@ class Distillation(Classification):
             return scores.new_zeros(())
         if self.loss_function == "softmax":
             return softmax_distillation(scores[:, others], teacher_scores[:, others])
-        targets = teacher_scores.sigmoid()
+        targets = fine(teacher_scores).sigmoid()
         if self.kept_targets == "label":
             own = F.one_hot(columns, max(len(others), int(columns.max()) + 1))[:, : len(others)].to(scores.dtype)
             kept = (own * others).sum(1, keepdim=True) > 0  # (n, 1): samples of classes that are not in the task

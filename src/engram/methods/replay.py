@@ -88,7 +88,7 @@ class Rehearsing(Learner):
         if not self.objective.holds_out:
             return apart
         images = self.memory_.images
-        apart[: len(images)] = _apart(images.counts)
+        apart[: len(images)] = apart_in(images.counts)
         # As many of every class in the task as of one that was kept, and no fewer than will be kept of it.
         per_class = self.exemplars.per_class(len(self.classes_with(task)))
         per_class = max(per_class, int(images.counts.max())) if len(images) else per_class
@@ -140,7 +140,7 @@ class Replay(Rehearsing):
 # class. So the share stays one in ten, and nothing else is to be remembered, however often a class is trimmed.
 
 
-def _apart(counts: Tensor) -> Tensor:
+def apart_in(counts: Tensor) -> Tensor:
     """Which rows of a memory with these counts per class are never trained on, bool (n,)."""
     return torch.cat([torch.arange(count) for count in [0, *counts.tolist()]]) % 10 == 1
 
@@ -164,16 +164,16 @@ def _select_apart(
         whole = torch.cat([new, (-1 - old).flip(0)])[sources]
         groups = list(whole.split(counts.tolist()))
         parts.append(groups + [NOTHING] * (classes - len(groups)))
-    merged = [_merge(trained, apart, per_class) for trained, apart in zip(*parts, strict=True)]
+    merged = [in_their_places(trained, apart, per_class) for trained, apart in zip(*parts, strict=True)]
     return torch.cat(merged), torch.tensor([len(group) for group in merged], dtype=torch.int64)
 
 
-def _merge(trained: Tensor, apart: Tensor, per_class: int) -> Tensor:
+def in_their_places(trained: Tensor, apart: Tensor, per_class: int) -> Tensor:
     """One class's rows, those held out at their places: as many as there are of both kinds for."""
     sizes = torch.arange(per_class + 1)
     needed = _number_apart(sizes)
     size = int(sizes[(needed <= len(apart)) & (sizes - needed <= len(trained))].max())
-    places = _apart(torch.tensor([size]))
+    places = apart_in(torch.tensor([size]))
     merged = torch.empty(size, dtype=torch.int64)
     merged[places], merged[~places] = apart[: int(places.sum())], trained[: int((~places).sum())]
     return merged

@@ -89,7 +89,12 @@ class CorrectedHead(LinearHead):
         self.correct(1.0, 0.0, torch.zeros(len(self.weight), dtype=torch.bool))
 
     def regroup(self, groups: Groups) -> None:
-        """As a linear head does; a row is corrected if the first of its group was."""
+        """As a linear head does; where rows are joined, the correction first becomes a part of those it is for."""
+        if any(len(group) > 1 for group in groups):
+            alpha, beta = torch.where(self.newest, self.alpha, 1.0), torch.where(self.newest, self.beta, 0.0)  # (K,)
+            self.weight = nn.Parameter(self.weight.detach() * alpha[:, None])
+            self.bias = nn.Parameter(self.bias.detach() * alpha + beta)
+            self.correct(1.0, 0.0, torch.zeros_like(self.newest))
         super().regroup(groups)
         self.newest = self.newest[[group[0] for group in groups]]
 

@@ -14,7 +14,7 @@ from engram.network import parallel
 
 def sigmoid_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     """Binary cross-entropy of scores against targets, both (n, k): Eq. 2 of one-hot ones, Eq. 3 of a teacher's."""
-    return F.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / len(scores)
+    return F.binary_cross_entropy_with_logits(fine(scores), fine(targets), reduction="sum") / len(scores)
 
 
 def softmax_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
@@ -43,6 +43,10 @@ def margin_ranking(cosines: Tensor, columns: Tensor, new: Tensor, *, hardest: in
 
 def feature_distillation(features: Tensor, teacher_features: Tensor) -> Tensor:
     """Eq. 5: one minus the cosine between new and old features (n, d); also L_sim of the adapter."""
-    # In float32 at least, also where the rest has fewer digits: near one, a cosine of those is mostly rounding.
-    fine = torch.promote_types(features.dtype, torch.float32)
-    return (1 - F.cosine_similarity(features.to(fine), teacher_features.to(fine))).mean()
+    # Near one, a cosine of few digits is mostly rounding.
+    return (1 - F.cosine_similarity(fine(features), fine(teacher_features))).mean()
+
+
+def fine(tensor: Tensor) -> Tensor:
+    """The same in float32 at least: of two things that are near each other, few digits leave no difference."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -172,7 +172,7 @@ def _statistics(samples: Samples, weights: Path | None) -> tuple[Tensor, Tensor]
     if weights is not None and len(samples.shape) == 3 and samples.shape[-1] == 3:
         return torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
     some = torch.arange(
-        0, len(samples), max(1, len(samples) // (1_000 if isinstance(samples.inputs, Lazy) else 10_000))
+        0, len(samples), max(1, -(-len(samples) // (1_000 if isinstance(samples.inputs, Lazy) else 10_000)))
     )
     if len(samples.shape) == 3:
         return _moments(samples, some)

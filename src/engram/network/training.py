@@ -78,7 +78,7 @@ class Training:
         """The learning rate at a step, counted from 0, of so many."""
         if self.schedule == "steps":
             epoch = step * self.epochs // steps
-            passed = sum(epoch >= round(share * self.epochs) for share in self.milestones)
+            passed = sum(epoch >= max(1, round(share * self.epochs)) for share in self.milestones)  # never at once
             return self.rate / self.decay**passed
         rising = max(1.0, self.warm_up * steps)
         if step < rising:
