@@ -56,9 +56,9 @@ def rollback(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Put an earlier generation of a model in use again. None is lost: one can go forth again with --to.
+    """Put an earlier generation of a model in use again. None is lost: return to a later one with --to.
 
-    A damaged current.json is mended by the way. `engram inspect` lists the generations.
+    A damaged current.json is repaired as well. `engram inspect` lists the generations.
     """
     from engram.model import ModelFolder
     from engram.model import rollback as roll_back

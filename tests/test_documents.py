@@ -1,0 +1,148 @@
+"""The documents: links lead somewhere, and the numbers of the main tables are those of the result files."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+RESULTS = ROOT / "benchmarks" / "results"
+TABLE1 = RESULTS / "cifar100-table1"
+TEN = RESULTS / "cifar100-10-tasks"
+
+# A row of a table, by how it begins, and the result it is of.
+README = {
+    "finetune": TABLE1 / "finetune",
+    "LwF": TABLE1 / "lwf",
+    "γ-LwF": TEN / "gamma-lwf",
+    "**features** (the paper's)": TABLE1 / "features",
+    "**engram** (ours)": TABLE1 / "engram",
+    "iCaRL": TABLE1 / "icarl",
+    "γ-iCaRL": TABLE1 / "gamma-icarl",
+    "**hybrid** (the paper's)": TABLE1 / "hybrid",
+    "LUCIR": TABLE1 / "lucir",
+    "BiC": TABLE1 / "bic",
+    "EEIL": TABLE1 / "eeil",
+    "hybrid on LUCIR's training": TABLE1 / "hybrid-on-lucir",
+    "joint": TABLE1 / "joint",
+}
+TABLE_1 = {
+    "finetune": TABLE1 / "finetune",
+    "lwf": TABLE1 / "lwf",
+    "gamma-lwf": TEN / "gamma-lwf",
+    "bic-uncorrected, 20 images": TABLE1 / "bic-uncorrected",
+    "icarl, 20 images (its head: .439)": TABLE1 / "icarl",
+    "gamma-icarl, 20 images (its head: .442)": TABLE1 / "gamma-icarl",
+    "features, 250 features": TABLE1 / "features",
+    "hybrid, 20 images and 250 features": TABLE1 / "hybrid",
+    "lucir, 20 images": TABLE1 / "lucir",
+    "bic, 20 images": TABLE1 / "bic",
+    "eeil, 20 images": TABLE1 / "eeil",
+    "joint, all images": TABLE1 / "joint",
+    "**engram** (ours), 250 features, no images": TABLE1 / "engram",
+}
+ALL_TEN = {
+    "gamma-lwf (the network's head)": TEN / "gamma-lwf",
+    "**features**": TEN / "features",
+    "gamma-icarl, 20 images": TEN / "gamma-icarl",
+    "**hybrid**, 20 images and 250 features, adapters of 240 steps": TEN / "hybrid",
+    "**engram** (ours), 250 features, no images": TEN / "engram-W6-from-sixth",
+    "... never held": TEN / "engram-bfloat16",
+    "... never held, float32, another machine": TEN / "engram",
+}
+DIGITS = [
+    *(
+        "finetune",
+        "features-unadapted",
+        "lwf",
+        "gamma-lwf",
+        "**features**",
+        "bic-uncorrected",
+        "icarl (its head: .889)",
+        "eeil",
+    ),
+    *(
+        "gamma-icarl (its head: .854)",
+        "bic",
+        "**engram** (ours, no images)",
+        "lucir",
+        "**hybrid**",
+        "joint (keeps every image)",
+    ),
+]
+
+
+def anchors(document: Path) -> set[str]:
+    """What a link to a heading of a document may end in, as GitHub makes it."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_something_that_is_there(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (document.parent / path).resolve() if path else document
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), target
+
+
+def rows(document: str, heading: str) -> dict[str, list[str]]:
+    """The rows of the tables under a heading, by their first cell; of two that begin alike, the first."""
+    text = (ROOT / document).read_text().split(f"\n{heading}\n", 1)[1]
+    section = re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
+    found: dict[str, list[str]] = {}
+    for line in re.findall(r"^\|(.*)\|$", section, re.MULTILINE):
+        first, *cells = (cell.strip() for cell in line.split("|"))
+        found.setdefault(first, [cell.strip("*") for cell in cells])
+    return found
+
+
+def near(cell: str, value: float) -> bool:
+    """Whether a number as it is printed is this one; a half may be rounded either way."""
+    digits = len(cell.partition(".")[2])
+    return abs(float(cell) - value) <= 0.5 * 10**-digits + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("document", "heading", "table", "classes"),
+    [
+        ("README.md", "## Results", README, (None, "MB", 10, 30, 50, "average")),
+        ("RESULTS.md", "## The systems of Table 1", TABLE_1, (10, 20, 30, 40, 50, "average", "forgetting", "MB")),
+        ("RESULTS.md", "### All ten tasks", ALL_TEN, (*range(10, 101, 10), "average", "MB")),
+    ],
+    ids=["readme", "table1", "ten tasks"],
+)
+def test_the_tables_are_what_the_result_files_say(
+    document: str, heading: str, table: dict[str, Path], classes: tuple[object, ...]
+) -> None:
+    found = rows(document, heading)
+    tasks = max(number for number in classes if isinstance(number, int)) // 10
+    for name, folder in table.items():
+        result = json.loads((folder / "result.json").read_text())
+        curve = result["curve"][:tasks]
+        for kind, cell in zip(classes, found[name], strict=True):
+            if isinstance(kind, int):
+                assert near(cell, curve[kind // 10 - 1]), (name, kind, cell)
+            elif kind == "average":
+                assert near(cell, sum(curve) / len(curve)), (name, cell)
+            elif kind == "MB" and len(result["curve"]) == tasks:
+                assert near(cell, result["memory_mb"]), (name, cell, result["memory_mb"])
+            elif kind == "forgetting" and len(result["curve"]) == tasks:
+                assert near(cell, result["forgetting"]), (name, cell)
+
+
+def test_the_table_of_digits_is_what_the_result_files_say() -> None:
+    found = rows("RESULTS.md", "## Digits: five tasks of two classes, seeds 0–4")
+    for name in DIGITS:
+        method = re.split(r"[ *]+", name.strip("*"))[0]
+        summary = json.loads((RESULTS / "digits" / method / "summary.json").read_text())
+        accuracy = summary["average_incremental_accuracy"]
+        assert near(found[name][0], accuracy["mean"]), (name, found[name], accuracy)
+        assert near(found[name][1], accuracy["deviation"]), (name, found[name], accuracy)
+        assert near(found[name][2], summary["curve"][-1]), (name, found[name], summary["curve"])
