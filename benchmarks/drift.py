@@ -16,7 +16,6 @@ and what the four answer is compared. The result: benchmarks/results/drift.json,
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def main() -> None:
     request, checkpoint = read_json(options.run / "run.json"), RunFolder(options.run).load()
     if checkpoint is None:
         raise SystemExit(f"{options.run} holds no finished task.")
-    data = engram.load(request["dataset"], root=os.environ.get("ENGRAM_DATA"))
+    data = engram.load(request["dataset"])
     settings = {name: value for name, value in request["settings"].items() if name not in ("seed", "objective")}
     plan = Plan(
         method=request["method"],

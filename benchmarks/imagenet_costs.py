@@ -54,8 +54,8 @@ def training() -> tuple[float, float]:
 
 def decoding(place: Path) -> float:
     """Seconds of one core to make a photo of 500 x 375 a square of 256."""
-    class_folders(place, count=60, distinct=60, classes=1, width=500, height=375)
-    contents = [path.read_bytes() for path in sorted(place.rglob("*.*"))]
+    class_folders(place / "data", count=60, distinct=60, classes=1, width=500, height=375)
+    contents = [path.read_bytes() for path in sorted((place / "data").rglob("*.*"))]
     return seconds(lambda: [decode(content, size=256) for content in contents]) / len(contents)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from pathlib import Path
 
 LONGEST_NAME = 10_000  # letters
 NOT_IN_NAMES = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control characters, half characters, breaks of lines, paragraphs
@@ -24,6 +25,11 @@ def csv_text(text: str) -> str:
 def composed(name: str) -> str:
     """A name as it is kept: accents as part of their letters, no blanks around it."""
     return unicodedata.normalize("NFC", name).strip()
+
+
+def names_in(path: Path) -> list[str]:
+    """The names that a file has, one a line; of whatever system it comes from, if it is in UTF-8."""
+    return [name for line in path.read_text(encoding="utf-8-sig").splitlines() if (name := composed(line))]
 
 
 def unfit(name: str) -> str | None:

@@ -225,3 +225,17 @@ def test_arrays_need_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--data FILE\.npz"):
         load("arrays")
     assert load("arrays", str(saved(tmp_path, **WHOLE))).name == "flowers"
+
+
+def test_members_that_numpy_cannot_read_are_told_whatever_it_says_of_them(tmp_path: Path) -> None:
+    path = saved(tmp_path, **WHOLE)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"'shape': (6, 4, 5, 3), }", b"'shape': (6, 4, 5, 3   }"))  # of a part, its header
+    with pytest.raises(DataError, match=r"flowers\.npz: 'train_inputs' cannot be read"):
+        arrays.load(path)
+
+
+def test_labels_that_no_int64_holds_are_refused(tmp_path: Path) -> None:
+    labels = np.array([2**64 - 1, 0, 1, 1, 0, 2**64 - 1], dtype=np.uint64)
+    with pytest.raises(DataError, match=r"'labels' has 18446744073709551615, which is too large for a label"):
+        arrays.load(saved(tmp_path, inputs=IMAGES, labels=labels))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engram.data import DATASETS, load
+from engram.data import DATASETS, Reading, load
 from engram.errors import UsageError
 
 
@@ -77,3 +77,16 @@ def test_scikit_learn_is_not_imported_by_the_room_nor_for_digits() -> None:
     program = "import sys, engram.data; engram.data.load('digits'); sys.exit('sklearn' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
+
+
+def test_digits_lie_nowhere_so_a_folder_for_them_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match=r"digits comes with engram, and --data is for others: .*cifar100, .*folder"):
+        load("digits", "photos")
+
+
+def test_how_files_are_read_is_checked() -> None:
+    with pytest.raises(UsageError, match=r"There is no fit 'strech'\. Did you mean 'stretch'\?"):
+        Reading(fit="strech")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"A cache has at least one byte; found -5"):
+        Reading(cache=-5)
+    assert Reading(class_list="classes.txt").told() == {"class_list": "classes.txt"}  # type: ignore[arg-type]

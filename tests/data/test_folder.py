@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -205,10 +206,53 @@ def test_validation_pictures_that_are_not_sorted_into_classes_are_told(tmp_path:
 def test_train_without_anything_to_test_on_is_told(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
     with pytest.raises(
-        DataError, match=r"data has train, but none of val, validation, test\. .* or name .*data/train, of"
+        DataError, match=r"data has train, but none of val, valid, validation, test\. .* or name .*data/train, of"
     ):
         load("folder", root)
     assert len(load("folder", root / "train").test) == 2
+
+
+@pytest.mark.parametrize("parts", [("Train", "Test"), ("training", "testing"), ("val", "test")])
+def test_parts_of_a_data_set_are_not_learned_as_classes(parts: tuple[str, str], tmp_path: Path) -> None:
+    for part in parts:
+        class_folders(tmp_path / "data" / part, classes=2, per_class=2)
+    said = (
+        rf"data has {' and '.join(sorted(parts))}, which seem to be parts of a data set\. Call them train and val, or"
+    )
+    with pytest.raises(DataError, match=said):
+        load("folder", tmp_path / "data")
+
+
+def test_classes_that_are_called_as_parts_are_may_have_pictures(tmp_path: Path) -> None:
+    for name in ("test", "train"):
+        for number in range(3):
+            write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
+    shutil.move(tmp_path / "data" / "test", tmp_path / "data" / "testing")
+    assert load("folder", tmp_path / "data").class_names == ("testing", "train")
+
+
+def test_what_is_only_tested_on_or_has_no_pictures_is_told(tmp_path: Path) -> None:
+    root = imagenet(tmp_path / "data", classes=2, train=2, test=1)
+    (root / "train" / "bare").mkdir()
+    write(root / "val" / "unlearned" / "1.jpg", 0, 0)
+    dataset = load("folder", root)
+    assert dataset.class_names == ("n00000000", "n00000001")
+    assert {(left.path.relative_to(root).as_posix(), left.reason) for left in dataset.left_out} == {
+        ("train/bare", "This class has no pictures."),
+        ("val/unlearned", "train has no such class, so it cannot be learned."),
+    }
+    (root / "train" / "n00000000" / "inner").mkdir()
+    (root / "train" / "bare").rmdir()
+    assert [left.path.name for left in load("folder", root / "train").left_out] == []
+
+
+def test_a_class_list_may_come_from_another_system_and_blanks_around_a_name_are_none_of_it(tmp_path: Path) -> None:
+    for name in (" emu ", "cat", "dog"):
+        for number in range(2):
+            write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
+    (tmp_path / "list.txt").write_bytes("\ufeffemu\r\ncat\r\n".encode())
+    dataset = load("folder", tmp_path / "data", reading=Reading(class_list=tmp_path / "list.txt"))
+    assert dataset.class_names == ("cat", "emu")
 
 
 def test_a_class_with_one_picture_is_told(tmp_path: Path) -> None:

@@ -218,6 +218,23 @@ def test_one_colour_may_stand_for_transparent() -> None:
     assert np.array_equal(pixels(content)[0], [*COLOURS[:2], [255] * 3, COLOURS[3]])
 
 
+@pytest.mark.parametrize(("bits", "row"), [(2, b"\0\x1b"), (4, b"\0\x05\xaf")])
+def test_a_grey_of_few_bits_may_stand_for_transparent(bits: int, row: bytes) -> None:
+    content = png(4, 1, bits, 0, row, chunk(b"tRNS", struct.pack(">H", 2**bits // 3)))  # one in three, as is the second
+    assert pixels(content)[0, :, 0].tolist() == [0, 255, 170, 255]
+
+
+def test_a_colour_of_sixteen_bits_may_stand_for_transparent() -> None:
+    rows = b"\0" + struct.pack(">6H", 0x1234, 0x8000, 0xFFFF, 0x4321, 0x8000, 0xFFFF)
+    content = png(2, 1, 16, 2, rows, chunk(b"tRNS", struct.pack(">3H", 0x1234, 0x8000, 0xFFFF)))
+    assert pixels(content)[0].tolist() == [[255] * 3, [0x43, 0x80, 0xFF]]
+
+
+def test_a_picture_of_millions_of_rows_is_refused_before_any_is_decoded() -> None:
+    with pytest.raises(UnreadableImage, match=r"It is 1 x 1,000,000 pixels; sides of at most 100,000 are decoded"):
+        pixels(png(1, 1_000_000, 8, 0, b""))
+
+
 def test_the_transparent_colour_of_a_gif_is_white() -> None:
     image = Image.fromarray(np.array([[0, 1, 2, 3]], np.uint8)).convert("P")
     image.putpalette(COLOURS.tobytes())

@@ -46,7 +46,7 @@ def test_only_the_parts_that_are_asked_for_are_scanned(tree: Path) -> None:
 def test_the_number_of_threads_makes_no_difference(tree: Path) -> None:
     one, many = scan(tree, (), threads=1), scan(tree, (), threads=16)
     assert (one.folders, one.names) == (many.folders, many.names)
-    for field in ("changed", "folder_of", "ends", "sizes"):
+    for field in ("changed", "folder_of", "ends", "sizes", "times"):
         assert torch.equal(getattr(one, field), getattr(many, field))
 
 
@@ -127,7 +127,7 @@ def test_an_index_is_kept_in_the_cache_and_found_again_whole(tree: Path, monkeyp
     forbid(monkeypatch)
     kept = open_index(tree, ("train", "val"))
     assert (kept.root, kept.folders, kept.names, kept.left_out) == (made.root, made.folders, made.names, made.left_out)
-    for field in ("changed", "folder_of", "ends", "sizes"):
+    for field in ("changed", "folder_of", "ends", "sizes", "times"):
         assert torch.equal(getattr(kept, field), getattr(made, field))
     assert kept.left_out and list(kept.identity(torch.arange(12))) == list(made.identity(torch.arange(12)))
     assert not [path for path in tree.rglob("*") if path.name.startswith((".aside", ".lock", "index"))]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from folders_made import class_folders
 from PIL import Image
 from torch import Tensor
 
+from engram import storage
 from engram.data import Samples, packed
 from engram.data.files import Files
 from engram.data.index import place_of, scan
@@ -200,3 +202,11 @@ def test_an_error_on_the_way_leaves_nothing_that_looks_whole(root: Path, monkeyp
     assert all(name.endswith(".part") for name in places(root))
     files = files_of(root)
     assert torch.equal(pack(files, ROWS, PLENTY)[ROWS], files[ROWS])
+
+
+def test_what_is_packed_already_waits_for_no_one_who_packs(root: Path) -> None:
+    first = pack(files_of(root), ROWS, PLENTY)
+    with ThreadPoolExecutor() as threads, storage.waiting(place_of(root) / ".packing"):  # as another run holds it
+        second = threads.submit(pack, files_of(root), ROWS, PLENTY).result(timeout=30)
+    assert isinstance(second, Packed)
+    assert torch.equal(second[ROWS], first[ROWS])

@@ -158,3 +158,24 @@ def test_a_data_set_refuses_labels_without_a_name_and_samples_of_two_shapes() ->
     smaller = Samples.of(IMAGES[:, :3].copy(), LABELS)
     with pytest.raises(DataError, match=r"Training samples of toys are \(4, 5, 3\), test samples \(3, 5, 3\)"):
         Dataset("toys", images(), smaller, ("a", "b", "c", "d", "e", "f"))
+
+
+def test_images_may_be_views_that_are_turned_round() -> None:
+    samples = Samples.of(IMAGES[..., ::-1], LABELS)
+    assert np.array_equal(content(samples), IMAGES[..., ::-1])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "said"),
+    [
+        (IMAGES, ["cat"] * 8, "The labels must be an array or a tensor of numbers"),
+        (np.array([None] * 8), LABELS, "The inputs must be an array or a tensor of numbers"),
+        (np.ones((8, 3), dtype=complex), LABELS, "Vectors must be real numbers; found torch.complex128"),
+        (np.ones((8, 0)), LABELS, r"A sample must have at least one number; found \(8, 0\)"),
+        (IMAGES[:, :0], LABELS, r"A sample must have at least one number; found \(8, 0, 5, 3\)"),
+    ],
+    ids=["text", "objects", "complex", "no numbers", "no rows"],
+)
+def test_what_is_no_array_of_samples_is_refused_in_words(inputs: Any, labels: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        Samples.of(inputs, labels)

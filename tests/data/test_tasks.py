@@ -138,12 +138,25 @@ def test_a_file_of_names_and_labels_gives_the_class_order(tmp_path: Path) -> Non
     assert stream.split["class_order"] == list(stream.classes)  # the record is of the order, whatever the file's name
 
 
+def test_a_file_may_come_from_another_system_and_be_named_as_a_path(tmp_path: Path) -> None:
+    three = vectors([0, 1, 2])
+    accented = Dataset("three", three, three, ("caf\u00e9", "bar", "pub"))
+    file = tmp_path / "order.txt"
+    file.write_bytes("\ufeffpub\r\ncafe\u0301\r\nbar\r\n".encode())
+    assert split(accented, classes_per_task=1, class_order=file).classes == (2, 0, 1)
+
+
+def test_labels_that_are_no_whole_numbers_are_no_class_order() -> None:
+    with pytest.raises(TypeError):
+        split(animals(), classes_per_task=3, class_order=[label + 0.5 for label in range(11)])  # type: ignore[list-item]
+
+
 def test_a_line_is_a_name_first_and_a_label_only_where_no_class_is_so_named(tmp_path: Path) -> None:
     file = tmp_path / "order.txt"
     file.write_text("2\n1\n0\n")
     three = vectors([0, 1, 2])
     named_by_others = Dataset("three", three, three, ("1", "2", "zero"))
-    with pytest.raises(UsageError, match=r"missing \[2\], unknown \[\], twice \[0\]"):  # "2" is 1, "1" is 0, "0" is 0
+    with pytest.raises(UsageError, match=r"once; missing: zero; twice: 1\."):  # "2" is 1, "1" is 0, "0" is 0
         split(named_by_others, classes_per_task=1, class_order=str(file))
     file.write_text("2\nzero\n1\n")
     assert split(named_by_others, classes_per_task=1, class_order=str(file)).classes == (1, 2, 0)
@@ -154,9 +167,9 @@ def test_a_class_order_that_cannot_be_used_is_refused_in_words(tmp_path: Path) -
     file.write_text("ant\nbeee\n")
     with pytest.raises(UsageError, match=r"There is no class 'beee'\. Did you mean 'bee'\? .*order\.txt"):
         split(animals(), classes_per_task=2, class_order=str(file))
-    with pytest.raises(UsageError, match=r"missing \[10\], unknown \[\], twice \[\]"):
+    with pytest.raises(UsageError, match=r"once; missing: kea\."):
         split(animals(), classes_per_task=2, class_order=range(10))
-    with pytest.raises(UsageError, match=r"missing \[10\], unknown \[11\], twice \[0\]"):
+    with pytest.raises(UsageError, match=r"once; missing: kea; unknown: 11; twice: ant\."):
         split(animals(), classes_per_task=2, class_order=[*range(10), 11, 0])
     file.write_bytes(b"\xff\xff")
     for order in ("sead", str(file), str(tmp_path)):

@@ -56,7 +56,9 @@ def learn(
     ] = False,
     at_least: Annotated[
         float | None,
-        typer.Option(help=f"Least accuracy, as a mean over classes, to publish; {GOOD_ENOUGH} by default. Implies --validate."),
+        typer.Option(
+            help=f"Least accuracy, as a mean over classes, to publish; {GOOD_ENOUGH} by default. Implies --validate."
+        ),
     ] = None,
     hold_out: Annotated[
         float, typer.Option(help="The share of the pictures to judge and calibrate by; they are kept all the same.")

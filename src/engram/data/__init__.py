@@ -25,6 +25,7 @@ class Source:
     description: str  # one line
     load: Callable[[Path | None, Reading, Progress], Dataset]
     of_files: bool = False  # whether it is read as `Reading` asks, from a folder that must be named
+    embedded: bool = False  # whether it comes with what is installed: then it lies nowhere
 
 
 def _digits(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
@@ -59,7 +60,9 @@ def _imagenet(name: str, description: str) -> Source:
 
 
 DATASETS = {
-    "digits": Source("1,797 handwritten digits of 8 x 8 pixels, 10 classes; comes with scikit-learn", _digits),
+    "digits": Source(
+        "1,797 handwritten digits of 8 x 8 pixels, 10 classes; comes with scikit-learn", _digits, embedded=True
+    ),
     "cifar100": Source("60,000 colour images of 32 x 32 pixels, 100 classes; downloads 169 MB once", _cifar100),
     "cifar10": Source("60,000 colour images of 32 x 32 pixels, 10 classes; downloads 171 MB once", _cifar10),
     "arrays": Source("images or vectors of your own, in one .npz file: --data FILE.npz", _arrays),
@@ -96,6 +99,9 @@ def load(
         raise UsageError(
             f"{name} is not read from pictures: image size, fit, class list, cache and workers are for {others}."
         )
+    if root is not None and source.embedded:
+        others = ", ".join(other for other, each in DATASETS.items() if not each.embedded)
+        raise UsageError(f"{name} comes with engram, and --data is for others: name one with --dataset, of {others}.")
     root = None if root is None else Path(root).expanduser()
     dataset = source.load(root, reading, progress)
     if dataset.published:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def _keys(found: list[str], path: Path) -> list[str]:
 def _array(file: Mapping[str, Any], key: str, path: Path) -> Array:
     try:
         array = file[key]
-    except (ValueError, EOFError, MemoryError, zlib.error) as error:
+    except Exception as error:  # what is raised over damaged, encrypted or odd members is not limited to any list
         if "Object arrays" in str(error):
             raise DataError(
                 f"{path}: '{key}' is an array of Python objects, which only pickle could read. "
@@ -130,6 +129,8 @@ def _whole_numbers_or_text(array: Array, key: str, names: list[str] | None, path
             f"found {array.dtype} {array.shape}."
         )
     text = array.dtype.kind == "U"
+    if array.dtype == np.uint64 and len(array) and int(array.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{path}: '{key}' has {int(array.max())}, which is too large for a label.")
     if names is None:
         return array if text else array.astype(np.int64)
     positions = {name if text else position: position for position, name in enumerate(names)}

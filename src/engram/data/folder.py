@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from engram.data.holdout import hold_out
-from engram.data.index import open_index
+from engram.data.index import Index, open_index
 from engram.data.labelling import (
     Defaults,
     classes_in,
@@ -20,13 +20,15 @@ from engram.data.labelling import (
     samples_of,
     wrong_layout,
 )
+from engram.data.left_out import LeftOut
+from engram.data.pictures import SPLIT_NAMES
 from engram.data.reading import Reading
 from engram.data.samples import Dataset
 from engram.errors import DataError
 from engram.progress import SILENT, Progress
-from engram.text import shown
+from engram.text import composed, shown
 
-TRAIN, TESTS = "train", ("val", "validation", "test")  # of the latter, the first that is there
+TRAIN, TESTS = "train", ("val", "valid", "validation", "test")  # of the latter, the first that is there
 OWN = Defaults(64, "middle")  # as `learn` shows pictures, at a size that needs no graphics card
 
 
@@ -40,12 +42,9 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
     if TRAIN in found and set(TESTS) & set(found):
         return load_split(_named(root), root, reading, OWN, choose, progress)
     index = open_index(root, (), progress)
-    if set(classes_in(index, "")) == {TRAIN} and len(classes_in(index, TRAIN)) > 1:
-        raise DataError(
-            f"{shown(root)} has {TRAIN}, but none of {', '.join(TESTS)}. Add one of them, or name "
-            f"{shown(root / TRAIN)}, of which a fifth of each class is then for testing."
-        )
-    names = choose(sorted(classes_in(index, "")))
+    classes = sorted(classes_in(index, ""))
+    _refuse_parts(root, index, classes)
+    names = choose(classes)
     if not names:
         raise wrong_layout(root, f"CLASS/*.jpg, or {TRAIN}/CLASS/*.jpg and {TESTS[0]}/CLASS/*.jpg")
     files = OWN.files(index, reading)
@@ -57,7 +56,29 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
                 "one to learn from and one to be tested on."
             )
     train, test = hold_out(samples, share=0.2, seed=0, purpose="test")
-    return finished(_named(root), names, train, test, files, reading, progress)
+    return finished(_named(root), names, train, test, files, reading, progress, _without_pictures(root, classes))
+
+
+def _refuse_parts(root: Path, index: Index, classes: list[str]) -> None:
+    """Refuse folders of folders of classes, such as `Train` and `Test`, which would be learned as classes."""
+    direct = any(len(classes_in(index, name)) < 2 for name in classes)
+    if classes and not direct and {name.lower() for name in classes} <= SPLIT_NAMES:
+        likely = next((name for name in classes if name.lower().startswith(TRAIN)), classes[0])
+        what = (
+            f"{TRAIN}, but none of {', '.join(TESTS)}. Add one of them"
+            if classes == [TRAIN]
+            else f"{' and '.join(map(shown, classes))}, which seem to be parts of a data set. Call them {TRAIN} and val"
+        )
+        raise DataError(
+            f"{shown(root)} has {what}, or name {shown(root / likely)}, of which a fifth of each class is then for "
+            "testing."
+        )
+
+
+def _without_pictures(folder: Path, classes: Collection[str]) -> list[LeftOut]:
+    """The folders that could be those of classes, and have no pictures."""
+    empty = (name for name in folders_in(folder) if composed(name) not in classes)
+    return [LeftOut(folder / name, "This class has no pictures.") for name in sorted(empty)]
 
 
 def _named(root: Path) -> str:
@@ -79,7 +100,8 @@ def load_split(
     if TRAIN not in found or test_part is None:
         raise wrong_layout(root, f"{TRAIN}/CLASS/*.JPEG and {TESTS[0]}/CLASS/*.JPEG")
     index = open_index(root, (TRAIN, test_part), progress)
-    names = choose(sorted(classes_in(index, TRAIN)))
+    classes = sorted(classes_in(index, TRAIN))
+    names = choose(classes)
     if not names:
         raise wrong_layout(root / TRAIN, f"{TRAIN}/CLASS/*.JPEG")
     files = defaults.files(index, reading)
@@ -92,4 +114,9 @@ def load_split(
             f"Expected {part}/CLASS/*.JPEG for each: sort them into such folders, or name the classes to take with "
             "--class-list FILE.",
         )
-    return finished(name, names, train, test, files, reading, progress)
+    left_out = _without_pictures(root / TRAIN, classes)
+    known = {left.path.name for left in left_out} | set(classes)
+    unlearned = [other for other in folders_in(root / test_part) if composed(other) not in known]
+    reason = f"{TRAIN} has no such class, so it cannot be learned."
+    left_out += [LeftOut(root / test_part / other, reason) for other in sorted(unlearned)]
+    return finished(name, names, train, test, files, reading, progress, left_out)

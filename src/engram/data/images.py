@@ -24,6 +24,7 @@ from torch import Tensor
 from engram.errors import DataError, UsageError
 
 LIMIT = 64_000_000  # pixels: what cameras of 61 megapixels take fits; up to 1.2 GB of memory while they are decoded
+MAX_SIDE = 100_000  # pixels, more than a JPEG can have: each row takes memory of its own, and a PNG may have millions
 MAX_BYTES = 1 << 29  # of a file: more than LIMIT pixels take in any of the formats
 MAX_SCANS = 100  # of a JPEG, which usually has ten; each costs a pass over all pixels, and a few bytes in the file
 
@@ -118,6 +119,8 @@ def decode(
         image = _opened(kind, content, limit)
         extent = _draft(image, size)
         image.load()  # before the EXIF block is asked for: a PNG may have it after the pixels
+        if kind == "PNG":
+            _widen_transparency(image, bits=content[24])
         seen = _in_colour(image, kind)
         if size is not None:
             seen = _square(seen, size, extent, fit)
@@ -226,6 +229,10 @@ def _check_size(size: tuple[int, int], limit: int) -> None:
         raise UnreadableImage(
             f"It is {width:,} x {height:,} pixels; at most {limit:,} in all are decoded. Make it smaller."
         )
+    if max(size) > MAX_SIDE:
+        raise UnreadableImage(
+            f"It is {width:,} x {height:,} pixels; sides of at most {MAX_SIDE:,} are decoded. Make it smaller."
+        )
 
 
 def _still(content: bytes) -> bytes:
@@ -288,6 +295,15 @@ def _draft(image: ImageFile.ImageFile, size: int | None) -> tuple[float, float]:
         _, (_, _, width, height) = drafted
         return width, height  # not whole numbers: the last row and column of pixels may stand for less than the others
     return image.size
+
+
+def _widen_transparency(image: Image.Image, bits: int) -> None:
+    """Make the colour that a PNG says is transparent one of its pixels'. Pillow brings these alone to eight bits."""
+    colour = image.info.get("transparency")
+    if image.mode == "L" and isinstance(colour, int) and bits < 8:
+        image.info["transparency"] = colour * 255 // (2**bits - 1)
+    elif image.mode == "RGB" and isinstance(colour, tuple) and bits == 16:
+        image.info["transparency"] = tuple(value >> 8 for value in colour)
 
 
 def _in_colour(image: Image.Image, kind: str) -> Image.Image:

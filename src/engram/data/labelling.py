@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.data.entries import is_folder
+from engram.data.entries import is_folder, is_passed_over
 from engram.data.files import Files
 from engram.data.images import Fit
 from engram.data.index import NAMED, Index
@@ -22,7 +21,7 @@ from engram.data.reading import Reading
 from engram.data.samples import Dataset, Samples
 from engram.errors import DataError, UsageError, unknown
 from engram.progress import Progress
-from engram.text import shown
+from engram.text import composed, names_in, shown
 
 SHOWN = 5  # of what was found, in an error
 
@@ -44,7 +43,7 @@ def folders_in(root: Path) -> list[str]:
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "cannot be found"
         raise DataError(f"{shown(root)} {what}. Name the data set's folder with --data DIR.")
-    return [entry.name for entry in os.scandir(root) if is_folder(entry)]
+    return [entry.name for entry in os.scandir(root) if is_folder(entry) and not is_passed_over(entry)]
 
 
 def wrong_layout(root: Path, expected: str) -> DataError:
@@ -66,7 +65,7 @@ def classes_in(index: Index, part: str) -> dict[str, list[int]]:
         if folder.startswith(above) and (name := folder[len(above) :].split(b"/")[0]):
             classes.setdefault(os.fsdecode(name), []).append(number)
     check_spellings({name: f"the folder {shown(index.root / part / name)}" for name in classes})
-    return {unicodedata.normalize("NFC", name): numbers for name, numbers in classes.items()}
+    return {composed(name): numbers for name, numbers in classes.items()}
 
 
 def labels_in(index: Index, part: str, names: Sequence[str]) -> Tensor:
@@ -104,10 +103,9 @@ def refuse_empty_classes(place: Path, samples: Samples, names: Sequence[str], ad
 def listed(path: Path, names: Sequence[str]) -> list[str]:
     """Those of the names that a file has, one a line; sorted."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        wanted = set(names_in(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"The list of classes {shown(path)} cannot be read. One name a line is expected.") from error
-    wanted = {unicodedata.normalize("NFC", line.strip()) for line in lines if line.strip()}
     for name in sorted(wanted):
         if name not in names:
             raise unknown("class", name, names, f"the lines of {path}")
@@ -120,13 +118,22 @@ def listed(path: Path, names: Sequence[str]) -> list[str]:
 
 
 def finished(
-    name: str, names: Sequence[str], train: Samples, test: Samples, files: Files, reading: Reading, progress: Progress
+    name: str,
+    names: Sequence[str],
+    train: Samples,
+    test: Samples,
+    files: Files,
+    reading: Reading,
+    progress: Progress,
+    left_out: Sequence[LeftOut] = (),
 ) -> Dataset:
-    """The data set of these samples, packed if that is asked for."""
+    """The data set of these samples, packed if that is asked for; more may be `left_out` than the index tells."""
     if reading.cache is not None:
         packed = pack(files, torch.cat([train.rows, test.rows]).unique(), reading.cache, progress)
         train, test = (Samples(packed, part.rows, part.labels) for part in (train, test))
-    return Dataset(name, train, test, tuple(names), tuple(_left_out(files.index)))
+    told = list(_left_out(files.index))
+    known = {left.path for left in told}
+    return Dataset(name, train, test, tuple(names), (*told, *(left for left in left_out if left.path not in known)))
 
 
 def _left_out(index: Index) -> Iterator[LeftOut]:

@@ -42,6 +42,7 @@ class Packed(Lazy):
         self.places = torch.full((len(files.index),), -1)
         self.places[rows] = torch.arange(len(rows))
         self.file = path.open("rb", buffering=0)
+        self.problems: list[str] = storage.read_json(_record(path))["problems"]
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         places, length = self.places[rows].tolist(), math.prod(self.shape[1:])
@@ -70,21 +71,33 @@ def pack(files: Files, rows: Tensor, limit: int, progress: Progress = SILENT) ->
         if len(rows) * length > limit:
             raise EngramError(f"--cache allows {limit / GIGABYTE:,.2f} GB.")
         storage.make_folder(folder)
-        with storage.waiting(folder / ".packing"):
-            if not (path.exists() and _record(path).exists()):
-                _make_room(folder, path, limit - len(rows) * length)
-                _fill(files, rows, path, length, progress)
-            os.utime(path)
-            packed = Packed(files, rows, path)
+        packed = _opened(files, rows, path)
+        if packed is None:
+            with storage.waiting(folder / ".packing"):
+                if not (path.exists() and _record(path).exists()):  # nor made while others packed
+                    _make_room(folder, path, limit - len(rows) * length)
+                    _fill(files, rows, path, length, progress)
+                packed = _opened(files, rows, path)
+                assert packed is not None
     except DataError:  # of the pictures: it would only come later
         raise
     except (EngramError, OSError) as error:
         what = f"{len(rows):,} images take {len(rows) * length / GIGABYTE:,.2f} GB, and are not packed"
         warnings.warn(f"{what}: {error} They are decoded when they are used.", EngramWarning, stacklevel=2)
         return files
-    if problems := storage.read_json(_record(path))["problems"]:
+    if problems := packed.problems:
         what = f"{len(problems):,} of the packed images are of files that are not whole, or are no more. One of them:"
         warnings.warn(f"{what} {problems[0]}", EngramWarning, stacklevel=2)
+    return packed
+
+
+def _opened(files: Files, rows: Tensor, path: Path) -> Packed | None:
+    """What is packed already. Nobody is waited for: a file that is open stays, though others make room for theirs."""
+    try:
+        packed = Packed(files, rows, path)
+        os.utime(path)
+    except FileNotFoundError:
+        return None
     return packed
 
 

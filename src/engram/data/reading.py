@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from engram.data.images import Fit, check_side
-from engram.errors import UsageError
+from engram.errors import UsageError, unknown
 from engram.text import shown
 
 
@@ -24,6 +24,12 @@ class Reading:
     def __post_init__(self) -> None:
         if self.size is not None:
             check_side(self.size)
+        if self.fit is not None and self.fit not in get_args(Fit):
+            raise unknown("fit", self.fit, get_args(Fit))
+        if self.cache is not None and self.cache < 1:
+            raise UsageError(f"A cache has at least one byte; found {self.cache}.")
+        if self.class_list is not None:
+            object.__setattr__(self, "class_list", Path(self.class_list))
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"At least one worker must read the files; found {self.workers}.")
 

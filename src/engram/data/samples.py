@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ class Samples:
     @classmethod
     def of(cls, inputs: Any, labels: Any) -> Samples:
         """From arrays or tensors: uint8 images (n, h, w, c) or (n, h, w), or vectors (n, d) of any real type."""
-        inputs, labels = torch.as_tensor(inputs), torch.as_tensor(labels)
+        inputs, labels = _tensor(inputs, "inputs"), _tensor(labels, "labels")
         if inputs.ndim == 3 and inputs.dtype == torch.uint8:
             inputs = inputs.unsqueeze(-1)
         if inputs.ndim == 4 and inputs.dtype != torch.uint8:
@@ -41,7 +42,11 @@ class Samples:
             raise DataError(f"Images must be (n, height, width, 1 or 3 channels); found {tuple(inputs.shape)}.")
         if inputs.ndim not in (2, 4):
             raise DataError(f"Inputs must be images (n, h, w, c) or vectors (n, d); found {tuple(inputs.shape)}.")
+        if 0 in inputs.shape[1:]:
+            raise DataError(f"A sample must have at least one number; found {tuple(inputs.shape)}.")
         if inputs.ndim == 2:
+            if inputs.is_complex():
+                raise DataError(f"Vectors must be real numbers; found {inputs.dtype}.")
             inputs = inputs.to(torch.float32)
             if not bool(torch.isfinite(inputs).all()):
                 raise DataError("The vectors hold NaN or infinity. Remove or fill those rows before.")
@@ -96,6 +101,15 @@ class Samples:
                 digest.update(self.batch(positions).numpy().tobytes())
         digest.update(self.labels.numpy().tobytes())
         return digest.hexdigest()
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    if isinstance(values, np.ndarray):
+        values = np.ascontiguousarray(values)  # torch takes none that is turned round, as images[..., ::-1] is
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"The {what} must be an array or a tensor of numbers: {error}") from error
 
 
 def concatenate(*parts: Samples) -> Samples:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import operator
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from engram.data.holdout import hold_out
 from engram.data.samples import Dataset, Samples
 from engram.errors import DataError, UsageError, unknown
 from engram.randomness import generator
+from engram.text import names_in, shown
 
 FIELD_SEED = 1993  # the class order of iCaRL's code, which most of the field has used since
 NAMED_ORDERS = ("seed", str(FIELD_SEED))
@@ -83,7 +86,7 @@ def split(
     *,
     classes_per_task: int,
     first_task: int | None = None,
-    class_order: str | Sequence[int] = "seed",
+    class_order: str | os.PathLike[str] | Sequence[int] = "seed",
     seed: int = 0,
     validation: float = 0.0,
 ) -> Stream:
@@ -117,10 +120,12 @@ def split(
 
 
 def _class_order(
-    order: str | Sequence[int], present: tuple[int, ...], names: tuple[str, ...], seed: int
+    order: str | os.PathLike[str] | Sequence[int], present: tuple[int, ...], names: tuple[str, ...], seed: int
 ) -> tuple[int, ...]:
-    if not isinstance(order, str):
-        labels = tuple(int(label) for label in order)
+    if isinstance(order, os.PathLike):
+        labels = _read_order(Path(order), names)
+    elif not isinstance(order, str):
+        labels = tuple(operator.index(label) for label in order)
     elif order == "seed":
         drawn = torch.randperm(len(present), generator=generator(seed, "class order"))
         return tuple(present[i] for i in drawn.tolist())
@@ -130,23 +135,28 @@ def _class_order(
     else:
         labels = _read_order(Path(order), names)
     if sorted(labels) != list(present):
-        missing, extra = sorted(set(present) - set(labels)), sorted(set(labels) - set(present))
-        twice = sorted({label for label in labels if labels.count(label) > 1})
-        raise UsageError(
-            f"The class order must name each class once; missing {missing}, unknown {extra}, twice {twice}."
-        )
+        wrong = {
+            "missing": sorted(set(present) - set(labels)),
+            "unknown": sorted(set(labels) - set(present)),
+            "twice": sorted({label for label in labels if labels.count(label) > 1}),
+        }
+        said = (f"{what}: {', '.join(_called(label, names) for label in each)}" for what, each in wrong.items() if each)
+        raise UsageError(f"The class order must name each class once; {'; '.join(said)}.")
     return labels
+
+
+def _called(label: int, names: tuple[str, ...]) -> str:
+    return shown(names[label]) if 0 <= label < len(names) else str(label)
 
 
 def _read_order(path: Path, names: tuple[str, ...]) -> tuple[int, ...]:
     """One class a line, by name; by label where no class is so named."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        entries = names_in(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"The class order '{path}' is neither 'seed', '1993' nor a readable file.") from error
     labels = {name: label for label, name in enumerate(names)}
     numbers = {str(label): label for label in range(len(names))}
-    entries = [line.strip() for line in lines if line.strip()]
     for entry in entries:
         if entry not in labels and entry not in numbers:
             raise unknown("class", entry, names, f"the lines of {path}")
