@@ -674,3 +674,17 @@ def test_digits_in_five_steps_are_remembered() -> None:
     assert min(ours.score(rest, others), features.score(rest, others)) > 0.65
     assert finetune.score(rest, others) < 0.3
     assert 3 * ours.model_.learner.memory.nbytes < features.model_.learner.memory.nbytes < X.shape[0] * 64 * 4 + 1
+
+
+def test_what_others_taught_a_model_meanwhile_is_not_lost_by_saving(tmp_path: Path) -> None:
+    inputs, labels = np.random.default_rng(0).normal(size=(40, 6)), np.array(["a", "b"] * 20)
+    made = IncrementalClassifier(epochs=1).fit(inputs, labels)
+    made.save(tmp_path / "model")
+    one, other = (IncrementalClassifier.load(tmp_path / "model") for _ in range(2))
+    one.partial_fit(inputs, np.array(["c", "d"] * 20)).save(tmp_path / "model")
+    one.save(tmp_path / "model")  # its own generation is in use
+    other.partial_fit(inputs, np.array(["e", "f"] * 20))
+    with pytest.raises(UsageError, match=r"has changed since it was loaded, and what it learned meanwhile would be"):
+        other.save(tmp_path / "model")
+    other.save(tmp_path / "another")
+    assert set(IncrementalClassifier.load(tmp_path / "model").classes_) == {"a", "b", "c", "d"}

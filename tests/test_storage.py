@@ -487,3 +487,12 @@ def test_a_folder_that_the_system_calls_read_only_is_refused(tmp_path: Path, mon
         EngramError, match=f"The folder {tmp_path} is not writable. Choose another, or change its permissions"
     ):
         storage.make_folder(tmp_path)
+
+
+def test_who_else_may_hold_a_folder_is_for_the_umask_to_say(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        with storage.locked(tmp_path):
+            assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o664
+    finally:
+        os.umask(before)

@@ -26,6 +26,7 @@ from engram.errors import BusyError, DataError, EngramError
 if TYPE_CHECKING:
     from torch import Tensor
 
+SHARED = 0o666  # of lock files: who else may hold them is for the umask to say, as of all else
 ASIDE = ".aside-"
 LONG = 3600  # seconds: whoever writes for so long is dead
 DEEPEST = 32  # how far JSON from outside may be nested
@@ -261,7 +262,7 @@ def make_folder(path: Path) -> None:
 @contextmanager
 def waiting(path: Path) -> Iterator[None]:
     """Hold the lock file `path`, after whoever holds it now. The kernel lets go when a process ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, SHARED)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -288,9 +289,11 @@ def _let_go(descriptor: int) -> None:
 def _lock(folder: Path) -> int:
     while True:
         try:
-            descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, SHARED)
         except OSError as error:
-            raise EngramError(f"The folder {folder} is not writable: {error.strerror}. Choose another.") from error
+            shut = isinstance(error, PermissionError) and os.access(folder, os.W_OK | os.X_OK)
+            what = f"{folder / '.lock'}" if shut else f"The folder {folder}"
+            raise EngramError(f"{what} is not writable: {error.strerror}. Choose another.") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):

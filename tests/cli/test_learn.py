@@ -245,6 +245,12 @@ def weights(path: Path) -> None:
         (("--validate", "--hold-out", "0"), 2, "something must be held out for it."),
         (("--set", "rat=1"), 2, "Did you mean 'rate'?"),
         (("--set", "rate"), 2, "--set wants KEY=VALUE, such as --set rate=0.5; found 'rate'."),
+        (("--set", "method=features"), 2, "The method 'engram' has no setting 'method'."),
+        (
+            ("--images-per-class", "2", "--set", "images_per_class=3"),
+            2,
+            "--images-per-class 2 and --set images_per_class=3 contradict each other. Give one of them.",
+        ),
         (("--device", "abacus"), 2, "'abacus' is not one of"),
         (("--from-weights", "absent.safetensors"), 1, "There is no file absent.safetensors."),
         (("--from-weights", "junk.safetensors"), 1, "junk.safetensors cannot be read as safetensors: "),

@@ -308,6 +308,14 @@ def test_a_path_that_cannot_be_looked_at_is_told_and_the_others_are_answered(pla
         assert done.stderr.startswith("error: ") or "no model" in done.stdout
 
 
+def test_a_closed_stdout_is_no_traceback(place: Path) -> None:
+    command = [sys.executable, "-m", "engram", "predict", "model", "a.png"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], cwd=place, capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert "Traceback" not in done.stderr
+
+
 def test_a_list_that_is_closed_is_empty(place: Path) -> None:
     command = [sys.executable, "-m", "engram", "predict", "model", "-"]
     done = subprocess.run(

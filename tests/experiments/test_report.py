@@ -351,6 +351,14 @@ def test_commands_name_the_stream_the_seeds_and_every_setting(tmp_path: Path) ->
     assert second.endswith("--seed 5")
 
 
+def test_what_was_no_setting_yet_is_not_done_again_though_the_method_does_it_today(tmp_path: Path) -> None:
+    runs = [result("engram", 0, dataset="digits", settings={"codec": "int8", "seed": 0})]
+    section = make_report([save(tmp_path, *runs)]).parts[0].section
+    (command,) = commands(section, section.groups[0])
+    for flag in ("--set codec=int8", "--set old_weights=0.0", "--set old_weights_from=0.0"):
+        assert flag in " ".join(command.split())
+
+
 def test_the_command_loads_the_data_as_they_were_loaded_and_where_that_is_unknown_there_is_none(tmp_path: Path) -> None:
     split = {"first_task": None, "class_order": "seed", "validation": 0.0, "data": "ab"}
     source = {"dataset": "folder", "data": "my pictures", "image_size": 64, "fit": "pad", "--odd": "x"}

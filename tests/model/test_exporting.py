@@ -324,6 +324,11 @@ def test_nothing_is_written_into_a_models_own_folder(features: Model, tmp_path: 
     for place in (folder.path / "model.npz", folder.path / "generations" / "new" / "model.npz"):
         with pytest.raises(UsageError, match=r"would lie inside the model .*, where nothing else belongs"):
             export(load(folder), place)
+    (tmp_path / "link").symlink_to(folder.path / "generations")
+    with pytest.raises(UsageError, match=r"would lie inside the model"):
+        export(load(folder), tmp_path / "link" / "model.npz")
+    export(load(folder), folder.path / ".." / "beside.npz")
+    assert (tmp_path / "beside.npz").exists()
     assert folder.verify() == []
 
 

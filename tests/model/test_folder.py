@@ -144,8 +144,17 @@ def test_going_back_and_on_again(tmp_path: Path) -> None:
         on = publish(writer, 6, keep=3)
     assert (on.generation, on.parent) == (6, 2)
     assert [change.generation for change in on.history] == [1, 2, 3, 4, 5, 6]
-    assert folder.generations() == [2, 5, 6]  # what one went back to is worth more than what one left
+    assert folder.generations() == [1, 2, 6]  # what this came from is worth more than what one left
     assert folder.verify() == []
+
+
+def test_what_one_went_back_to_stays_while_one_goes_on_from_it(tmp_path: Path) -> None:
+    folder = made(tmp_path, 5)
+    with folder.writing() as writer:
+        writer.use(1)
+        for number in (6, 7):
+            publish(writer, number, keep=5)
+    assert folder.generations() == [1, 4, 5, 6, 7]
 
 
 def test_a_generation_that_is_not_there_cannot_be_loaded_or_used(tmp_path: Path) -> None:
@@ -637,3 +646,19 @@ def test_a_generation_of_a_newer_engram_is_told_from_damage(tmp_path: Path) -> N
     ):
         folder.load()
     assert "Update engram" in folder.verify()[0]
+
+
+def test_a_folder_may_be_named_by_text(tmp_path: Path) -> None:
+    made(tmp_path / "model", 2)
+    assert ModelFolder(str(tmp_path / "model")).generations() == [1, 2]
+
+
+def test_generations_of_something_else_are_no_damaged_model(tmp_path: Path) -> None:
+    (tmp_path / "generations").mkdir()
+    (tmp_path / "generations" / "1.png").write_bytes(b"a picture")
+    folder = ModelFolder(tmp_path)
+    assert not folder.exists()
+    assert folder.problems() == [f"There is no model in {tmp_path}."]
+    with pytest.raises(UsageError, match=r"holds something else \(generations\)"), folder.writing():
+        pass
+    assert (tmp_path / "generations" / "1.png").read_bytes() == b"a picture"

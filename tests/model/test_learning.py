@@ -14,6 +14,7 @@ from models_made import DAISY, NAMES, SIDE, TULIP, copied, draw
 from pictures_made import encoded
 from torch.nn import functional as F
 
+from engram.data import Samples
 from engram.data.pictures import read, scan
 from engram.errors import BusyError, DataError, UsageError
 from engram.features import Adaptation, Adapter, Coding, kind_of
@@ -28,7 +29,10 @@ from engram.model import (
     learn,
     load,
     propose,
+    propose_samples,
     remake,
+    save,
+    teach,
     verify,
 )
 from engram.network import extract
@@ -117,11 +121,17 @@ def test_of_pictures_nothing_stays_but_unit_vectors(small_model: ModelFolder) ->
     assert vectors.shape == (18, 64) and torch.allclose(vectors.norm(dim=1), torch.ones(18), atol=1e-5)
 
 
-def test_a_model_gives_the_same_answers_after_it_was_saved(small_model: ModelFolder) -> None:
-    images = torch.randint(0, 256, (7, SIDE, SIDE, 3), dtype=torch.uint8)
-    once, again = load(small_model), load(small_model)
-    assert torch.equal(once.probabilities(images), again.probabilities(images))
-    assert torch.allclose(once.probabilities(images).sum(1), torch.ones(7))
+def test_a_model_gives_the_same_answers_after_it_was_saved(tmp_path: Path) -> None:
+    draws = torch.Generator().manual_seed(0)
+    inputs = torch.randint(0, 256, (24, SIDE, SIDE, 3), generator=draws, dtype=torch.uint8)
+    samples = Samples.of(inputs, torch.arange(24) % 2)
+    wishes = Wishes(network="small", epochs=1, settings=QUICK)
+    taught, _, _ = teach(None, propose_samples(None, {"a": 12, "b": 12}, (SIDE, SIDE, 3), wishes), samples, wishes)
+    folder = ModelFolder(tmp_path / "model")
+    with folder.writing() as writer:
+        save(writer, taught, action="learn")
+    assert torch.equal(load(folder).probabilities(inputs[:7]), taught.probabilities(inputs[:7]))
+    assert torch.allclose(taught.probabilities(inputs[:7]).sum(1), torch.ones(7))
 
 
 def test_the_same_pictures_teach_the_same(tmp_path: Path) -> None:
@@ -537,6 +547,8 @@ def test_a_new_model_starts_from_weights_of_the_network_they_are_of(tmp_path: Pa
     storage.save_tensors(path, {**extractor.state_dict(), "input.mean": mean, "input.std": std})
     proposal = propose(None, scan(draw(tmp_path / "p", ("a",), 6)), Wishes(weights=path, image_size=SIDE))
     assert proposal.learner.network == "resnet32"
+    with pytest.raises(UsageError, match=r"weights of the network 'resnet32', and not of 'small'"):
+        propose(None, scan(tmp_path / "p"), Wishes(weights=path, image_size=SIDE, network="small"))
     folder = ModelFolder(tmp_path / "model")
     learn(folder, draw(tmp_path / "q", ("a", "b"), 6), Wishes(weights=path, image_size=SIDE, epochs=1))
     model = load(folder)

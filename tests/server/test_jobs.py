@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from server_made import Serve, files, lesson, over, picture, until
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder, Wishes, learn, rename, verify
+from engram.server.uploads import Upload
 
 LONG = {"epochs": 100_000}  # a lesson that does not end by itself
 PAIR = {  # two new classes, for which the network is trained
@@ -236,3 +238,13 @@ def test_a_server_that_ends_ends_its_lessons(serve: Serve, model: ModelFolder) -
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert model.current().generation == 2
+
+
+def test_a_disk_that_is_full_is_told_while_pictures_arrive_and_not_in_their_lesson(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "r+b"))  # noqa: SIM115
+    upload = Upload()
+    with pytest.raises(OSError, match="No space left"):
+        upload.add("1.png", "cat", b"fewer bytes than Python holds back")
+    upload.close()

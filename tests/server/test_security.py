@@ -175,3 +175,15 @@ def test_only_a_trusted_proxy_says_that_it_was_asked_by_https(model: ModelFolder
             f"http://127.0.0.1:{port}/api/model", headers={**headers, **BEARER, "X-Forwarded-For": "192.0.2.8"}
         )
         assert others.status_code == (200 if secure else 429)
+
+
+@pytest.mark.parametrize("proxy", ["proxy.local", "*", "10.0.0.2,*", ""])
+def test_a_proxy_that_is_no_address_is_refused(proxy: str) -> None:
+    with pytest.raises(UsageError, match=r"A trusted proxy is known by its address, such as 10\.0\.0\.2, or a network"):
+        Config(proxy=proxy)
+
+
+@pytest.mark.parametrize("token", ["0123456789abcdef\t", "0123456789abcdef\n0123456789abcdef"])
+def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    with pytest.raises(UsageError, match=r"all of them ASCII, on one line"):
+        Config(token=token)

@@ -32,7 +32,8 @@ def main() -> None:
             sys.exit(1)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise
-        with suppress(OSError):  # what could not be printed would be tried again at the very end, and fail again
+        # What could not be printed would be tried again at the very end, and fail again; what is closed is None.
+        with suppress(OSError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         complain(f"The disk refused what was to be written: {error}. What was saved before is whole.")
         sys.exit(1)

@@ -57,7 +57,8 @@ class Display:
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=self.console,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # above the bars; what goes to a file or a pipe has to get there
+            redirect_stdout=sys.stdout is not None
+            and sys.stdout.isatty(),  # above the bars; what goes to a file or a pipe has to get there
             disable=self.quiet or not self.console.is_terminal,
         )
 

@@ -66,6 +66,7 @@ def rollback(
     done = roll_back(ModelFolder(model), to)
     before = done.details["from"]
     was = "again; current.json was damaged, and is mended" if before is None else f"instead of {before}"
+    was = "as it was before" if before == done.generation else was
     _show(done, f"generation {done.generation} of {done.details['created']} is in use {was}", model, json)
 
 

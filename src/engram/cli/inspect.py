@@ -75,7 +75,7 @@ def _exactly(count: int) -> str:
 def _calibration(calibration: Calibration) -> str:
     found = f"temperature {calibration.temperature:.3g}"
     if calibration.error_before is None or calibration.error_after is None:
-        return f"{found}, not measured since"
+        return "never measured" if calibration.temperature == 1 else f"{found}, not measured since"
     return (
         f"{found}, error {calibration.error_after:.3f} ({calibration.error_before:.3f} before), "
         f"on {calibration.images:,} samples that were held out"

@@ -64,7 +64,9 @@ def learn(
         float, typer.Option(help="The share of the pictures to judge and calibrate by; they are kept all the same.")
     ] = 0.1,
     set: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")] = None,
-    seed: Annotated[int, typer.Option(help="Of a new model's weights and everything drawn.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of all that is drawn. Default: 0 for a new model, which keeps it.")
+    ] = None,
     device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be learned, how long it takes and what is kept.")
@@ -86,6 +88,11 @@ def learn(
 
     validate = validate or at_least is not None
     settings = pairs(set or [])
+    own = {"features_per_class": features_per_class, "images_per_class": images_per_class, "network": network}
+    for name, value in own.items():
+        if value is not None and str(value) != settings.get(name, str(value)):
+            option = f"--{name.replace('_', '-')} {value}"
+            raise UsageError(f"{option} and --set {name}={settings[name]} contradict each other. Give one of them.")
     wishes = Wishes(
         method=method,
         network=network,

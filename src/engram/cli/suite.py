@@ -77,6 +77,10 @@ def suite(
         settings={**({} if device == "auto" else {"device": device}), **pairs(set or [])},
     )
     planning.check(order)
+    if on == "ray":
+        from engram.experiments.cluster import check_installed
+
+        check_installed()  # before anything is begun
     reading = reading_of(image_size, fit, class_list, cache, workers)
     site = Site(out or many.default_folder(order), dataset, data, reading)
     with Display(quiet=quiet) as display:

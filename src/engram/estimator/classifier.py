@@ -19,10 +19,12 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import nn
 
 from engram.data import Samples
+from engram.errors import UsageError
 from engram.estimator.errors import InvalidInput, as_value_errors
 from engram.estimator.parameters import parameters_of, wishes_of
-from engram.model import Model, ModelFolder, load, propose_samples, remake, save, teach, with_facts
+from engram.model import Model, ModelFolder, propose_samples, remake, restored, save, teach, with_facts
 from engram.model.labels import kind_of, kind_of_names, names_of, values_of
+from engram.model.reading import Reader
 from engram.model.recipe import METHOD
 
 Array = NDArray[Any]
@@ -158,8 +160,21 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def save(self, path: str | os.PathLike[str]) -> None:
         """Keep what was learned in a model's folder, as `engram learn` does: a new one, or its next generation."""
         check_is_fitted(self)
-        with ModelFolder(Path(path)).writing() as writer:
-            save(writer, self.model_, action="save", record={"kept_bytes": self.model_.learner.memory.nbytes})
+        place = Path(path).resolve()
+        with ModelFolder(path).writing() as writer:
+            self._refuse_a_lost_update(place, writer)
+            record = {"kept_bytes": self.model_.learner.memory.nbytes}
+            manifest = save(writer, self.model_, action="save", record=record)
+        self._loaded = place, manifest.generation
+
+    def _refuse_a_lost_update(self, place: Path, folder: Reader) -> None:
+        """Refuse to put what was loaded from this place in use again where others have taught the model meanwhile."""
+        loaded, generation = getattr(self, "_loaded", (None, 0))
+        if loaded == place and folder.exists() and folder.pointer().current != generation:
+            raise UsageError(
+                f"The model {place} has changed since it was loaded, and what it learned meanwhile would be lost. "
+                "Load it again and learn on, or save to another folder."
+            )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str = "auto") -> Self:
@@ -167,8 +182,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
         A model of pictures takes uint8 images (n, height, width, channels) of the size it has learned.
         """
-        model = load(ModelFolder(Path(path)), device=device)
+        manifest, tensors = ModelFolder(path).load()
+        model = restored(manifest, tensors, device)
         classifier = cls(**parameters_of(model), device=device)
+        classifier._loaded = Path(path).resolve(), manifest.generation
         classifier._become(with_facts(model, labels=kind_of_names(model)))
         if len(model.learner.shape_) == 1:
             classifier.n_features_in_ = model.learner.shape_[0]

@@ -66,11 +66,17 @@ def share_of(nodes: Sequence[Mapping[str, float]]) -> dict[str, int]:
     return {"num_cpus": max(1, min(cores)), "num_gpus": 1} if cores else {"num_cpus": 1, "num_gpus": 0}
 
 
-def _connect(workers: int | None) -> Any:
+def check_installed() -> Any:
+    """Ray, or why there is none."""
     try:
         import ray
     except ImportError as error:
         raise not_installed("Ray", "ray") from error
+    return ray
+
+
+def _connect(workers: int | None) -> Any:
+    ray = check_installed()
     address = os.environ.get("RAY_ADDRESS")
     if address is None:
         ray.init(

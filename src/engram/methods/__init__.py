@@ -102,7 +102,7 @@ def override(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
     return {**{name: value for name, value in defaults.items() if name not in dropped}, **asked}
 
 
-def make(method: str, **settings: Any) -> Learner:
+def make(method: str, /, **settings: Any) -> Learner:
     """A learner of this method. Settings are flat names: `network="resnet32", features_per_class=250, rate=0.5`."""
     entry, settings = _entry(method), spoken(settings)
     name = settings.pop("objective", None) or entry.objective

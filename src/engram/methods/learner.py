@@ -128,6 +128,8 @@ class Learner(ABC):
         """All settings on which the network depends that is trained on this task, 0 the first, beside the stream."""
         names = ("network", "head", "scale", "last_relu", "weights", "old_weights", "old_weights_from", "seed")
         own = {name: getattr(self, name) for name in names}
+        if not self.old_weights:
+            own["old_weights_from"] = 0.0  # never, whatever it says
         settings = {**own, **flatten(self.training), **flatten(self.objective)}
         idle = frozenset() if task else {*self.objective.of_later_tasks, "old_weights", "old_weights_from"}
         kept = {name: value for name, value in settings.items() if name not in idle}

@@ -117,7 +117,8 @@ def _check_place(path: Path, overwrite: bool) -> None:
         raise UsageError(f"{shown(path)} is a folder. Name a file.")
     if os.path.lexists(path) and not overwrite:
         raise UsageError(f"{shown(path)} is there already. Name another file, or overwrite it with --overwrite.")
-    for folder in path.absolute().parents:
+    parent = path.parent.resolve()
+    for folder in (parent, *parent.parents):
         if os.path.exists(folder / CURRENT) and os.path.exists(folder / GENERATIONS):
             raise UsageError(
                 f"{shown(path)} would lie inside the model {shown(folder)}, where nothing else belongs. Name another."

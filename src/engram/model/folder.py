@@ -89,5 +89,5 @@ class ModelFolder(Reader):
             raise UsageError(f"{self.path} is not a folder, and a model is one. Choose an empty or new folder.")
         with disk_errors(f"The folder {self.path} cannot be read"), os.scandir(self.path) as entries:
             names = {entry.name for entry in entries if not entry.name.startswith(storage.ASIDE)} - {LOCK}
-        if names and not names & {CURRENT, GENERATIONS}:
+        if names and not self.begun():
             raise UsageError(f"{self.path} holds something else ({min(names)}). Choose an empty or new folder.")

@@ -161,7 +161,7 @@ def teach(
     learner, index = proposal.learner, proposal.learner.tasks_
     rest, apart = samples, samples.select(torch.arange(0))
     if wishes.hold_out:
-        rest, apart = hold_out(samples, wishes.hold_out, wishes.seed, f"held out {index}", smallest=SMALLEST)
+        rest, apart = hold_out(samples, wishes.hold_out, learner.seed, f"held out {index}", smallest=SMALLEST)
     check_validation(wishes, [*proposal.new.values(), *proposal.more.values()])  # some may not have been readable
     before = model.facts if model is not None else Facts()
     with threads_for(samples.shape), warnings.catch_warnings():

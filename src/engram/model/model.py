@@ -141,7 +141,7 @@ def _settings(learner: Learner) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in NOT_KEPT}
 
 
-def remake(learner: Learner, **changed: Any) -> Learner:
+def remake(learner: Learner, /, **changed: Any) -> Learner:
     """A learner with the same settings but for those `changed`, which knows what this one knows."""
     other = unlearned(learner, **changed)
     if learner.tasks_:
@@ -149,7 +149,7 @@ def remake(learner: Learner, **changed: Any) -> Learner:
     return other
 
 
-def unlearned(learner: Learner, **changed: Any) -> Learner:
+def unlearned(learner: Learner, /, **changed: Any) -> Learner:
     """A learner with the same settings but for those `changed`, which knows nothing yet."""
     own = {"network": learner.network, "device": learner.device}
     return make(learner.name, **{**_settings(learner), **own, **changed})

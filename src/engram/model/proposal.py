@@ -39,6 +39,7 @@ from engram.model.recipe import (
     choose_size,
     picture_settings,
 )
+from engram.network import EXTRACTORS
 from engram.text import shown, unfit
 
 SMALLEST = 5  # of a class with fewer pictures none is held out
@@ -63,7 +64,7 @@ class Wishes:
     settings: Mapping[str, Any] = field(default_factory=dict)  # any other of the method's
     hold_out: float = 0.1  # the share of the pictures that the network is not trained on, to judge it by
     at_least: float | None = None  # the accuracy below which nothing is published; None: it is published anyway
-    seed: int = 0
+    seed: int | None = None  # of all that is drawn; None: the model's, which is 0 of a new one
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -224,7 +225,9 @@ def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
     learner = _keeping_images(model, wishes)
     if learner.training.rate == FIRST_RATE:
         asked = {"rate": LATER_RATE, **asked}
-    return remake(learner, **asked, **_images(learner.name, wishes))
+    if wishes.seed is not None:
+        asked["seed"] = wishes.seed
+    return remake(learner, **{**asked, **_images(learner.name, wishes)})
 
 
 def _refuse_another_form(learner: Learner, settings: Mapping[str, Any]) -> None:
@@ -249,11 +252,12 @@ def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
     if method == "features" and wishes.images_per_class:
         method = "hybrid"  # what a model of features becomes where images are asked for later
     network = wishes.network or choose_network(wishes.weights)
+    if wishes.weights is not None and network in EXTRACTORS and network != (own := choose_network(wishes.weights)):
+        raise UsageError(f"{shown(wishes.weights)} has weights of the network '{own}', and not of '{network}'.")
     weights = None if wishes.weights is None else str(wishes.weights)
     recipe = picture_settings(method, wishes.settings.get("objective"), begins_with_nothing=weights is None)
-    settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed, **asked}
-    settings |= _images(method, wishes)
-    return make(method, **settings, device=wishes.device)
+    settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed or 0, **asked}
+    return make(method, **{**settings, **_images(method, wishes), "device": wishes.device})
 
 
 def _keeping_images(model: Model, wishes: Wishes) -> Learner:

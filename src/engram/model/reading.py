@@ -28,8 +28,8 @@ T = TypeVar("T")
 class Reader:
     """What can be known of a model without changing it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
 
     def exists(self) -> bool:
         """Whether there is a model, whole or damaged."""
@@ -82,7 +82,9 @@ class Reader:
 
     def begun(self) -> bool:
         """Whether anything of a model is here, be it one of which nothing was saved yet."""
-        return any(storage.is_there(self.path / name) for name in (CURRENT, GENERATIONS))
+        if storage.is_there(self.path / CURRENT) or (self.path / GENERATIONS).is_symlink():
+            return True
+        return bool(self.folders())  # of another thing, such as pictures, there may be generations too
 
     def pointer(self) -> Pointer:
         """What `current.json` says."""

@@ -54,7 +54,7 @@ class Writer(Reader):
             now = time.strftime(TIME, time.gmtime())
             number = max(before.generations, default=0) + 1
             change = Change(number, now, action, dict(record or {}))
-            kept = [] if alone else _last(before, keep - 1)
+            kept = [] if alone else self._worth_most(before, keep - 1)
             manifest = Manifest(
                 schema=SCHEMA,
                 generation=number,
@@ -129,6 +129,17 @@ class Writer(Reader):
             return tuple(dataclasses.replace(change, details={}) for change in history)
         return tuple(change if change.generation in kept else _in_short(change) for change in history)
 
+    def _worth_most(self, pointer: Pointer, count: int) -> list[int]:
+        """The `count` generations worth keeping most: the one in use, those it came from, then the newest."""
+        line, number = [], pointer.current
+        while number in pointer.generations:
+            line.append(number)
+            try:
+                number = self._manifest(pointer, number).parent
+            except DataError:  # a damaged one does not say
+                break
+        return sorted(pointer.generations, key=lambda each: (each in line, each), reverse=True)[:count]
+
     def _add(self, manifest: Manifest, tensors: Mapping[str, Tensor], others: Mapping[int, str]) -> Manifest:
         """Write a generation and point to it, with the others that stay. After an error all is as before."""
         path = self.path / place(manifest.generation)
@@ -188,12 +199,6 @@ def _in_short(change: Change) -> Change:
         if isinstance(value, dict):
             details[name] = [len(value), sum(count for count in value.values() if isinstance(count, int))]
     return dataclasses.replace(change, details=details)
-
-
-def _last(pointer: Pointer, count: int) -> list[int]:
-    """The `count` generations worth keeping most: the one that was in use, then the newest."""
-    ordered = sorted(pointer.generations, key=lambda number: (number == pointer.current, number), reverse=True)
-    return ordered[:count]
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from engram.server.forms import CLASSES, FILES, described, files_of, form_of, na
 from engram.server.jobs import Jobs
 from engram.server.limits import Limits
 from engram.server.metrics import Measured, Metrics
-from engram.server.problems import NoModel, Problem, handle_problems
+from engram.server.problems import NoModel, handle_problems
 from engram.server.security import Guard, Security
 from engram.server.sessions import add_sessions
 from engram.server.snapshot import Snapshot, Snapshots
@@ -113,6 +113,8 @@ def add_health(app: FastAPI, parts: Parts) -> None:
     @app.get("/metrics", response_class=Response)
     def metrics() -> Response:
         """Numbers for Prometheus."""
+        with suppress(NoModel):  # what they say of the model is of now, not of when somebody last asked it
+            parts.snapshot()
         return Response(parts.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -199,8 +201,6 @@ def add_page(app: FastAPI) -> None:
 
     @app.get("/", include_in_schema=False)
     async def index() -> FileResponse:
-        if not (PAGE / "index.html").is_file():
-            raise Problem(404, "There is no page here. See /openapi.json for what there is.")
         return FileResponse(PAGE / "index.html")
 
-    app.mount("/static", StaticFiles(directory=PAGE, check_dir=False), name="static")
+    app.mount("/static", StaticFiles(directory=PAGE), name="static")

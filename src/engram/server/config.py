@@ -57,8 +57,8 @@ class Config:
     session_seconds: float = 12 * 3600.0
 
     def __post_init__(self) -> None:
-        if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
-            raise UsageError(f"A token has at least {SHORTEST_TOKEN} characters, all of them ASCII.")
+        if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not re.fullmatch(r"[ -~]*", self.token)):
+            raise UsageError(f"A token has at least {SHORTEST_TOKEN} characters, all of them ASCII, on one line.")
         if self.token is None and not is_loopback(self.host):
             raise UsageError(
                 f"Without a token only this machine may reach the server, and '{self.host}' may be reached by others. "
@@ -69,6 +69,11 @@ class Config:
                 raise UsageError(
                     f"The server cannot be called '{shown(host)}'. "
                     "Write a name or an address without http:// and without a port, such as: --allow-host pi.local"
+                )
+        for proxy in () if self.proxy is None else self.proxy.split(","):
+            if _network(proxy.strip()) is None:
+                raise UsageError(
+                    f"A trusted proxy is known by its address, such as 10.0.0.2, or a network; found '{shown(proxy)}'."
                 )
         for name in ("body_bytes", "json_bytes", "files", "file_bytes", "pixels", "requests", "decoders", "batch"):
             if getattr(self, name) < 1:
@@ -84,6 +89,13 @@ def is_loopback(host: str) -> bool:
     """Whether nobody but this machine reaches an address."""
     address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
 
 
 def _is_name(host: str) -> bool:

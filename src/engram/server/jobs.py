@@ -123,7 +123,8 @@ class Jobs:
         job = self.get(id)
         with self._changed:
             if job.state in OVER:
-                raise Problem(409, f"This lesson is over: it is {job.state}. What it taught can be rolled back.")
+                taught = " What it taught can be rolled back." if job.state == "done" else ""
+                raise Problem(409, f"This lesson is over: it is {job.state}.{taught}")
             job.cancelled.set()
             if job in self._waiting:
                 self._waiting.remove(job)

@@ -19,6 +19,7 @@ from engram.errors import BusyError, DataError, EngramError, UsageError
 from engram.text import shown
 
 MEDIA_TYPE = "application/problem+json"
+BUSY = "A lesson, or another command, is at work on the model. Try again when it is over."
 AGAIN = 5  # seconds after which to try again what another's work is in the way of
 LONGEST = 500  # characters of a sentence
 
@@ -28,7 +29,7 @@ SENTENCES = {
     405: "This address does not take such requests. See /openapi.json for those it takes.",
     500: "Something went wrong here that should not have. What was saved is whole. The server's log says more.",
 }
-STATUS = ((BusyError, 409), (UsageError, 422), (DataError, 409))  # of our own errors; the first that fits counts
+STATUS = ((UsageError, 422), (DataError, 409))  # of our own errors; the first that fits counts
 
 log = logging.getLogger("engram.server")
 
@@ -82,10 +83,11 @@ def as_problem(error: Exception, folder: Path) -> StarletteHTTPException:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("The disk is full: %s", error)
         return no_room()
+    if isinstance(error, BusyError):
+        return Problem(409, BUSY, {"Retry-After": str(AGAIN)})
     if isinstance(error, EngramError):
         status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
-        headers = {"Retry-After": str(AGAIN)} if isinstance(error, BusyError) else {}
-        return Problem(status, sentence_of(error, folder), headers)
+        return Problem(status, sentence_of(error, folder))
     log.error("A request failed.", exc_info=error)
     return Problem(500, SENTENCES[500])
 

@@ -31,7 +31,7 @@ def add_sessions(app: FastAPI, guard: Guard) -> None:
         """Begin a session."""
         if not guard.token_required:
             return Response(status_code=204)
-        guard.check_token(order.token, request.client.host if request.client else "")
+        guard.check_token(order.token.strip(), request.client.host if request.client else "")
         header = cookie(guard.begin(), secure=request.url.scheme == "https", seconds=guard.config.session_seconds)
         return Response(status_code=204, headers={"Set-Cookie": header})
 

@@ -73,10 +73,10 @@ class Snapshots:
         return None if pointer.current is None else (pointer.current, pointer.generations.get(pointer.current))
 
     def _exchange(self, seen: tuple[int, str | None]) -> None:
-        begin, again = time.monotonic(), math.inf
+        begin, again, changed = time.monotonic(), math.inf, False
         try:
             self._snapshot = self._read()
-            seen = (self._snapshot.generation, seen[1]) if self._snapshot.generation == seen[0] else (-1, "changed")
+            changed = self._snapshot.generation != seen[0]  # since it was looked at: then it is looked at again
         except NoModel:
             raise
         except Exception as error:  # whatever a state that is none leads to
@@ -84,7 +84,7 @@ class Snapshots:
                 _say(error)
             now = time.monotonic()
             again = now + max(AGAIN, (now - begin) / SHARE)
-        self._seen, self._again = seen, again
+        self._seen, self._again = None if changed else seen, again
 
     def _read(self) -> Snapshot:
         manifest, tensors = self.folder.load()

@@ -6,6 +6,7 @@ import hashlib
 import tempfile
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import IO
 
 
@@ -24,6 +25,7 @@ class Upload:
     def add(self, name: str, kind: str, content: bytes) -> None:
         """One more file."""
         self._file.write(content)
+        self._file.flush()  # so that a full disk is told now, and not when the lesson's turn has come
         self.names.append(name)
         self.classes.append(kind)
         self.bytes += len(content)
@@ -52,4 +54,5 @@ class Upload:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        with suppress(OSError):  # nothing of it is needed any more
+            self._file.close()

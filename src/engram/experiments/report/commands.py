@@ -6,7 +6,9 @@ import shlex
 from typing import Any
 
 from engram.experiments.aggregate import Group
+from engram.experiments.identity import LATER
 from engram.experiments.report.sections import Section
+from engram.methods import METHODS
 
 # A result names the class of its objective; the command line wants the objective's own name.
 OBJECTIVES = {
@@ -32,7 +34,7 @@ def commands(section: Section, group: Group) -> list[str]:
     """The commands that make a group's results again, one for each unbroken run of seeds, with every setting."""
     if section.kind.classes_per_task is None or not source_flags(section):
         return []
-    shared = [*_stream_flags(section), *_setting_flags(group.results[0].settings)]
+    shared = [*_stream_flags(section), *_setting_flags(group)]
     made = []
     for first, count in _unbroken(group.seeds):
         seeds = ["--seed", str(first), *(["--seeds", str(count)] if count > 1 else [])]
@@ -53,9 +55,12 @@ def _stream_flags(section: Section) -> list[str]:
     return flags
 
 
-def _setting_flags(settings: dict[str, Any]) -> list[str]:
+def _setting_flags(group: Group) -> list[str]:
+    # What was not a setting yet was not done, though the method may do it today.
+    today = METHODS[group.method].settings if group.method in METHODS else {}
+    before = {name: LATER[name] for name in today if name in LATER}
     flags: list[str] = []
-    for name, value in settings.items():
+    for name, value in {**before, **group.results[0].settings}.items():
         if name != "seed" and (name, value) != ("device", "auto"):
             flags += ["--set", f"{name}={_written(name, value)}"]
     return flags

@@ -20,7 +20,7 @@ from engram.experiments.report.plot import Plot, Styles, labels
 from engram.experiments.report.sections import Section
 from engram.experiments.report.tables import Quantity, Table
 
-MOST_MATRICES = 13
+MOST_MATRICES = 16
 MOST_TASKS_IN_TABLE = 20
 
 

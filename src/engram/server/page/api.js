@@ -13,8 +13,8 @@ export class Problem extends Error {
   }
 }
 
-// Who wants to know: that no answer came, that one came, that a token is needed.
-export const listeners = { lost: () => {}, answered: () => {}, unauthorised: () => {} };
+// Who wants to know: that no answer came, that a token is needed.
+export const listeners = { lost: () => {}, unauthorised: () => {} };
 
 export const get = (path) => ask(path);
 export const remove = (path) => ask(path, { method: "DELETE" });
@@ -29,7 +29,7 @@ async function ask(path, request = {}, { waiting = () => {}, sent = null } = {})
   for (let attempt = 1; ; attempt += 1) {
     const answer = await reach(path, request, sent);
     const busy = BUSY.includes(answer.status) ? seconds(answer.headers.get("Retry-After")) : 0;
-    if (busy && busy <= LONGEST_WAIT && attempt < PATIENCE) {
+    if (busy && busy <= LONGEST_WAIT && attempt < PATIENCE && path !== "/api/session") {
       await wait(busy, waiting);
       continue;
     }
@@ -42,9 +42,7 @@ async function ask(path, request = {}, { waiting = () => {}, sent = null } = {})
 async function reach(path, request, sent) {
   try {
     const whole = { credentials: "same-origin", cache: "no-store", ...request };
-    const answer = await (sent ? upload(path, request, sent) : fetch(path, whole));
-    listeners.answered();
-    return answer;
+    return await (sent ? upload(path, request, sent) : fetch(path, whole));
   } catch {
     listeners.lost();
     throw new Problem("The server does not answer.", 0);

@@ -145,7 +145,7 @@ function what({ action, details = {}, ...event }) {
   if (action === "rename" && details.from) return ["Renamed ", named(details.from), " to ", named(details.to)];
   if (action === "merge" && details.class) return ["Merged ", named(details.class), " into ", named(details.into)];
   if (action === "forget" && details.classes) return [`Forgot ${counted(details.classes, "class")}`];
-  return [{ rename: "Renamed a class", merge: "Merged two classes", forget: "Forgot classes" }[action] ?? action];
+  return [{ rename: "Renamed a class", merge: "Merged two classes", forget: "Forgot classes", save: "Saved from Python" }[action] ?? action];
 }
 
 function generationRow(event) {

@@ -180,7 +180,7 @@ const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) 
 // Jobs that are under way, and the latest that are over.
 export async function showJobs() {
   const found = await get("/api/jobs");
-  const jobs = (Array.isArray(found) ? found : found.jobs).toSorted((one, other) => Date.parse(one.created) - Date.parse(other.created));
+  const jobs = found.jobs.toSorted((one, other) => Date.parse(one.created) - Date.parse(other.created));
   const over = jobs.filter((job) => OVER.includes(job.state)).slice(-LISTED);
   for (const job of jobs) if (!OVER.includes(job.state) || over.includes(job)) follow(job);
   const known = new Set(jobs.map((job) => job.id));
@@ -240,7 +240,7 @@ function show(article, job) {
 }
 
 function lay(article, job) {
-  const names = Object.entries(job.classes ?? {}).flatMap(([name, count], index) => [index ? ", " : " ", named(name), ` ${count.toLocaleString("en")}`]);
+  const names = Object.entries(job.classes ?? {}).flatMap(([name, count], index) => [index ? ", " : " ", named(name), ` (${count.toLocaleString("en")})`]);
   const bad = make("p", { className: "problem", role: "alert" });
   const cancel = make("button", { type: "button", className: "quiet cancel", textContent: "Cancel this lesson" });
   cancel.addEventListener("click", async () => {
