@@ -132,7 +132,7 @@ class Writer(Reader):
     def _worth_most(self, pointer: Pointer, count: int) -> list[int]:
         """The `count` generations worth keeping most: the one in use, those it came from, then the newest."""
         line, number = [], pointer.current
-        while number in pointer.generations:
+        while number is not None and number in pointer.generations:
             line.append(number)
             try:
                 number = self._manifest(pointer, number).parent
