@@ -28,13 +28,12 @@ from engram.experiments.report.appearance import (
     base_styles,
     group_styles,
 )
-from engram.experiments.report.commands import OBJECTIVES, commands
+from engram.experiments.report.commands import commands
 from engram.experiments.report.page import Report
-from engram.experiments.report.tables import as_csv, as_latex, cell_text
+from engram.experiments.report.tables import as_csv, as_latex, cell_text, in_blocks
 from engram.experiments.report.text import accuracy, integers, listed, megabytes, seconds, unmarked
 from engram.experiments.results import Result
 from engram.methods import METHODS as REAL_METHODS
-from engram.methods import OBJECTIVES as REAL_OBJECTIVES
 
 COMMITTED = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -321,6 +320,34 @@ def test_settings_are_split_into_those_that_differ_and_those_in_common(tmp_path:
     assert part.common.rows == (("rate", "0.2"),)
 
 
+def test_what_was_no_setting_yet_is_shown_as_what_was_done_and_objectives_as_they_are_set(tmp_path: Path) -> None:
+    old = result("features", settings={"seed": 0, "objective": "Rebalancing"})
+    new = result("hybrid", settings={"seed": 0, "objective": "Distillation", "precision": "bfloat16"})
+    apart = make_report([save(tmp_path, old, new)]).parts[0].apart
+    assert apart is not None
+    shown = {row[0]: set(row[1:]) for row in apart.rows}
+    assert shown == {"objective": {"lucir", "distillation"}, "precision": {"float32", "bfloat16"}}
+
+
+def test_settings_of_many_groups_are_shown_five_at_a_time(tmp_path: Path) -> None:
+    runs = [result("features", settings={"seed": 0, "rate": number}) for number in range(7)]
+    report = make_report([save(tmp_path, *runs)])
+    apart = report.parts[0].apart
+    assert apart is not None
+    blocks = in_blocks(apart)
+    assert [len(block.columns) for block in blocks] == [6, 3]
+    assert blocks[1].columns == ("setting", *apart.columns[6:]) and blocks[1].rows[0][1:] == apart.rows[0][6:]
+    assert report.html().count('aria-label="Settings in which groups differ"') == 2
+
+
+def test_a_bound_of_other_seeds_does_not_keep_the_best_from_being_marked(tmp_path: Path) -> None:
+    runs = seeds("features", [0.8, 0.7]) + seeds("lwf", [0.6, 0.5]) + seeds("joint", [0.9])
+    table = make_report([save(tmp_path, *runs)]).parts[0].results
+    assert table.best
+    assert any("A bound was run with other seeds" in note for note in table.notes)
+    assert not any("no best values are marked" in note for note in table.notes)
+
+
 def test_an_environment_that_differs_is_counted(tmp_path: Path) -> None:
     runs = [result(seed=seed, environment={"torch": "2" if seed else "1", "device": "cpu"}) for seed in range(3)]
     assert make_report([save(tmp_path, *runs)]).environment.rows == (
@@ -400,10 +427,6 @@ def test_seconds_without_all_of_the_training_are_not_the_best(tmp_path: Path) ->
     page = make_report([save(tmp_path, result(networks_taken=0), taken)]).html()
     assert "Without the time for training, or some of it, that was shared with other runs: hybrid." in page
     assert not make_report([tmp_path]).parts[0].section.groups[1].trained
-
-
-def test_the_names_of_objectives_are_those_of_the_methods() -> None:
-    assert {kind.__name__: name for name, kind in REAL_OBJECTIVES.items()} == OBJECTIVES
 
 
 # How it looks.

@@ -100,11 +100,11 @@ def test_a_scale_puts_equal_ratios_at_equal_distances() -> None:
     assert scale.edge is not None and scale.place(0) == scale.edge < scale.place(1)
 
 
-def test_no_more_than_thirteen_matrices_are_drawn(tmp_path: Path) -> None:
-    runs = [result("lwf", settings={"rate": rate}) for rate in range(15)]
+def test_no_more_than_sixteen_matrices_are_drawn(tmp_path: Path) -> None:
+    runs = [result("lwf", settings={"rate": rate}) for rate in range(18)]
     plot = plot_of(only(make_report([save(tmp_path, *runs)])), "matrix")
     maps = [axes for axes in draw(plot).axes if axes.get_title(loc="left")]
-    assert len(maps) == 13 and "The first 13 of 15 groups." in plot.caption
+    assert len(maps) == 16 and "The first 16 of 18 groups." in plot.caption
 
 
 def test_a_hundred_tasks_can_be_drawn(tmp_path: Path) -> None:

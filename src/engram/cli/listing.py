@@ -17,12 +17,11 @@ def methods(
     json: Json = False,
 ) -> None:
     """List the methods, and what each keeps of old classes; or all settings of one."""
-    from engram.methods import METHODS, OBJECTIVES, make
+    from engram.methods import METHODS, OBJECTIVE_NAMES, make
 
     if name is not None:
         learner = make(name)
-        trained_by = next(key for key, kind in OBJECTIVES.items() if type(learner.objective) is kind)
-        settings = {**learner.settings(), "objective": trained_by}
+        settings = {**learner.settings(), "objective": OBJECTIVE_NAMES[type(learner.objective).__name__]}
         if json:
             typer.echo(json_format.dumps({"method": name, "settings": settings}))
             return

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from engram.experiments.identity import LATER, identifying
+from engram.experiments.identity import LATER, identifying, spoken_objective
 from engram.experiments.results import Result
 
 BOUNDS = ("joint", "finetune")  # they say what is possible and what is trivial; no one competes with them
@@ -210,6 +210,8 @@ def one_per_seed(label: str, results: Iterable[Result], notes: list[str]) -> tup
 def _label(result: Result, names: Sequence[str]) -> str:
     """The method, and these of its settings. That one is None goes unsaid."""
     settings = {**LATER, **result.settings}
+    if "objective" in settings:
+        settings["objective"] = spoken_objective(settings["objective"])
     parts = [
         f"{name} = {shown(settings[name])}" if name in settings else f"{name} not recorded"
         for name in names

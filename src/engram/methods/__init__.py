@@ -32,6 +32,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "lucir": Rebalancing,
     "bic": BiasCorrection,
 }
+OBJECTIVE_NAMES = {kind.__name__: name for name, kind in OBJECTIVES.items()}  # results have the names of classes
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def _objective(method: str, objective: str | None) -> type[Objective]:
 __all__ = [
     "METHODS",
     "OBJECTIVES",
+    "OBJECTIVE_NAMES",
     "BiasCorrection",
     "BudgetError",
     "Classification",

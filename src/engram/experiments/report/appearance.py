@@ -65,7 +65,7 @@ KNOWN: Mapping[str, Style] = {
     "bic": Style(HUES["teal"], "X", ()),
     "bic-uncorrected": Style(HUES["teal"], "X", (5, 2), hollow=True),
     "finetune": Style(HUES["grey"], "<", (1.5, 1.5)),
-    "joint": Style(HUES["ink"], "*", (1.5, 1.5)),
+    "joint": Style(HUES["grey"], "*", (1.5, 1.5), hollow=True),
 }
 
 # By phase of a run, for bars that are stacked: neighbours differ in lightness too.

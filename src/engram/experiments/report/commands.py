@@ -6,18 +6,9 @@ import shlex
 from typing import Any
 
 from engram.experiments.aggregate import Group
-from engram.experiments.identity import LATER
+from engram.experiments.identity import done_otherwise, spoken_objective
 from engram.experiments.report.sections import Section
-from engram.methods import METHODS
 
-# A result names the class of its objective; the command line wants the objective's own name.
-OBJECTIVES = {
-    "Classification": "classification",
-    "Distillation": "distillation",
-    "CrossDistillation": "eeil",
-    "Rebalancing": "lucir",
-    "BiasCorrection": "bic",
-}
 PUBLISHED = ("digits", "cifar10", "cifar100")  # which are loaded by their name alone
 SOURCE_FLAGS = ("dataset", "data", "image_size", "fit", "class_list")
 
@@ -56,11 +47,8 @@ def _stream_flags(section: Section) -> list[str]:
 
 
 def _setting_flags(group: Group) -> list[str]:
-    # What was not a setting yet was not done, though the method may do it today.
-    today = METHODS[group.method].settings if group.method in METHODS else {}
-    before = {name: LATER[name] for name in today if name in LATER}
     flags: list[str] = []
-    for name, value in {**before, **group.results[0].settings}.items():
+    for name, value in {**done_otherwise(group.method), **group.results[0].settings}.items():
         if name != "seed" and (name, value) != ("device", "auto"):
             flags += ["--set", f"{name}={_written(name, value)}"]
     return flags
@@ -68,7 +56,7 @@ def _setting_flags(group: Group) -> list[str]:
 
 def _written(name: str, value: Any) -> str:
     if name == "objective":
-        return OBJECTIVES.get(value, str(value))
+        return str(spoken_objective(value))
     if value is None:
         return "none"
     return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)

@@ -36,6 +36,7 @@ from engram.experiments.report.tables import (
     as_latex,
     cell_text,
     environment_table,
+    in_blocks,
     results_table,
     settings_tables,
 )
@@ -161,7 +162,8 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"cell": cell_text, "integers": text.integers, "sentence": _sentence}
+    environment.filters |= {"cell": cell_text, "in_blocks": in_blocks}
+    environment.filters |= {"integers": text.integers, "sentence": _sentence}
     source = resources.files(__package__).joinpath("template.html").read_text(encoding="utf-8")
     return environment.from_string(source)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from engram.experiments.aggregate import Group, Spread, differing, measured, shown, without_seed
+from engram.experiments.identity import spoken_objective, unrecorded
 from engram.experiments.report import text
 from engram.experiments.report.sections import Section
 from engram.text import csv_text
@@ -115,11 +116,13 @@ def _mean(cell: Quantity) -> str:
 
 def _notes(section: Section) -> list[str]:
     notes = []
-    if not section.same_seeds:
+    if len({group.seeds for group in section.contenders}) > 1:
         notes.append(
             "These groups were run with different seeds, and much depends on the seed: their means must not be "
             "compared. What is said in words compares only the seeds that both have; no best values are marked."
         )
+    elif not section.same_seeds:
+        notes.append("A bound was run with other seeds than the rest: its mean must not be compared with theirs.")
     if any(group.is_bound for group in section.groups) and len(section.contenders) < len(section.groups):
         notes.append(
             "A bound does not compete: joint trains anew on everything seen, finetune does nothing about the past."
@@ -142,12 +145,32 @@ def settings_tables(section: Section) -> tuple[Table | None, Table]:
     rows = [(name, *(_values(group, name) for group in section.groups)) for name in names]
     columns = ("setting", *(group.label for group in section.groups))
     apart = Table("settings", "The settings in which these groups differ.", columns, tuple(rows)) if rows else None
-    common = [(name, shown(value)) for name, value in settings[0].items() if name not in names]
+    common = [(name, _named(name, value)) for name, value in settings[0].items() if name not in names]
     return apart, Table("common-settings", "The settings that all of them share.", ("setting", "value"), tuple(common))
 
 
+def in_blocks(table: Table, columns: int = 5) -> list[Table]:
+    """The same in tables of so many columns beside the first: all of them at once would not fit on paper."""
+    starts = range(1, len(table.columns), columns)
+    chosen = [(0, *range(start, min(start + columns, len(table.columns)))) for start in starts]
+    return [
+        replace(
+            table,
+            columns=tuple(table.columns[place] for place in places),
+            rows=tuple(tuple(row[place] for place in places) for row in table.rows),
+        )
+        for places in chosen
+    ]
+
+
+def _named(name: str, value: Any) -> str:
+    """A setting's value; of an objective the name that it is set by."""
+    return shown(spoken_objective(value) if name == "objective" else value)
+
+
 def _values(group: Group, name: str) -> str | None:
-    values = [shown(result.settings[name]) for result in group.results if name in result.settings]
+    settings = [{**unrecorded(group.method), **result.settings} for result in group.results]
+    values = [_named(name, each[name]) for each in settings if name in each]
     return "; ".join(dict.fromkeys(values)) if values else None
 
 

@@ -236,12 +236,16 @@ def _memory(section: Section) -> list[str]:
         return [f"{named(best.label)} keeps nothing of old classes."]
     rivals = [*ranked[1:], *(group for group in section.groups if group.method == "joint" and group not in ranked)]
     # One rival for each size: methods that keep the same are told apart by accuracy, not here.
-    sizes = {size: rival for rival in reversed(rivals) if (size := _kept(rival)) and size != mine}
+    sizes = {size: rival for rival in reversed(rivals) if (size := _kept(rival)) and _differs(size, mine)}
     words = [
         f"{named(rival.label)} {megabytes(size)} MB ({_ratio(size, mine)})" for size, rival in sorted(sizes.items())
     ]
     kept = f"{named(best.label)} keeps {megabytes(mine)} MB of old classes"
     return [f"{kept}; {listed(words[:4])}." if words else f"{kept}."]
+
+
+def _differs(size: float, mine: float) -> bool:
+    return not 1 / 1.05 < size / mine < 1.05
 
 
 def _kept(group: Group) -> float:
