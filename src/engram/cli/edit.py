@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.listing import Json
+from engram.cli.arguments import Json, ModelPath
 from engram.text import shown
 
 if TYPE_CHECKING:
     from engram.model import Edited
 
-Folder = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")]
-
 
 def rename(
-    model: Folder,
+    model: ModelPath,
     old: Annotated[str, typer.Argument(metavar="OLD", help="The class, by its present name.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The name to give it.")],
     json: Json = False,
@@ -32,7 +30,7 @@ def rename(
 
 
 def merge(
-    model: Folder,
+    model: ModelPath,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="The class that is joined into another.")],
     into: Annotated[str, typer.Argument(metavar="INTO", help="The class that answers for both from then on.")],
     json: Json = False,
@@ -50,7 +48,7 @@ def merge(
 
 
 def rollback(
-    model: Folder,
+    model: ModelPath,
     to: Annotated[
         int | None, typer.Option("--to", metavar="N", help="A generation; by default the one the present came from.")
     ] = None,

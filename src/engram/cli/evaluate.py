@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engram.cli.arguments import Json, ModelPath
 from engram.cli.run import Device
 from engram.cli.words import columns_there_are, counted, table, tell_left_out
 from engram.text import shown
@@ -20,13 +21,13 @@ MISTAKES = 10
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
+    model: ModelPath,
     source: Annotated[
         Path, typer.Argument(metavar="FOLDER|LIST.csv", help="One sub-folder per class, or a list: path,label.")
     ],
     generation: Annotated[int | None, typer.Option(help="An earlier generation instead of the one in use.")] = None,
     device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Answer labelled pictures, and say how many were right: in all, for each class, and what is taken for what."""

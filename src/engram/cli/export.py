@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from engram.cli.arguments import Json, ModelPath
 from engram.cli.words import megabytes
 from engram.text import shown
 
 
 def export(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
+    model: ModelPath,
     out: Annotated[
         Path,
         typer.Argument(
@@ -26,7 +27,7 @@ def export(
         int | None, typer.Option(metavar="N", help="An earlier generation; by default the one in use.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Write a model as ONNX, what it keeps as arrays, or its weights. The model stays as it is."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.listing import Json
+from engram.cli.arguments import Json, ModelPath
 from engram.cli.words import counted, megabytes
 from engram.errors import UsageError
 from engram.text import shown
@@ -26,7 +26,7 @@ STAYS = (
 
 
 def forget(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
+    model: ModelPath,
     classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="The classes to forget.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: Json = False,

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from engram.cli.listing import Json
+from engram.cli.arguments import Json, ModelPath
 from engram.cli.words import megabytes, table
 
 if TYPE_CHECKING:
     from engram.model import Calibration, Generation, Inventory
 
 
-def inspect(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")], json: Json = False
-) -> None:
+def inspect(model: ModelPath, json: Json = False) -> None:
     """Show what a model knows and keeps: its classes, bytes, settings, how good it was found to be, its history."""
     from engram.model import ModelFolder
     from engram.model import inspect as inspect_model

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engram.cli.arguments import Json
 from engram.cli.run import Device, pairs
 from engram.cli.words import counted, megabytes, minutes, table, tell_left_out
 from engram.errors import UsageError
@@ -71,7 +72,7 @@ def learn(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be learned, how long it takes and what is kept.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Teach a model new classes, or more of those it knows. The pictures may be gone afterwards.
@@ -195,7 +196,7 @@ def _plain(proposal: Proposal, left_out: Sequence[LeftOut]) -> dict[str, Any]:
         "epochs": proposal.learner.training.epochs if proposal.trains else 0,
         "kept_bytes": proposal.kept_bytes,
         "budget": proposal.budget,
-        "left_out": [{"path": str(left.path), "reason": left.reason} for left in left_out],
+        "left_out": [left.to_json() for left in left_out],
     }
 
 

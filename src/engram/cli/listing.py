@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+from engram.cli.arguments import Json
 
 
 def methods(

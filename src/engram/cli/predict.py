@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engram.cli.arguments import Json, ModelPath
 from engram.cli.run import Device
 from engram.cli.words import tell_left_out
 from engram.errors import DataError, UsageError
@@ -27,7 +28,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that some editors put before a list
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
+    model: ModelPath,
     pictures: Annotated[
         list[str],
         typer.Argument(metavar="IMAGE|FOLDER|-...", help="Pictures, folders; - is a list on stdin, one path a line."),
@@ -38,7 +39,7 @@ def predict(
         typer.Option(metavar="T", help="Below this probability of the likeliest class, say: none of these."),
     ] = None,
     generation: Annotated[int | None, typer.Option(help="An earlier generation instead of the one in use.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas, one picture a line.")] = False,
     device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
@@ -125,5 +126,5 @@ def _object(predictions: list[Prediction], left_out: list[LeftOut], rejecting: b
             **({"rejected": prediction.rejected} if rejecting else {}),
         }
 
-    unreadable = [{"path": str(each.path), "reason": each.reason} for each in left_out]
+    unreadable = [each.to_json() for each in left_out]
     return {"predictions": [one(prediction) for prediction in predictions], "left_out": unreadable}

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from engram.cli.listing import Json, show
+from engram.cli.arguments import Json
+from engram.cli.listing import show
 from engram.cli.reading import Cache, ClassList, FitOption, ImageSize, Workers, reading_of, tell_of
 from engram.cli.run import Device, pairs
 
@@ -54,7 +55,7 @@ def suite(
     on: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local",
     out: Annotated[Path | None, typer.Option(help="The suites' folder; by default one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a suite that was begun.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Run a table or figure of the paper: every method, every value, every seed."""

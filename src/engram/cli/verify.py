@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json as json_format
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from engram.cli.listing import Json
+from engram.cli.arguments import Json, ModelPath
 from engram.cli.words import counted, megabytes
 from engram.text import shown
 
 
-def verify(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")], json: Json = False
-) -> None:
+def verify(model: ModelPath, json: Json = False) -> None:
     """Check every file of a model against its checksum, and whether what it says agrees with itself.
 
     This finds damage, not forgery. Nothing is loaded that can run code. What a killed writer left is removed. Exit 1 if

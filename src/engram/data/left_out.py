@@ -15,5 +15,9 @@ class LeftOut:
     path: Path
     reason: str
 
+    def to_json(self) -> dict[str, str]:
+        """As plain values."""
+        return {"path": str(self.path), "reason": self.reason}
+
     def __str__(self) -> str:
         return f"{shown(self.path)}: {self.reason}"

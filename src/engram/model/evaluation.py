@@ -76,7 +76,7 @@ class Evaluation:
             "confusion": self.confusion.tolist(),
             "calibration_error": self.error_calibrated,
             "calibration_error_uncalibrated": self.error_uncalibrated,
-            "left_out": [{"path": str(left.path), "reason": left.reason} for left in self.left_out],
+            "left_out": [left.to_json() for left in self.left_out],
         }
 
 

@@ -73,7 +73,7 @@ class Learned:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        left_out = [{"path": str(left.path), "reason": left.reason} for left in self.left_out]
+        left_out = [left.to_json() for left in self.left_out]
         return {**asdict(self), "left_out": left_out}
 
 

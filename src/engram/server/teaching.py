@@ -56,7 +56,7 @@ def work(pipe: Connection, lesson: Lesson) -> None:
     pixels = pipe.recv_bytes()
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
     try:
-        outcome: dict[str, Any] = {"done": without_paths(_teach(lesson, pixels, pipe))}
+        outcome: dict[str, Any] = {"done": _teach(lesson, pixels, pipe).to_json()}
     except EngramError as error:
         outcome = {"failed": sentence_of(error, Path(lesson.folder))}
     except MemoryError:
@@ -74,13 +74,6 @@ def work(pipe: Connection, lesson: Lesson) -> None:
 def _stopped(*_: object) -> None:
     """As Ctrl-C would: what was begun is put away on the way out."""
     raise KeyboardInterrupt
-
-
-def without_paths(learned: Learned) -> dict[str, Any]:
-    """What was learned, as plain values; files are known by the names they were sent with."""
-    plain = learned.to_json()
-    plain["left_out"] = [{"name": str(left.path), "reason": left.reason} for left in learned.left_out]
-    return plain
 
 
 def _teach(lesson: Lesson, pixels: bytes, pipe: Connection) -> Learned:
