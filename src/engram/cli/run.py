@@ -81,6 +81,7 @@ def run(
     from engram.cli.display import Display
     from engram.data import load
     from engram.experiments import Plan, TensorBoard, Trainings, seed_folders, summarise
+    from engram.experiments import run as learn_all
     from engram.methods import make, parse_bytes
     from engram.network import parallel
 
@@ -117,15 +118,19 @@ def run(
             shared = None if trainings is None else Trainings(trainings)
             loaded = parallel.by_turns(lambda: load(dataset, data, display, reading))
             tell_of(loaded, display)
-            if budget is not None:
-                display.say(f"{budget} for {_chosen(plan.chosen(loaded), len(plan.stream(loaded).classes))}")
-            results = []
+            results: list[Result] = []
             for each, place in places.items():
+                one = plan.with_seed(each)
+                stream = one.stream(loaded)
+                learner = one.learner(loaded, stream)
+                if budget is not None and not results:
+                    display.say(f"{budget} for {_chosen(one.chosen(loaded, stream), len(stream.classes))}")
                 display.say(f"{method} on {dataset}, seed {each}, in {place}")
                 display.say(HEADER)
-                result = plan.with_seed(each).run(
-                    loaded,
-                    place,
+                result = learn_all(
+                    learner,
+                    stream,
+                    out=place,
                     resume=resume,
                     trainings=shared,
                     listeners=[TensorBoard(place / "tensorboard")] if track else [],

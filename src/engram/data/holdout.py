@@ -14,8 +14,9 @@ def hold_out(samples: Samples, share: float, seed: int, purpose: str, *, smalles
     A class of fewer than `smallest` samples gives none.
     """
     held = torch.zeros(len(samples), dtype=torch.bool)
-    for label in samples.classes():
-        positions = (samples.labels == label).nonzero().squeeze(1)
+    labels, counts = samples.labels.unique(return_counts=True)
+    by_class = samples.labels.argsort(stable=True).split(counts.tolist())
+    for label, positions in zip(labels.tolist(), by_class, strict=True):
         count = min(max(round(share * len(positions)), 1), len(positions) - 1)
         count = count if len(positions) >= smallest else 0
         drawn = torch.randperm(len(positions), generator=generator(seed, purpose, label))

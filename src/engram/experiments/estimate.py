@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engram.data import Dataset
+from engram.data import Stream
 from engram.experiments.keeping import images_before, kept_bytes
-from engram.experiments.plan import Plan
-from engram.methods import Costs, Features, Joint, Memoryless
+from engram.methods import Costs, Features, Joint, Learner, Memoryless
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,8 @@ class Estimate:
         return sum(self.training) + sum(self.extracting) + sum(self.adapting)
 
 
-def estimate(plan: Plan, dataset: Dataset, costs: Costs) -> Estimate:
-    """What a plan will take with these costs, nothing shared."""
-    learner, stream = plan.learner(dataset), plan.stream(dataset)
+def estimate(learner: Learner, stream: Stream, costs: Costs) -> Estimate:
+    """What learning a stream will take with these costs, nothing shared."""
     epochs, training, images, adapting, seen = learner.training.epochs, [], [], [], 0
     for task in stream:
         arriving, tested = len(task.train), sum(len(each.test) for each in stream.tasks[: task.index + 1])

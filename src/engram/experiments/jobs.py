@@ -134,11 +134,12 @@ def _plan(variant: Variant, order: Order, dataset: Dataset) -> Plan:
 
 
 def _job(label: str, plan: Plan, dataset: Dataset) -> Job:
-    learner = plan.learner(dataset)
+    tasks = plan.stream(dataset)
+    learner = plan.learner(dataset, tasks)
     stream = {
         "dataset": dataset.name,
         "classes_per_task": plan.classes_per_task or classes_per_task(dataset),
-        "tasks": len(plan.stream(dataset)),
+        "tasks": len(tasks),
         "validation": plan.validation,
     }
     if dataset.identity is not None:

@@ -64,11 +64,12 @@ def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
     members = [(variant, tuple(jobs_of(variant, order, dataset))) for variant in variants(order, dataset)]
     estimates = []
     for _, jobs in members:
-        learner = jobs[0].plan.learner(dataset)
+        stream = jobs[0].plan.stream(dataset)
+        learner = jobs[0].plan.learner(dataset, stream)
         kind = (learner.network, learner.head, learner.training.batch_size, *_adapter(learner))
         if kind not in costs:
             costs[kind] = measure_costs(learner, dataset.train, len(dataset.class_names))
-        estimates.append(estimate(jobs[0].plan, dataset, costs[kind]))
+        estimates.append(estimate(learner, stream, costs[kind]))
     each = {job.folder: (job, one) for (_, jobs), one in zip(members, estimates, strict=True) for job in jobs}
     left = _left(site, list(each.values()))
     rows = [  # a run that two variants have in common is counted with the first

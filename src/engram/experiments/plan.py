@@ -58,15 +58,15 @@ class Plan:
         )
         return stream if self.tasks is None else stream.first(self.tasks)
 
-    def learner(self, dataset: Dataset) -> Learner:
-        """The learner, new."""
-        return make(self.method, seed=self.seed, **override(self._settings(dataset), self.chosen(dataset)))
+    def learner(self, dataset: Dataset, stream: Stream | None = None) -> Learner:
+        """The learner, new. Who has the stream already gives it: to cut a large data set takes a while."""
+        return make(self.method, seed=self.seed, **override(self._settings(dataset), self.chosen(dataset, stream)))
 
-    def chosen(self, dataset: Dataset) -> dict[str, Any]:
+    def chosen(self, dataset: Dataset, stream: Stream | None = None) -> dict[str, Any]:
         """How many images and features the budget allows, and by which codec; without one, nothing is chosen."""
         if self.budget is None:
             return {}
-        learner, stream = make(self.method, **self._settings(dataset)), self.stream(dataset)
+        learner, stream = make(self.method, **self._settings(dataset)), stream or self.stream(dataset)
         most = max(int(torch.bincount(task.train.labels).max()) for task in stream)
         return fit_budget(learner, self.settings, self.budget, len(stream.classes), stream.tasks[0].train, most)
 
@@ -85,9 +85,10 @@ class Plan:
         after_task: AfterTask | None = None,
     ) -> Result:
         """Carry it out, in the folder `out`; see `engram.run`."""
+        stream = self.stream(dataset)
         return run(
-            self.learner(dataset),
-            self.stream(dataset),
+            self.learner(dataset, stream),
+            stream,
             out=out,
             resume=resume,
             trainings=trainings,

@@ -1,4 +1,8 @@
-"""Codebooks of product quantisation: vectors are turned, cut into parts, and of each part a few centroids are found."""
+"""Codebooks of product quantisation: vectors are turned, cut into parts, and of each part a few centroids are found.
+
+They are stretched too: small directions tell classes apart as well as large ones do, and if every error counted the
+same, all bytes would go to the large ones and nothing of the small ones would be left.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,9 @@ ITERATIONS = 25  # of k-means
 MOST = 2**16  # vectors that centroids are found from
 TRIAL_ITERATIONS, TRIED = 5, 2**12  # of k-means, and vectors, that tell which rotation is the best
 NOTHING = 1e-9  # what a direction's size is at the least, beside the largest: those that no vector has
+STRETCH = 0.25  # an error counts by a direction's mean square to this power less: 0 is plainly, 1 is by its share
 
-Turned = tuple[Tensor, Tensor]  # a rotation (d, d), and centroids of the parts of what it turns (m, 256, d / m)
+Turned = tuple[Tensor, Tensor]  # a basis (d, d), and centroids of the parts of vectors in it (m, 256, d / m)
 
 
 def installed() -> bool:
@@ -34,11 +39,12 @@ def check_installed() -> None:
 def codebook_and_codes(
     vectors: Tensor, parts: int, before: Turned | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Centroids of each part, float16 (m, min(256, n), d / m), which is the nearest, uint8 (n, m), and the rotation.
+    """Centroids of each part, float16 (m, min(256, n), d / m), which is the nearest, uint8 (n, m), and the basis.
 
-    The rotation, float16 (d, d), turns vectors (n, d) before they are cut: `vectors @ rotation`. With `before`, by
-    which some of the vectors were kept, what has not moved since stays where it was, or nearly. As many vectors as
-    there are centroids, or fewer, are their own, and not turned.
+    The basis, float16 (d, d), has in its columns what vectors (n, d) are cut into parts of: `vectors` are
+    `in_basis(vectors, basis) @ basis.T`. With `before`, by which some of the vectors were kept, what has not moved
+    since stays where it was, or nearly. As many vectors as there are centroids, or fewer, are their own, and no basis
+    is needed.
     """
     count, dimension = vectors.shape
     if count > CENTROIDS:
@@ -48,45 +54,66 @@ def codebook_and_codes(
     return codebook.half().contiguous(), codes.contiguous(), None
 
 
+def in_basis(vectors: Tensor, basis: Tensor) -> Tensor:
+    """Vectors (n, d) as multiples (n, d) of a basis's columns (d, d)."""
+    inverse: Tensor = torch.linalg.inv(basis.float())
+    return vectors @ inverse.T
+
+
 def _found(vectors: Tensor, parts: int, before: Turned | None) -> tuple[Tensor, Tensor, Tensor]:
     """By principal directions, by none, or by those before: what a few steps of k-means bring nearest.
 
     Vectors with many zeros are best left as they are: turned, they have none.
     """
     some, few = _spread(vectors, MOST), _spread(vectors, TRIED)
-    new = (_balancing_rotation(some, parts), torch.eye(vectors.shape[1]))
-    ways: list[tuple[Tensor, Tensor | None]] = [(each.half(), None) for each in new]
+    sizes, directions = _principal(some)
+    order = _dealt_out(sizes, parts)
+    ways: list[tuple[Tensor, Tensor | None]] = [
+        ((directions * sizes.pow(STRETCH / 2))[:, order].half(), None),
+        (_own_sizes(some).pow(STRETCH / 2).diag().half(), None),
+    ]
     ways += [before] if before is not None else []
-    rotation, start = min(ways, key=lambda way: _distortion(few @ way[0].float(), parts, way[1]))
-    codebook = _centroids(some @ rotation.float(), parts, ITERATIONS, start).half()
-    return codebook, _nearest(codebook.float(), vectors @ rotation.float()), rotation
+    weights = (directions * sizes.pow(-STRETCH / 2)).float()  # (d, d): an error times these is as large as it counts
+    basis, start = min(ways, key=lambda way: _distortion(few, parts, way[0], way[1], weights))
+    codebook = _centroids(in_basis(some, basis), parts, ITERATIONS, start).half()
+    return codebook, _nearest(codebook.float(), in_basis(vectors, basis)), basis
 
 
 def _spread(vectors: Tensor, most: int) -> Tensor:
     return vectors[:: -(-len(vectors) // most)]
 
 
-def _balancing_rotation(vectors: Tensor, parts: int) -> Tensor:
-    """Principal directions (d, d), dealt out so that all parts have about as much to tell (Ge et al., 2013, §3.2).
+def _principal(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Principal directions of vectors (n, d), in columns (d, d), and their mean squares (d,), float64."""
+    sizes, directions = torch.linalg.eigh(vectors.T.double() @ vectors.double() / len(vectors))
+    return sizes.clamp(min=NOTHING * float(sizes[-1])), directions
 
-    Features vary along few directions. Cut as they are, parts share them by chance, and many bytes say next to nothing.
+
+def _own_sizes(vectors: Tensor) -> Tensor:
+    sizes = vectors.double().square().mean(dim=0)
+    return sizes.clamp(min=NOTHING * float(sizes.max()))
+
+
+def _dealt_out(sizes: Tensor, parts: int) -> list[int]:
+    """An order of directions, by their mean squares (d,), in which all parts have about as much to tell.
+
+    Features vary along few directions. Cut as they are, parts share them by chance, and many bytes say next to nothing
+    (Ge et al., 2013, §3.2).
     """
-    sizes, directions = torch.linalg.eigh(vectors.T.double() @ vectors.double())
-    logs = sizes.clamp(min=NOTHING * float(sizes[-1])).log()
-    worth, share = logs - logs[0], vectors.shape[1] // parts
+    worth, share = (sizes / sizes.min()).log(), len(sizes) // parts
     dealt: list[list[int]] = [[] for _ in range(parts)]
-    for direction in reversed(range(len(worth))):  # the largest first, each to the part that has the least so far
+    for direction in sizes.argsort(descending=True).tolist():  # each to the part that has the least so far
         open_ones = [part for part in dealt if len(part) < share]
         min(open_ones, key=lambda part: float(worth[part].sum())).append(direction)
-    turned: Tensor = directions[:, [direction for part in dealt for direction in part]]
-    return turned.float()
+    return [direction for part in dealt for direction in part]
 
 
-def _distortion(vectors: Tensor, parts: int, start: Tensor | None) -> float:
-    """How far a few steps of k-means leave vectors (n, d) from their centroids."""
-    centroids = _centroids(vectors, parts, TRIAL_ITERATIONS, start)
-    nearest = centroids[torch.arange(parts), _nearest(centroids, vectors).long()]  # (n, m, d / m)
-    return float((_cut(vectors, parts) - nearest).square().sum())
+def _distortion(vectors: Tensor, parts: int, basis: Tensor, start: Tensor | None, weights: Tensor) -> float:
+    """How far a few steps of k-means leave vectors (n, d) from their centroids, as `weights` (d, d) count it."""
+    turned = in_basis(vectors, basis)
+    centroids = _centroids(turned, parts, TRIAL_ITERATIONS, start)
+    nearest = centroids[torch.arange(parts), _nearest(centroids, turned).long()]  # (n, m, d / m)
+    return float(((turned - nearest.flatten(1)) @ basis.float().T @ weights).square().sum())
 
 
 def _centroids(vectors: Tensor, parts: int, iterations: int, start: Tensor | None) -> Tensor:

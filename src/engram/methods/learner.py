@@ -16,7 +16,17 @@ from engram.data import Samples, Task, concatenate
 from engram.errors import DataError, EngramError
 from engram.features import Classifier, FeatureMemory, ImageMemory, Memory
 from engram.methods.objectives import Distillation, Lesson, Objective
-from engram.network import CosineHead, Network, Snapshots, Training, extract, make_network, parallel, restore_network
+from engram.network import (
+    CosineHead,
+    Network,
+    Snapshots,
+    Training,
+    check_name,
+    extract,
+    make_network,
+    parallel,
+    restore_network,
+)
 from engram.progress import SILENT, Progress
 from engram.settings import flatten
 
@@ -69,6 +79,8 @@ class Learner(ABC):
     classifier_: Classifier | None = field(default=None, init=False, repr=False)  # what answers; None: the head does
 
     def __post_init__(self) -> None:
+        if isinstance(self.network, str):
+            check_name(self.network)
         self.name = self.name or type(self).__name__.lower()
         self.memory_ = Memory(FeatureMemory.empty(), ImageMemory.empty())
 

@@ -2,7 +2,7 @@
 
 from engram.network import parallel
 from engram.network.extraction import extract
-from engram.network.extractors import EXTRACTORS, choose_extractor, extractor_for_weights
+from engram.network.extractors import EXTRACTORS, check_name, choose_extractor, extractor_for_weights
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
 from engram.network.network import Network, make_network, restore_network
 from engram.network.remembered import Remembered, remembering
@@ -21,6 +21,7 @@ __all__ = [
     "Remembered",
     "Snapshots",
     "Training",
+    "check_name",
     "choose_extractor",
     "extract",
     "extractor_for_weights",

@@ -160,13 +160,18 @@ def choose_extractor(shape: tuple[int, ...]) -> str:
     return "small" if side < SMALL_SIDE else "resnet32" if side < 64 else "resnet18"
 
 
+def check_name(network: str) -> None:
+    """Refuse a network that there is not."""
+    if network not in (*EXTRACTORS, "auto"):
+        raise unknown("network", network, [*EXTRACTORS, "auto"])
+
+
 def make_extractor(network: str | nn.Module, shape: tuple[int, ...], *, last_relu: bool = True) -> nn.Module:
     """The extractor called `network` for inputs of this shape, or a copy of one's own module, which ends as it ends."""
     if isinstance(network, nn.Module):
         return copy.deepcopy(network)
+    check_name(network)
     name = choose_extractor(shape) if network == "auto" else network
-    if name not in EXTRACTORS:
-        raise unknown("network", name, [*EXTRACTORS, "auto"])
     if (name == "mlp") != (len(shape) == 1):
         kind = "vectors" if len(shape) == 1 else "images"
         raise UsageError(f"The network '{name}' does not take {kind} of shape {shape}. Try --network auto.")
