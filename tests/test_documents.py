@@ -48,9 +48,9 @@ ALL_TEN = {
     "**features**": TEN / "features",
     "gamma-icarl, 20 images": TEN / "gamma-icarl",
     "**hybrid**, 20 images and 250 features, adapters of 240 steps": TEN / "hybrid",
-    "**engram** (ours), 250 features, no images": TEN / "engram-W6-from-sixth",
-    "... never held": TEN / "engram-bfloat16",
-    "... never held, float32, another machine": TEN / "engram",
+    "**engram** (ours), 250 features, no images": TEN / "engram",
+    "... never held": TEN / "engram-never-held",
+    "... never held, float32, another machine": TEN / "engram-never-held-float32",
 }
 DIGITS = [
     *(
