@@ -275,6 +275,13 @@ def test_bad_input_gets_one_clear_sentence(arguments: list[object], code: int, s
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "out") == before
 
 
+@pytest.mark.parametrize("arguments", [["--tasks", "6"], ["--classes-per-task", "0"], ["--budget", "2KB"]])
+def test_what_cannot_be_is_told_before_a_table_is_begun(arguments: list[str], tmp_path: Path) -> None:
+    done = engram("run", *arguments, cwd=tmp_path)
+    assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_output_folder_of_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert engram("run", "finetune", *QUICK, "--out", "out", "--quiet", cwd=tmp_path).returncode == 0
     before = (tmp_path / "out" / "result.json").read_bytes()

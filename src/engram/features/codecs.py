@@ -118,12 +118,13 @@ class Scaled(Coded):
 class Product(Coded):
     """Product quantisation: a byte a sub-vector says which of up to 256 centroids it is near (Jégou et al., 2011).
 
-    Vectors are turned first, so that every sub-vector has about as much to tell; few are kept as they are.
+    Vectors are turned and stretched first, so that every sub-vector has about as much to tell, and of small directions
+    something is left; few are kept as they are.
     """
 
     codes: Tensor  # uint8 (n, m)
     codebook: Tensor  # float16 (m, min(256, n), d / m): its rounding is nothing beside the distance to a centroid
-    rotation: Tensor | None = None  # float16 (d, d)
+    rotation: Tensor | None = None  # float16 (d, d): its columns are orthogonal, and as long as directions are stretched
 
     @classmethod
     def of(cls, vectors: Tensor, bytes_each: int, before: Coded | None = None) -> Self:
