@@ -92,6 +92,23 @@ def test_a_rotation_is_undone_for_classes_that_were_not_in_the_pairs(
     assert not adapted.requires_grad
 
 
+@pytest.mark.parametrize("adapter", ["mlp", "ridge", "auto"])
+def test_images_of_no_class_tell_how_the_network_has_moved_and_are_not_classified(adapter: str, far: Drift) -> None:
+    few = Pairs(far.pairs.old[:12], far.pairs.new[:12], far.pairs.columns[:12])
+    beside = torch.full((2988,), -1)
+    all_of_them = Pairs(far.pairs.old, far.pairs.new, torch.cat([few.columns, beside]))
+    settings = Adaptation(adapter=adapter, adapter_steps=300)  # type: ignore[arg-type]
+
+    def classification(features: Tensor, columns: Tensor) -> Tensor:
+        assert len(features) == len(columns) > 0 and bool((columns >= 0).all())
+        return far.classification(features, columns)
+
+    omegas = [
+        far.omega(settings.fit(pairs, classification, seed=0, task=1)(far.stored)) for pairs in (few, all_of_them)
+    ]
+    assert omegas[1] > 0.97 > omegas[0]
+
+
 def test_without_alpha_nothing_asks_for_similarity(far: Drift) -> None:
     omegas = {}
     for alpha in (0.0, 100.0):

@@ -4,16 +4,20 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream
+from engram.data.windows import windows
 from engram.errors import UsageError
 from engram.features import Adaptation, LinearSVM, Pairs, herd
 from engram.features.adapters import Adapter
 from engram.methods import Features, Memoryless, make
+from engram.methods.features import UNLABELLED
 from engram.network import Network, extract
 from engram.storage import save_tensors
 
@@ -23,6 +27,15 @@ def learner(**settings: object) -> Features:
     made = make("features", **given)
     assert isinstance(made, Features)
     return made
+
+
+@pytest.fixture
+def photos_of_nothing(tmp_path: Path) -> Path:
+    """A folder of two pictures of noise."""
+    for number in range(2):
+        noise = np.random.default_rng(number).integers(0, 256, (30, 30, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{number}.png")
+    return tmp_path
 
 
 def test_new_features_are_herded_and_stored_as_unit_vectors(vectors: Stream) -> None:
@@ -70,6 +83,36 @@ def test_the_adapter_is_told_the_classes_on_the_scale_of_the_networks_own_loss(
     targets = torch.stack([second.train.labels == label for label in second.classes], dim=1).float()
     expected = F.binary_cross_entropy_with_logits(scores, targets, reduction="none").sum(1).mean() / 50
     assert told == [pytest.approx(expected.item(), rel=1e-5)]
+
+
+def test_the_adapter_learns_from_pictures_of_anything_too_and_none_is_kept(
+    images: Stream, photos_of_nothing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Pairs] = []
+
+    def fit(self: Adaptation, pairs: Pairs, classification: Callable[[Tensor, Tensor], Tensor], **_: object) -> Adapter:
+        given.append(pairs)
+        return lambda rows: rows
+
+    monkeypatch.setattr(Adaptation, "fit", fit)
+    one = learner(features_per_class=7, unlabelled=str(photos_of_nothing))
+    first, second = images.tasks[:2]
+    one.learn(first)
+    before = one.network_
+    one.learn(second)
+    (pairs,) = given
+    own = len(second.train)
+    assert torch.equal(pairs.old[:own], extract(before, second.train))
+    assert pairs.columns[:own].tolist() == one.columns(second, second.train.labels).tolist()
+    beside = windows(photos_of_nothing, second.train.shape, UNLABELLED, one.seed, 1)
+    assert torch.allclose(pairs.new[own:], extract(one.network_, beside), atol=1e-5)
+    assert pairs.columns[own:].unique().tolist() == [-1] and len(pairs.columns) == own + UNLABELLED
+    assert one.memory.features.counts.tolist() == [7] * 4
+
+
+def test_pictures_of_anything_that_are_not_there_are_told_of_before_anything_is_learned(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere cannot be found"):
+        learner(unlabelled=str(tmp_path / "nowhere")).check(4)
 
 
 def test_unadapted_features_stay_as_they_are(vectors: Stream) -> None:

@@ -22,6 +22,7 @@ LATER: Mapping[str, Any] = {
     "old_weights_from": 0.0,
     "precision": "float32",
     "shrinkage": 0.05,
+    "unlabelled": None,
 }
 
 

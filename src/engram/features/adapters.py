@@ -39,7 +39,7 @@ class Pairs:
 
     old: Tensor  # (n, d): v̄ = h_{t−1}(x)
     new: Tensor  # (n, d): v = h_t(x)
-    columns: Tensor  # int64 (n,)
+    columns: Tensor  # int64 (n,); negative, of images of no class, which tell how the network has moved as well
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Adaptation:
         classes it has seen. An MLP of few steps is enough to tell, and where there is but one class, none is trusted.
         """
         pairs = source.pairs
-        classes = pairs.columns.unique()
+        classes = pairs.columns[pairs.columns >= 0].unique()
         if len(classes) < 2:
             return "ridge"
         left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
@@ -161,6 +161,7 @@ class Adaptation:
         if self.adapter_start == "least-squares":
             some = slice(None, None, -(-len(old) // START_PAIRS))  # spread over all
             adapter.start_at(old[some], F.normalize(pairs.new[some]))
+        any_unlabelled = bool((pairs.columns < 0).any())
         optimiser = uncompiled(torch.optim.Adam)(adapter.parameters(), self.adapter_rate, fused=True)
         with progress.phase("adapt", self.steps) as phase:
             for step, batch in enumerate(self._batches(len(old), source)):
@@ -169,7 +170,12 @@ class Adaptation:
                 carried = adapter(old[batch])  # (b, d), unit
                 similarity = feature_distillation(carried, pairs.new[batch])
                 # A plain head scores by length too, so what it sees has the length the new network gives.
-                loss = self.alpha * similarity + source.classification(carried * norms[batch], pairs.columns[batch])
+                scored, columns = carried * norms[batch], pairs.columns[batch]
+                if any_unlabelled:
+                    scored, columns = scored[columns >= 0], columns[columns >= 0]
+                loss = self.alpha * similarity
+                if len(columns):
+                    loss = loss + source.classification(scored, columns)
                 if not math.isfinite(loss.item()):
                     raise TrainingError("The adapter's loss is not finite. Nothing of this task was kept.")
                 optimiser.zero_grad()

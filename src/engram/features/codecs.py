@@ -124,7 +124,9 @@ class Product(Coded):
 
     codes: Tensor  # uint8 (n, m)
     codebook: Tensor  # float16 (m, min(256, n), d / m): its rounding is nothing beside the distance to a centroid
-    rotation: Tensor | None = None  # float16 (d, d): its columns are orthogonal, and as long as directions are stretched
+    rotation: Tensor | None = (
+        None  # float16 (d, d): its columns are orthogonal, and as long as directions are stretched
+    )
 
     @classmethod
     def of(cls, vectors: Tensor, bytes_each: int, before: Coded | None = None) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Task
+from engram.data.windows import check_folder, windows
 from engram.features import (
     Adaptation,
     Adapter,
@@ -32,6 +34,8 @@ from engram.methods.learner import Kept, Learner
 from engram.network import Network, extract
 from engram.progress import SILENT, Progress
 
+UNLABELLED = 5000  # windows of pictures of no class: as many as CIFAR-100's tasks have images
+
 
 @dataclass(kw_only=True)
 class Features(Learner):
@@ -45,6 +49,9 @@ class Features(Learner):
     shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.05  # of the discriminant's covariance
     penalty: PositiveFloat = 1.0  # of ridge
     balanced: bool = True  # §5.4: it learns from L features of every class; otherwise from all of the task's
+    # A folder of pictures of anything. Adapters learn from them too, for the more different images they see of how the
+    # network has moved, the better they are. Nothing of them is kept.
+    unlabelled: str | None = None
 
     # What carried vectors over last, for whoever wants to know how well. It is not part of what is kept.
     adapter_: Adapter | None = field(default=None, init=False, repr=False)
@@ -52,6 +59,8 @@ class Features(Learner):
     def check(self, classes: int) -> None:
         super().check(classes)
         self.coding.check()
+        if self.unlabelled is not None:
+            check_folder(Path(self.unlabelled))
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         samples = self.rehearsal(task)
@@ -102,9 +111,15 @@ class Features(Learner):
             return stored
         device = network.mean.device
         old = self.extract(samples, progress)  # (n, d): v̄ = h_{t−1}(x)
-        pairs = Pairs(old.to(device), features.to(device), columns.to(device))
         paired = torch.zeros(network.classes, dtype=torch.bool)
         paired[columns] = True
+        if self.unlabelled is not None:
+            folder = Path(self.unlabelled)
+            beside = windows(folder, samples.shape, UNLABELLED, self.seed, self.tasks_, progress)
+            old = torch.cat([old, self.extract(beside, progress)])
+            features = torch.cat([features, extract(network, beside, progress)])
+            columns = torch.cat([columns, beside.labels])
+        pairs = Pairs(old.to(device), features.to(device), columns.to(device))
 
         def classification(carried: Tensor, targets: Tensor) -> Tensor:
             return self.objective.classification(network.head(carried), targets, paired)

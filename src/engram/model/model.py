@@ -22,7 +22,7 @@ NOTHING_ELSE = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
-NOT_KEPT = ("weights", "device")  # settings that say where something was, not what the model is
+NOT_KEPT = ("weights", "unlabelled", "device")  # settings that say where something was, not what the model is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def remake(learner: Learner, /, **changed: Any) -> Learner:
 
 def unlearned(learner: Learner, /, **changed: Any) -> Learner:
     """A learner with the same settings but for those `changed`, which knows nothing yet."""
-    own = {"network": learner.network, "device": learner.device}
+    own = {name: getattr(learner, name) for name in ("network", "unlabelled", "device") if hasattr(learner, name)}
     return make(learner.name, **{**_settings(learner), **own, **changed})
 
 
