@@ -536,6 +536,20 @@ def test_more_pictures_are_gone_through_less_often(tmp_path: Path) -> None:
     assert epochs[0] > epochs[1] >= 5
 
 
+def test_pictures_of_anything_are_learned_from_too_and_their_place_is_not_kept(tmp_path: Path) -> None:
+    folder, wishes = ModelFolder(tmp_path / "model"), Wishes(image_size=SIDE, epochs=1)
+    learn(folder, draw(tmp_path / "first", ("a", "b"), 6), wishes)
+    anything = draw(tmp_path / "anything", ("x", "y"), 4)
+    second = draw(tmp_path / "second", ("c", "d"), 6)
+    given = replace(wishes, settings={"unlabelled": str(anything)})
+    learn(folder, second, given)
+    assert "unlabelled" not in folder.current().settings
+    assert load(folder).names == ("a", "b", "c", "d")
+    with pytest.raises(UsageError, match="gone cannot be found"):
+        learn(folder, second, replace(wishes, settings={"unlabelled": str(tmp_path / "gone")}))
+    assert folder.current().generation == 2
+
+
 def test_a_new_model_starts_from_weights_of_the_network_they_are_of(tmp_path: Path) -> None:
     from engram import storage
     from engram.network.extractors import ResNet32
