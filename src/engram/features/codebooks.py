@@ -21,7 +21,7 @@ ITERATIONS = 25  # of k-means
 MOST = 2**16  # vectors that centroids are found from
 TRIAL_ITERATIONS, TRIED = 5, 2**12  # of k-means, and vectors, that tell which rotation is the best
 NOTHING = 1e-9  # what a direction's size is at the least, beside the largest: those that no vector has
-STRETCH = 0.25  # an error counts by a direction's mean square to this power less: 0 is plainly, 1 is by its share
+STRETCH = 0.25  # s: an error counts by the mean square of its direction to the power of -s (docs/findings.md, Bytes)
 
 Turned = tuple[Tensor, Tensor]  # a basis (d, d), and centroids of the parts of vectors in it (m, 256, d / m)
 
