@@ -549,7 +549,9 @@ def test_what_will_be_kept_is_foretold_to_the_byte(method: str, kind: str) -> No
     dataset = blobs(classes=4) if kind == "vectors" else patterns()
     settings = {**KEPT[method], "epochs": 1} | ({"adapter_steps": 5} if method in ("features", "hybrid") else {})
     plan = Plan(method=method, settings=settings, classes_per_task=2)
-    foretold = estimate(plan, dataset, measure_costs(plan.learner(dataset), dataset.train, len(dataset.class_names)))
+    learner = plan.learner(dataset)
+    costs = measure_costs(learner, dataset.train, len(dataset.class_names))
+    foretold = estimate(learner, plan.stream(dataset), costs)
     result = plan.run(dataset)
     assert foretold.kept_bytes == result.memory_bytes
     assert (result.memory_bytes > 0) == (method != "lwf")
@@ -569,7 +571,9 @@ def test_no_more_is_foretold_than_classes_have(method: str, settings: dict[str, 
     dataset = replace(whole, train=whole.train.select(torch.arange(8, len(whole.train))))
     quick = {"epochs": 1} | ({"adapter_steps": 5} if method == "features" else {})
     plan = Plan(method=method, settings={**settings, **quick}, classes_per_task=2, validation=0.1)
-    foretold = estimate(plan, dataset, measure_costs(plan.learner(dataset), dataset.train, len(dataset.class_names)))
+    learner = plan.learner(dataset)
+    costs = measure_costs(learner, dataset.train, len(dataset.class_names))
+    foretold = estimate(learner, plan.stream(dataset), costs)
     assert foretold.kept_bytes == plan.run(dataset).memory_bytes
 
 
