@@ -14,8 +14,16 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from engram.errors import DataError, EngramWarning, TrainingError, UsageError
-from engram.features import classifiers, multinomial, squared_hinge
-from engram.features.classifiers import CLASSIFIERS, Classifier, Discriminant, LinearSVM, NearestMean, Ridge, Softmax
+from engram.features import multinomial, squared_hinge
+from engram.features.classifiers import (
+    CLASSIFIERS,
+    LDA,
+    Classifier,
+    LinearSVM,
+    NearestMean,
+    Ridge,
+    Softmax,
+)
 
 
 def overlapping(sizes: list[int], width: int, noise: float = 1.5, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -159,7 +167,7 @@ def test_the_svm_of_one_class_matches_its_closed_form() -> None:
 def test_solving_the_classes_in_turns_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = overlapping([30] * 7, 16)
     together = LinearSVM(tolerance=1e-8).fit(features, labels).scores(features)
-    monkeypatch.setattr(classifiers, "BLOCK", 3 * len(features))
+    monkeypatch.setattr("engram.features.classifiers.svm.BLOCK", 3 * len(features))
     in_turns = LinearSVM(tolerance=1e-8).fit(features, labels).scores(features)
     torch.testing.assert_close(in_turns, together, rtol=0, atol=1e-5)
 
@@ -191,7 +199,7 @@ def test_the_nearest_mean_matches_a_loop_over_its_definition() -> None:
 def test_ridge_matches_scikit_learn(sizes: list[int], penalty: float) -> None:
     features, labels = overlapping(sizes, 20)
     ours = Ridge(penalty).fit(features, labels).scores(features).numpy()
-    theirs = RidgeClassifier(alpha=penalty).fit(features.double().numpy(), labels.numpy())
+    theirs = RidgeClassifier(alpha=penalty, class_weight="balanced").fit(features.double().numpy(), labels.numpy())
     expected = theirs.decision_function(features.double().numpy())
     if len(sizes) == 2:  # scikit-learn has one column for two classes
         expected = np.stack([-expected, expected], axis=1)
@@ -237,26 +245,26 @@ def test_softmax_regression_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("sizes", [[30] * 5, [100, 20, 3], [25, 35]])
 @pytest.mark.parametrize("shrinkage", [0.01, 0.05, 0.9])
-def test_the_discriminant_matches_scikit_learn(sizes: list[int], shrinkage: float) -> None:
+def test_lda_matches_scikit_learn(sizes: list[int], shrinkage: float) -> None:
     features, labels = overlapping(sizes, 20)
     equal = [1 / len(sizes)] * len(sizes)
     theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage, priors=equal)
     theirs.fit(features.double().numpy(), labels.numpy())
-    ours = Discriminant(shrinkage).fit(features, labels).scores(features)
+    ours = LDA(shrinkage).fit(features, labels).scores(features)
     expected = torch.tensor(theirs.predict_proba(features.double().numpy()))
     torch.testing.assert_close(ours.double().softmax(dim=1), expected, rtol=0, atol=1e-4)
 
 
-def test_the_discriminant_wholly_shrunk_is_the_nearest_mean() -> None:
+def test_lda_wholly_shrunk_is_the_nearest_mean() -> None:
     features, labels = overlapping([20, 5, 1, 30], 12)
     means = torch.stack([features[labels == label].mean(0) for label in labels.unique()])
     nearest = torch.cdist(features.double(), means.double()).argmin(dim=1)
-    assert torch.equal(Discriminant(1.0).fit(features, labels).scores(features).argmax(dim=1), nearest)
+    assert torch.equal(LDA(1.0).fit(features, labels).scores(features).argmax(dim=1), nearest)
 
 
-def test_the_discriminant_of_one_vector_a_class_is_the_nearest() -> None:
+def test_lda_of_one_vector_a_class_is_the_nearest() -> None:
     features, labels = overlapping([1, 1, 1], 8)
-    scores = Discriminant().fit(features, labels).scores(features)
+    scores = LDA().fit(features, labels).scores(features)
     assert torch.equal(labels.unique()[scores.argmax(dim=1)], labels)
 
 

@@ -1,7 +1,18 @@
-"""What is kept of the past, carried over into the present, and used."""
+"""Stored features: memories, codecs and adapters, and the classifiers that are fitted to them."""
 
 from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, carry_over, fit_ridge, kind_of
-from engram.features.classifiers import CLASSIFIERS, Classifier, Discriminant, LinearSVM, NearestMean, Ridge, Softmax
+from engram.features.classifiers import (
+    CLASSIFIERS,
+    LDA,
+    Auto,
+    Classifier,
+    Discriminant,
+    LinearSVM,
+    NearestMean,
+    RandomProjection,
+    Ridge,
+    Softmax,
+)
 from engram.features.codecs import Codec, Coded, Coding
 from engram.features.herding import herd
 from engram.features.memory import (
@@ -16,9 +27,11 @@ from engram.features.memory import (
 
 __all__ = [
     "CLASSIFIERS",
+    "LDA",
     "MEGABYTE",
     "Adaptation",
     "Adapter",
+    "Auto",
     "Classifier",
     "Codec",
     "Coded",
@@ -31,6 +44,7 @@ __all__ = [
     "Memory",
     "NearestMean",
     "Pairs",
+    "RandomProjection",
     "Ridge",
     "Softmax",
     "carry_over",

@@ -1,0 +1,36 @@
+"""Classifiers on unit features: closed forms (ridge, LDA, nearest mean), a linear SVM and softmax regression."""
+
+from engram.features.classifiers.auto import Auto
+from engram.features.classifiers.base import Classifier
+from engram.features.classifiers.lda import LDA
+from engram.features.classifiers.nearest_mean import NearestMean
+from engram.features.classifiers.random_projection import RandomProjection
+from engram.features.classifiers.ridge import Ridge
+from engram.features.classifiers.softmax import Softmax
+from engram.features.classifiers.svm import LinearSVM
+
+CLASSIFIERS: dict[str, type[Classifier]] = {
+    "auto": Auto,
+    "ridge": Ridge,
+    "lda": LDA,
+    "discriminant": LDA,  # its name in models saved by version 0.1
+    "nearest-mean": NearestMean,
+    "random-projection": RandomProjection,
+    "svm": LinearSVM,
+    "softmax": Softmax,
+}
+
+Discriminant = LDA  # its name in version 0.1
+
+__all__ = [
+    "CLASSIFIERS",
+    "LDA",
+    "Auto",
+    "Classifier",
+    "Discriminant",
+    "LinearSVM",
+    "NearestMean",
+    "RandomProjection",
+    "Ridge",
+    "Softmax",
+]

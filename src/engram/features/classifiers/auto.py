@@ -1,0 +1,100 @@
+"""The classifier with the best leave-one-out accuracy among a few."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from engram.errors import DataError
+from engram.features.classifiers.base import Classifier
+from engram.features.classifiers.closed_form import ClosedForm
+from engram.features.classifiers.judging import balanced_accuracy, judged_rows
+from engram.features.classifiers.lda import LDA
+from engram.features.classifiers.moments import Moments
+from engram.features.classifiers.nearest_mean import NearestMean
+from engram.features.classifiers.random_projection import RandomProjection
+from engram.features.classifiers.ridge import Ridge
+
+# In order of preference among equally accurate ones. Saved models store an index, so only append to it.
+CANDIDATES: tuple[ClosedForm, ...] = (
+    Ridge(1.0),
+    Ridge(0.3),
+    Ridge(3.0),
+    LDA(0.2),
+    LDA(0.5),
+    NearestMean(),
+    RandomProjection(),
+)
+FALLBACK = 5  # the nearest mean, for when no class has two samples to compare by
+FEW_DIMENSIONS = 256  # up to which random features may help; they are not worth their cost on strong features
+
+
+@dataclass
+class Auto(Classifier):
+    """Ridge regression, LDA, nearest mean or random projection, whichever has the best leave-one-out accuracy.
+
+    The accuracy is class-balanced, and measured on at most 5,000 samples. After `fit`, `chosen_` is the classifier and
+    `description_` names it; `weight_` and `intercept_` are its own. `held_out_scores` are those of `chosen_`: the
+    selection among up to seven candidates is not nested, so their accuracy is slightly optimistic. The benchmark
+    measures by how much.
+    """
+
+    chosen_: ClosedForm = field(init=False, repr=False, compare=False)
+    description_: str = field(init=False, repr=False, compare=False)
+
+    @property
+    def description(self) -> str:
+        return self.description_ if "chosen_" in vars(self) else "best by leave-one-out"
+
+    def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        moments = Moments(features, labels)
+        index, chosen = choose(moments)
+        return {**chosen.solve(moments), "chosen": torch.tensor(index)}
+
+    def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        if "chosen_" in vars(self):
+            return self.chosen_._held_out(features, labels, rows)
+        moments = Moments(features, labels.to(features.device))
+        return choose(moments)[1].held_out(moments, rows.to(moments.samples.device))
+
+    def scores(self, features: Tensor) -> Tensor:
+        """The scores of the chosen classifier: (n, K)."""
+        self.check_fitted()
+        return self.chosen_.scores(features)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state of the chosen classifier, and which one it is."""
+        self.check_fitted()
+        return {**self.chosen_.state(), "chosen": torch.tensor(CANDIDATES.index(self.chosen_))}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Restore what `state` returned."""
+        self._require(tensors, "classes", "intercept", "weight", "chosen")
+        index = int(tensors["chosen"])
+        if not 0 <= index < len(CANDIDATES):
+            raise DataError(f"A saved Auto chose candidate {index}, and this version knows {len(CANDIDATES)}.")
+        self.chosen_ = copy.copy(CANDIDATES[index]).restore(tensors)
+        self.description_ = self.chosen_.description
+        return super().restore(tensors)
+
+
+def choose(moments: Moments) -> tuple[int, ClosedForm]:
+    """The index in `CANDIDATES` of the candidate with the best leave-one-out accuracy, and the candidate, tuned."""
+    rows = judged_rows(moments.members)
+    if len(moments.classes) == 1 or not len(rows):
+        return FALLBACK, CANDIDATES[FALLBACK]
+    members = moments.members[rows]
+    best, found = -1.0, (FALLBACK, CANDIDATES[FALLBACK])
+    for index, candidate in enumerate(CANDIDATES):
+        if isinstance(candidate, RandomProjection) and moments.dimension > FEW_DIMENSIONS:
+            continue
+        tuned = candidate.tuned(moments)
+        accuracy = balanced_accuracy(tuned.held_out(moments, rows, coarse=True), members)
+        if accuracy > best:
+            best, found = accuracy, (index, tuned)
+    return found

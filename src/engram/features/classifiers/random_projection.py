@@ -1,0 +1,109 @@
+"""Ridge regression on random nonlinear features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.features.classifiers.closed_form import ClosedForm, LeaveOneOut
+from engram.features.classifiers.judging import balanced_accuracy, judged_rows
+from engram.features.classifiers.moments import Moments
+from engram.features.classifiers.ridge import Ridge
+
+SEED = 2023  # of the random signs; saved models depend on it
+PER_SAMPLE = 10  # random features per sample; more do not help
+PENALTIES = (0.1, 1.0, 0.01, 0.001)  # ties go to the first
+
+
+@dataclass
+class RandomProjection(ClosedForm):
+    """Ridge regression on h = relu(x W / √d), where W (d, width) is random signs (RanPAC, McDonnell et al., 2023).
+
+    `weight_` is (K, width). W is regenerated and not part of the state. The penalty is relative to width / 2d, the
+    expected squared length of h for a unit vector x; unless given, leave-one-out accuracy chooses it.
+    """
+
+    width: int = 5000  # random features, at most ten per sample
+    penalty: float | None = None
+
+    dimension_: int = field(init=False, repr=False, compare=False)  # d
+
+    @property
+    def description(self) -> str:
+        width = self.weight_.shape[1] if "weight_" in vars(self) else self.width
+        return f"random projection (width {width})"
+
+    def tuned(self, moments: Moments) -> Self:
+        """Choose the penalty by leave-one-out accuracy."""
+        if self.penalty is not None:
+            return self
+        candidates = [replace(self, penalty=penalty) for penalty in PENALTIES]
+        rows = judged_rows(moments.members)
+        if not len(rows):
+            return candidates[0]
+        accuracies = [
+            balanced_accuracy(each.held_out(moments, rows, coarse=True), moments.members[rows]) for each in candidates
+        ]
+        return candidates[accuracies.index(max(accuracies))]
+
+    def solve(self, moments: Moments) -> dict[str, Tensor]:
+        """Solve ridge regression on the random features."""
+        ridge, lifted = self._lifted(moments)
+        return {**ridge.solve(lifted), "dimension": torch.tensor(moments.samples.shape[1])}
+
+    def leave_one_out(self, moments: Moments, coarse: bool) -> LeaveOneOut:
+        """Leave out samples of ridge regression on the random features."""
+        ridge, lifted = self._lifted(moments)
+        return ridge.leave_one_out(lifted, coarse)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """The least-squares estimate of +1 for the class and −1 for the rest: (n, K)."""
+        self.check_fitted()
+        self._check_width(features, self.dimension_)
+        return self._affine(project(features, self.weight_.shape[1]))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the fitted state; W is not part of it."""
+        return {**super().state(), "dimension": torch.tensor(self.dimension_)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Restore what `state` returned."""
+        self._require(tensors, "classes", "intercept", "weight", "dimension")
+        self.dimension_ = int(tensors["dimension"])
+        random_signs(self.dimension_, tensors["weight"].shape[1])  # generated here, not while a graph is traced
+        return super().restore(tensors)
+
+    def _lifted(self, moments: Moments) -> tuple[Ridge, Moments]:
+        """The ridge regression to solve, and the moments of the random features."""
+        if self.penalty is None:
+            raise ValueError("choose the penalty first, by tuned()")
+        self._check_positive(width=self.width, penalty=self.penalty)
+        width = min(self.width, PER_SAMPLE * len(moments))
+        if width not in moments.derived:
+            moments.derived[width] = Moments(
+                moments.samples, moments.labels, lambda rows: project(rows, width).double(), width
+            )
+        return Ridge(self.penalty * width / (2 * moments.samples.shape[1])), moments.derived[width]
+
+
+def project(features: Tensor, width: int) -> Tensor:
+    """relu(x W / √d) for every row x of features (n, d): (n, width), float32."""
+    dimension = features.shape[1]
+    signs = random_signs(dimension, width).to(features.device)
+    return torch.relu(features.detach().float() @ signs / dimension**0.5)
+
+
+@lru_cache(maxsize=4)
+def random_signs(dimension: int, width: int) -> Tensor:
+    """Random ±1 (dimension, width), float32, the same for ever; fewer columns are the first of more."""
+    words = -(-dimension // 64)  # for each column
+    # NumPy guarantees the stream of a bit generator, but not that of the distributions drawn from it.
+    stream = np.random.PCG64(SEED).random_raw(words * width).astype("<u8")
+    bits = np.unpackbits(stream.view(np.uint8), bitorder="little").reshape(width, 64 * words)[:, :dimension]
+    return torch.from_numpy(2.0 * bits.T.astype(np.float32) - 1.0).contiguous()
