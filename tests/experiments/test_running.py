@@ -15,7 +15,7 @@ from engram.experiments import Plan, Result, Trainings, run, seed_folders, summa
 from engram.experiments.checkpoint import RunFolder
 from engram.methods import METHODS, Learner, make, setting_names
 from engram.network import Network
-from engram.network.extractors import make_extractor
+from engram.network.catalogue import make_extractor
 from engram.storage import load_tensors, save_tensors
 
 

@@ -10,15 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import DataError, UsageError
-from engram.network.extractors import (
-    EXTRACTORS,
-    ResNet18,
-    ResNet32,
-    choose_extractor,
-    feature_dimension,
-    load_weights,
-    make_extractor,
-)
+from engram.network.catalogue import FROM_SCRATCH, choose_extractor, make_extractor
+from engram.network.extractors import ResNet18, ResNet32, feature_dimension
+from engram.network.weights import load_weights
 from engram.storage import save_tensors
 
 
@@ -112,7 +106,7 @@ def resnet(state: dict[str, Tensor], x: Tensor, blocks: list[int], *, large_stem
 )
 def test_a_resnet_computes_what_its_paper_says(name: str, blocks: list[int], large_stem: bool, side: int) -> None:
     torch.manual_seed(0)
-    network = EXTRACTORS[name](3).double().eval()
+    network = FROM_SCRATCH[name](3).double().eval()
     for tensor in network.state_dict().values():
         if tensor.ndim == 1:  # of batch norms: statistics that are not those of a new network
             tensor.uniform_(0.5, 1.5)
@@ -198,12 +192,12 @@ def batch_for(name: str, count: int = 4) -> Tensor:
 def with_and_without(name: str) -> tuple[nn.Module, nn.Module]:
     """Twice the same weights: with the last ReLU, and without."""
     torch.manual_seed(0)
-    with_it, without = (EXTRACTORS[name](3, last_relu=last_relu).eval() for last_relu in (True, False))
+    with_it, without = (FROM_SCRATCH[name](3, last_relu=last_relu).eval() for last_relu in (True, False))
     without.load_state_dict(with_it.state_dict())
     return with_it, without
 
 
-@pytest.mark.parametrize("name", EXTRACTORS)
+@pytest.mark.parametrize("name", FROM_SCRATCH)
 def test_without_the_last_relu_features_have_both_signs_and_with_it_one(name: str) -> None:
     with_it, without = with_and_without(name)
     with torch.no_grad():
@@ -213,16 +207,16 @@ def test_without_the_last_relu_features_have_both_signs_and_with_it_one(name: st
     assert bool((after < 0).any()) and bool((after > 0).any())
 
 
-@pytest.mark.parametrize("name", EXTRACTORS)
+@pytest.mark.parametrize("name", FROM_SCRATCH)
 def test_the_last_relu_changes_neither_names_nor_shapes_of_weights(name: str) -> None:
     shapes = [
-        {key: tuple(tensor.shape) for key, tensor in EXTRACTORS[name](3, last_relu=last_relu).state_dict().items()}
+        {key: tuple(tensor.shape) for key, tensor in FROM_SCRATCH[name](3, last_relu=last_relu).state_dict().items()}
         for last_relu in (True, False)
     ]
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("name", EXTRACTORS)
+@pytest.mark.parametrize("name", FROM_SCRATCH)
 def test_the_last_relu_is_all_that_is_left_out(name: str) -> None:
     with_it, without = with_and_without(name)
     outputs: list[Tensor] = []
@@ -263,7 +257,7 @@ def test_the_last_relu_is_left_out_of_an_extractor_made_by_name() -> None:
 )
 def test_the_extractor_goes_by_the_shape_of_the_inputs(shape: tuple[int, ...], name: str) -> None:
     assert choose_extractor(shape) == name
-    assert type(make_extractor("auto", shape)) is type(EXTRACTORS[name](shape[-1]))
+    assert type(make_extractor("auto", shape)) is type(FROM_SCRATCH[name](shape[-1]))
 
 
 def test_names_that_do_not_fit_are_refused_in_words() -> None:

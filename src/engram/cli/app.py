@@ -50,6 +50,7 @@ def _options(
 app.command("run")(run.run)
 app.command("methods")(listing.methods)
 app.command("datasets")(listing.datasets)
+app.command("networks")(listing.networks)
 app.command("suites")(suite.suites)
 app.command("suite")(suite.suite)
 app.command("report")(report.report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 NAMED = 12  # classes that a line names before it only counts
 GOOD_ENOUGH = 0.5
 MOST_DIGITS = 9  # of a number of epochs
-NOT_TRAINED = "left as it is: nothing to tell apart, "
 
 
 def learn(
@@ -43,14 +42,31 @@ def learn(
     ] = None,
     network: Annotated[
         str | None,
-        typer.Option(help="resnet18, resnet18-small, resnet32, small. Default: by the data."),
+        typer.Option(
+            metavar="NAME|hf:OWNER/NAME|FOLDER",
+            help="The network of a new model; `engram networks` lists them. Default: efficientnet-lite0, pretrained.",
+        ),
+    ] = None,
+    tune: Annotated[
+        Literal["none", "first", "every", "auto"] | None,
+        typer.Option(
+            help="When the network is trained: never, on the first update, on every one, or where held-out images "
+            "show that it helps. Default: auto."
+        ),
+    ] = None,
+    classifier: Annotated[
+        str | None,
+        typer.Option(
+            help="nearest-mean, ridge, lda, random-projection, softmax, svm, or auto: chosen by cross-validation on "
+            "the stored features. Default: auto with a pretrained network."
+        ),
     ] = None,
     image_size: Annotated[
         int | None, typer.Option(help="Pixels a side at which pictures are seen. Default: by the data.")
     ] = None,
     epochs: Annotated[str, typer.Option(help="How often the pictures are gone through, or auto.")] = "auto",
     from_weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Start a new model from a pretrained extractor: .safetensors.")
+        Path | None, typer.Option(metavar="FILE", help="Start a new model from the weights in a .safetensors or .pth.")
     ] = None,
     validate: Annotated[
         bool, typer.Option("--validate", help="Show each class before and after; publish only what is good enough.")
@@ -61,8 +77,11 @@ def learn(
             help=f"Least accuracy, as a mean over classes, to publish; {GOOD_ENOUGH} by default. Implies --validate."
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Publish the update even if accuracy on old classes falls sharply.")
+    ] = False,
     hold_out: Annotated[
-        float, typer.Option(help="The share of the pictures to judge and calibrate by; they are kept all the same.")
+        float, typer.Option(help="Where the network is trained: the share of the pictures held out to judge it by.")
     ] = 0.1,
     set: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")] = None,
     seed: Annotated[
@@ -89,7 +108,13 @@ def learn(
 
     validate = validate or at_least is not None
     settings = pairs(set or [])
-    own = {"features_per_class": features_per_class, "images_per_class": images_per_class, "network": network}
+    own = {
+        "features_per_class": features_per_class,
+        "images_per_class": images_per_class,
+        "network": network,
+        "tune": tune,
+        "classifier": classifier,
+    }
     for name, value in own.items():
         if value is not None and str(value) != settings.get(name, str(value)):
             option = f"--{name.replace('_', '-')} {value}"
@@ -97,6 +122,9 @@ def learn(
     wishes = Wishes(
         method=method,
         network=network,
+        tune=tune,
+        classifier=classifier,
+        force=force,
         image_size=image_size,
         epochs=_epochs(settings.pop("epochs", epochs)),
         features_per_class=features_per_class,
@@ -166,15 +194,24 @@ def _dry_run(folder: ModelFolder, source: Path, wishes: Wishes, progress: Progre
     per_class = getattr(learner, "features_per_class", None)
     lines = [
         f"would {what} {shown(folder.path)}: {_counts(proposal.new, proposal.more)}",
-        f"network {_network(proposal)} at {proposal.image_size} pixels, "
-        + (f"{counted(learner.training.epochs, 'epoch')}, " if proposal.trains else NOT_TRAINED)
-        + f"about {minutes(seconds)} here",
+        f"network {_network(proposal)} at {proposal.image_size} pixels, {_training(proposal)}; "
+        f"about {minutes(seconds)} here",
         f"kept: at most {megabytes(proposal.kept_bytes)}"
         + (f", up to {counted(per_class, 'feature')} a class" if per_class else "")
         + (f"; the budget is {megabytes(proposal.budget)}" if proposal.budget else ""),
         "Nothing was changed.",
     ]
     typer.echo("\n".join(lines))
+
+
+def _training(proposal: Proposal) -> str:
+    """Whether the network would be trained, and why."""
+    epochs = counted(proposal.learner.training.epochs, "epoch")
+    if proposal.tuning is None:
+        return f"tuned for {epochs} if a trial on held-out images shows that it helps"
+    if proposal.tuning.tunes:
+        return f"trained for {epochs} ({proposal.tuning.reason})"
+    return f"not trained ({proposal.tuning.reason})"
 
 
 def _network(proposal: Proposal) -> str:
@@ -217,42 +254,55 @@ def _lines(learned: Learned, model: Path) -> list[str]:
     lines = [
         f"learned {_counts(learned.new, learned.more)} in {minutes(learned.seconds)}",
         f"{shown(model)}, generation {learned.generation}: {counted(learned.classes, 'class')}; "
-        f"{megabytes(learned.kept_bytes)} kept in all, "
-        f"{megabytes(learned.seen_bytes)} seen in this lesson ({pictures})",
+        f"{megabytes(learned.kept_bytes)} stored in all; this update: {pictures}, {megabytes(learned.seen_bytes)}",
     ]
-    if learned.accuracy is not None:
-        held_out = counted(sum(each.images for each in learned.judged), "picture")
-        lines.append(f"accuracy {learned.accuracy:.3f} among all classes on {held_out} that it was not trained on")
+    lines.append(_accuracy(learned))
     calibration = learned.calibration
     if calibration.error_after is not None:
         lines.append(
-            f"probabilities: off by {calibration.error_after:.3f} on average, "
-            f"{calibration.error_before:.3f} before they were calibrated on those"
+            f"probabilities calibrated on {counted(calibration.images, 'held-out picture')}: "
+            f"expected calibration error {calibration.error_after:.3f}"
         )
+    lines.append(f"network {shown(learned.network)}: {'tuned' if learned.tuned else 'not tuned'} ({learned.tuning})")
+    lines.append(f"classifier: {learned.classifier}")
+    lines += [f"warning: {each}" for each in learned.warnings]
     adaptation = learned.adaptation
     if adaptation is not None and adaptation.adapted:
         lines.append(
-            f"stored vectors were carried over with ω {adaptation.omega:.3f} "
-            f"({adaptation.omega_unadapted:.3f} had they been left alone)"
+            f"stored features were adapted with ω {adaptation.omega:.3f} "
+            f"({adaptation.omega_unadapted:.3f} without adaptation)"
         )
     elif adaptation is not None:
         lines.append(
-            f"stored vectors were left as they are, with ω {adaptation.omega_unadapted:.3f} "
-            f"({adaptation.omega:.3f} had they been carried over)"
+            f"stored features were not adapted, with ω {adaptation.omega_unadapted:.3f} "
+            f"({adaptation.omega:.3f} with adaptation)"
         )
     return lines
 
 
+def _accuracy(learned: Learned) -> str:
+    """Accuracy, with all that is needed to know what it means; or that there is none, and what to do."""
+    if learned.accuracy is None or learned.interval is None:
+        return "accuracy: not known, as no picture was held out. Measure it with: engram evaluate MODEL FOLDER"
+    low, high = learned.interval
+    judged, classes = learned.held_out_classes, learned.classes
+    over = f"all {counted(classes, 'class')}" if judged == classes else f"{judged} of {counted(classes, 'class')}"
+    number = f"accuracy {learned.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f})"
+    text = f"{number} over {over}, on {counted(learned.held_out, 'held-out picture')}"
+    if learned.estimated:
+        text += ". This is an estimate: the network has changed since older pictures were seen"
+    if judged < classes:
+        text += ". Nothing is known of the others: measure them with engram evaluate MODEL FOLDER"
+    return text
+
+
 def _table(judged: Sequence[Judgement]) -> str:
-    """A line a class: what was gained, what was forgotten."""
+    """A line per class: accuracy before and after."""
     rows = [("before", "after", "held out", "kind", "class")]
     for each in judged:
         before, after = ("–" if value is None else f"{value:.3f}" for value in (each.before, each.after))
         rows.append((before, after, str(each.images or "–"), each.kind, each.name))
     lines = [table(rows, right=range(3))]
-    if any(not each.images and each.after is not None for each in judged):
-        lines.append(
-            "Where no picture was held out, the vectors that are kept were judged. How far pictures of these classes "
-            "have moved from them does not show there: engram evaluate tells, with pictures of your own."
-        )
+    if any(each.estimated for each in judged):
+        lines.append("These are estimates: the network has changed since older pictures were seen.")
     return "\n".join(lines)

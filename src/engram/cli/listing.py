@@ -1,9 +1,9 @@
-"""`engram methods` and `engram datasets`: what there is, one line each."""
+"""`engram methods`, `engram datasets` and `engram networks`: what there is, one line each."""
 
 from __future__ import annotations
 
 import json as json_format
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,6 +37,35 @@ def datasets(json: Json = False) -> None:
     from engram.data import DATASETS
 
     show("datasets", [{"name": name, "summary": entry.description} for name, entry in DATASETS.items()], json)
+
+
+def networks(json: Json = False) -> None:
+    """List the networks: parameters, d, input size, where the weights come from, licence, whether they are here."""
+    from engram.network import networks as all_networks
+
+    rows = all_networks()
+    if json:
+        typer.echo(json_format.dumps({"networks": rows}))
+        return
+    show("networks", [_network_row(row) for row in rows], json)
+    typer.echo(
+        "Also: hf:OWNER/NAME, a vision backbone of the Hugging Face hub (extra: hub), or a local folder in its layout; "
+        "from Python, your own torch.nn.Module.",
+        err=True,
+    )
+
+
+def _network_row(row: dict[str, Any]) -> dict[str, str]:
+    millions = f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else "–"
+    where = row["weights"] + (f", {row['licence']}" if row["licence"] else "")
+    return {
+        "name": row["name"],
+        "parameters": millions,
+        "dimension": f"d = {row['dimension']}" if row["dimension"] else "d = inputs",
+        "size": f"{row['input_size']} px" if row["input_size"] else "any size",
+        "offline": "here" if row["offline"] else "not installed",
+        "weights": f"{row['summary']}; weights: {where}",
+    }
 
 
 def _said(value: object) -> str:

@@ -29,7 +29,14 @@ def run(
     cache: Cache = None,
     workers: Workers = None,
     network: Annotated[
-        str | None, typer.Option(help="resnet32, resnet18, resnet18-small, small, mlp; by default it goes by the data.")
+        str | None,
+        typer.Option(
+            metavar="NAME|hf:OWNER/NAME|FOLDER", help="`engram networks` lists them. Default: from scratch, by the data."
+        ),
+    ] = None,
+    tune: Annotated[
+        Literal["none", "first", "every", "auto"] | None,
+        typer.Option(help="When the network is trained: never, on the first task, on every task, or auto."),
     ] = None,
     classes_per_task: Annotated[
         int | None, typer.Option(help="Classes that each task brings. Default: by the data.")
@@ -87,6 +94,7 @@ def run(
 
     flags = {
         "network": network,
+        "tune": tune,
         "epochs": epochs,
         "features_per_class": features_per_class,
         "images_per_class": images_per_class,

@@ -302,7 +302,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             wishes = wishes_of(parameters, len(inputs), inputs.shape[1:], seed, anew=model is None)
             proposal = propose_samples(model, arriving, inputs.shape[1:], wishes)
             columns = torch.tensor([proposal.labels[name] for name in names])[torch.from_numpy(codes)]
-            taught, _, _ = teach(model, proposal, Samples.of(_writable(inputs), columns), wishes)
+            taught = teach(model, proposal, Samples.of(_writable(inputs), columns), wishes).model
         return with_facts(
             taught,
             labels=kind,

@@ -22,6 +22,8 @@ LATER: Mapping[str, Any] = {
     "old_weights_from": 0.0,
     "precision": "float32",
     "shrinkage": 0.05,
+    "tune": "auto",
+    "tuned_weights": "auto",
     "unlabelled": None,
 }
 

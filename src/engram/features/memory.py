@@ -33,11 +33,16 @@ class _Grouped:
 
 
 class FeatureMemory(_Grouped):
-    """Unit feature vectors (n, d), given as they are, float32, or as a codec keeps them."""
+    """Unit feature vectors (n, d), given as they are, float32, or as a codec keeps them.
 
-    def __init__(self, vectors: Tensor | Coded, counts: Tensor) -> None:
+    `held_out` (bool, (n,)) marks those of images that no network was trained on, where somebody keeps account of it:
+    only they can show how good a classifier is.
+    """
+
+    def __init__(self, vectors: Tensor | Coded, counts: Tensor, held_out: Tensor | None = None) -> None:
         self.vectors = Plain(vectors) if isinstance(vectors, Tensor) else vectors
         self.counts = counts
+        self.held_out = held_out
 
     @classmethod
     def empty(cls, dimension: int = 0) -> FeatureMemory:
@@ -47,7 +52,8 @@ class FeatureMemory(_Grouped):
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor]) -> FeatureMemory:
         """The memory whose `tensors()` these are."""
-        return cls(coded({name: tensor for name, tensor in tensors.items() if name != "counts"}), tensors["counts"])
+        own = {name: tensor for name, tensor in tensors.items() if name not in ("counts", "held_out")}
+        return cls(coded(own), tensors["counts"], tensors.get("held_out"))
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -74,11 +80,16 @@ class FeatureMemory(_Grouped):
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is kept, by name."""
-        return {**self.vectors.tensors(), "counts": self.counts}
+        marks = {} if self.held_out is None else {"held_out": self.held_out}
+        return {**self.vectors.tensors(), "counts": self.counts, **marks}
 
     def chosen(self, rows: Tensor, counts: Tensor) -> FeatureMemory:
         """The memory of these rows (k,) alone, kept in the same way."""
-        return FeatureMemory(self.vectors.chosen(rows), counts)
+        return FeatureMemory(self.vectors.chosen(rows), counts, None if self.held_out is None else self.held_out[rows])
+
+    def marked(self, held_out: Tensor) -> FeatureMemory:
+        """The same vectors, with those of held-out images marked."""
+        return FeatureMemory(self.vectors, self.counts, held_out)
 
     def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor, coding: Coding = EXACT) -> FeatureMemory:
         """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of this one's rows −1 − s.

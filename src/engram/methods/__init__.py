@@ -23,6 +23,7 @@ from engram.methods.lucir import Rebalancing
 from engram.methods.memoryless import Memoryless
 from engram.methods.objectives import Classification, Distillation, Lesson, Objective
 from engram.methods.replay import Exemplars, Rehearsing, Replay
+from engram.methods.tuning import Tune, Tuning, decide
 from engram.settings import build, fields, spoken
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -160,8 +161,11 @@ __all__ = [
     "Rebalancing",
     "Rehearsing",
     "Replay",
+    "Tune",
+    "Tuning",
     "choose_device",
     "columns_of",
+    "decide",
     "dimension_of",
     "fit_budget",
     "largest",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,18 +14,14 @@ from torch.nn import functional as F
 from engram.data import Samples, Task
 from engram.data.windows import check_folder, windows
 from engram.features import (
+    CLASSIFIERS,
     Adaptation,
     Adapter,
     Classifier,
     Coding,
-    Discriminant,
     FeatureMemory,
-    LinearSVM,
     Memory,
-    NearestMean,
     Pairs,
-    Ridge,
-    Softmax,
     carry_over,
     select,
     warn_of_small_classes,
@@ -44,9 +40,12 @@ class Features(Learner):
     features_per_class: PositiveInt = 250  # L, §5.3
     coding: Coding = field(default_factory=Coding)
     adaptation: Adaptation = field(default_factory=Adaptation)
-    classifier: Literal["svm", "softmax", "discriminant", "nearest-mean", "ridge"] = "svm"  # g_W̃, §4.3
+    # g_W̃, §4.3; auto: chosen by leave-one-out cross-validation on the stored features
+    classifier: Literal[
+        "svm", "softmax", "lda", "discriminant", "nearest-mean", "ridge", "random-projection", "auto"
+    ] = "svm"
     C: PositiveFloat = 1.0  # of the SVM, LinearSVC's default; of softmax
-    shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.05  # of the discriminant's covariance
+    shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.05  # of LDA's covariance, towards a multiple of the identity
     penalty: PositiveFloat = 1.0  # of ridge
     balanced: bool = True  # §5.4: it learns from L features of every class; otherwise from all of the task's
     # A folder of pictures of anything. Adapters learn from them too, for the more different images they see of how the
@@ -89,14 +88,9 @@ class Features(Learner):
         return torch.cat([rows[old], features]), torch.cat([classes[old], columns])
 
     def make_classifier(self) -> Classifier:
-        made: dict[str, Classifier] = {
-            "svm": LinearSVM(C=self.C),
-            "softmax": Softmax(C=self.C),
-            "discriminant": Discriminant(self.shrinkage),
-            "nearest-mean": NearestMean(),
-            "ridge": Ridge(self.penalty),
-        }
-        return made[self.classifier]
+        kind = CLASSIFIERS[self.classifier]
+        own = {each.name for each in fields(kind)} & {"C", "shrinkage", "penalty"}  # type: ignore[arg-type]
+        return kind(**{name: getattr(self, name) for name in own})
 
     def _carry_over(
         self, samples: Samples, network: Network, features: Tensor, columns: Tensor, progress: Progress

@@ -24,7 +24,8 @@ class Joint(Learner):
     objective: Objective = field(default_factory=Classification)
 
     def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
-        return self.fit(task, progress, snapshots, start=None)
+        tunes = self.tuning(task, progress).tunes or not self.is_pretrained  # from scratch, every time
+        return self.fit(task, progress, snapshots, start=None, tunes=tunes)
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.data import Samples, Task, concatenate
-from engram.errors import DataError, EngramError
+from engram.errors import DataError, EngramError, UsageError
 from engram.features import Classifier, FeatureMemory, ImageMemory, Memory
 from engram.methods.objectives import Distillation, Lesson, Objective
+from engram.methods.tuning import Tune, Tuning, decide, judge
 from engram.network import (
     CosineHead,
     Network,
@@ -23,6 +24,7 @@ from engram.network import (
     Training,
     check_name,
     extract,
+    is_pretrained,
     make_network,
     parallel,
     restore_network,
@@ -52,6 +54,10 @@ class Learner(ABC):
     """
 
     network: str | nn.Module = "auto"  # §5.1: resnet32 for CIFAR, resnet18 for ImageNet; auto goes by the inputs' shape
+    # When the network is trained: never, on the first task, or on every one, as in the paper. auto: a network that
+    # starts from scratch on every task; a pretrained one on the first, where held-out images show that it gains.
+    tune: Tune = "auto"
+    tuned_weights: Literal["auto", "norms", "all"] = "auto"  # scales and shifts of norm layers, or all; auto: see above
     head: Literal["cosine", "linear", "corrected"] = "cosine"  # §4.1; corrected is BiC's
     scale: PositiveFloat = 16.0  # what a cosine head's learned scale begins at; ours, chosen on CIFAR-100's validation
     last_relu: bool = True  # whether the extractor ends in a ReLU; LUCIR's does not
@@ -85,8 +91,33 @@ class Learner(ABC):
         self.memory_ = Memory(FeatureMemory.empty(), ImageMemory.empty())
 
     def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
-        """A network trained on the task, started from the present one. The learner itself stays as it is."""
-        return self.fit(task, progress, snapshots, start=self.network_)
+        """A network trained on the task, started from the present one. The learner itself stays as it is.
+
+        Where the network is not to be tuned on this task, the present one itself.
+        """
+        tuning = self.tuning(task, progress)
+        if not tuning.tunes and self.make_classifier() is not None:
+            return self.network_ or self.initial_network(self.rehearsal(task), progress)
+        return self.fit(task, progress, snapshots, start=self.network_, tunes=tuning.tunes)
+
+    def tuning(self, task: Task, progress: Progress = SILENT) -> Tuning:
+        """Whether the network is to be trained on this task, and why."""
+        images = task.train.labels.unique(return_counts=True)[1].tolist()
+        decided = decide(self.tune, images, first=not self.tasks_, pretrained=self.is_pretrained)
+        if decided is not None:
+            return decided
+        return judge(
+            task,
+            self.initial_network(task.train, progress),
+            lambda some: self.fit(some, progress, None, start=None),
+            seed=self.seed,
+            progress=progress,
+        )
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether the network knows something before the first task."""
+        return is_pretrained(self.network) or self.weights is not None
 
     @abstractmethod
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
@@ -138,7 +169,10 @@ class Learner(ABC):
 
     def training_settings(self, task: int) -> dict[str, object]:
         """All settings on which the network depends that is trained on this task, 0 the first, beside the stream."""
-        names = ("network", "head", "scale", "last_relu", "weights", "old_weights", "old_weights_from", "seed")
+        names = (
+            *("network", "tune", "tuned_weights", "head", "scale", "last_relu", "weights"),
+            *("old_weights", "old_weights_from", "seed"),
+        )
         own = {name: getattr(self, name) for name in names}
         if not self.old_weights:
             own["old_weights_from"] = 0.0  # never, whatever it says
@@ -147,8 +181,13 @@ class Learner(ABC):
         kept = {name: value for name, value in settings.items() if name not in idle}
         return {"objective": type(self.objective).__name__, **kept}
 
-    def check(self, classes: int) -> None:  # noqa: B027 (most can learn any number)
-        """Refuse with a sentence, before anything is learned, what cannot be done for so many classes."""
+    def check(self, classes: int) -> None:
+        """Refuse, before anything is learned, what cannot be done for so many classes."""
+        if self.tune == "none" and not self.is_pretrained and isinstance(self.network, str):
+            raise UsageError(
+                f"The network '{self.network}' starts from random weights and must be trained: tune=none is for "
+                "pretrained ones, such as efficientnet-lite0. See: engram networks"
+            )
 
     # For methods: what they share.
 
@@ -183,9 +222,20 @@ class Learner(ABC):
         """
         return self.memory_.images, NOTHING
 
-    def fit(self, task: Task, progress: Progress, snapshots: Snapshots | None, *, start: Network | None) -> Network:
-        """Train a network on the rehearsal by the objective: from `start`, which is also the teacher, or anew."""
-        lesson = self._lesson(task, start, progress)
+    def fit(
+        self,
+        task: Task,
+        progress: Progress,
+        snapshots: Snapshots | None,
+        *,
+        start: Network | None,
+        tunes: bool = True,
+    ) -> Network:
+        """Train a network on the rehearsal by the objective: from `start`, which is also the teacher, or anew.
+
+        Where it is not to be tuned, only its head is trained.
+        """
+        lesson = self._lesson(task, start, progress, tunes)
         self.objective.prepare(lesson)
         self.training.fit(
             lesson.student,
@@ -203,11 +253,9 @@ class Learner(ABC):
         parallel.align(lesson.student)
         return lesson.student.eval().requires_grad_(False)
 
-    def _lesson(self, task: Task, start: Network | None, progress: Progress) -> Lesson:
-        samples, held_out = self.rehearsal(task), self.held_out(task)
-        columns = self.columns(task, samples.labels)
-        trained, apart = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
-        base = start or make_network(
+    def initial_network(self, samples: Samples, progress: Progress = SILENT) -> Network:
+        """The network before the first task, without classes, for samples like these."""
+        made = make_network(
             self.network,
             self.head,
             samples,
@@ -216,9 +264,22 @@ class Learner(ABC):
             last_relu=self.last_relu,
             weights=self.weights,
             side=self.training.crop,
+            progress=progress,
         )
+        return made.eval().requires_grad_(False).to(choose_device(self.device))
+
+    def _lesson(self, task: Task, start: Network | None, progress: Progress, tunes: bool) -> Lesson:
+        samples, held_out = self.rehearsal(task), self.held_out(task)
+        columns = self.columns(task, samples.labels)
+        trained, apart = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+        base = start or self.initial_network(samples, progress)
         classes = self.classes_with(task)
-        student = base.grown(len(classes) - base.classes, self.seed, "head", self.tasks_).to(choose_device(self.device))
+        gentle = self.tuned_weights == "norms" or (self.tuned_weights == "auto" and is_pretrained(self.network))
+        student = base.grown(
+            len(classes) - base.classes,
+            *(self.seed, "head", self.tasks_),
+            tuned=("norms" if gentle else "all") if tunes else "head",
+        ).to(choose_device(self.device))
         return Lesson(
             student=student,
             teacher=start.frozen() if start is not None else None,
@@ -272,6 +333,11 @@ class Learner(ABC):
     def make_classifier(self) -> Classifier | None:
         """An unfitted classifier of the kind that answers for this learner; None where the head does."""
         return None
+
+    @property
+    def classifier_description(self) -> str:
+        """What answers, in a few words."""
+        return "the network's head" if self.classifier_ is None else self.classifier_.description
 
     # The state, as tensors alone: whatever is saved holds no code.
 

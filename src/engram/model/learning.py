@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,22 +21,23 @@ from engram.data.left_out import LeftOut
 from engram.data.pictures import Pictures, read, scan
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.features import carry_over, kind_of
-from engram.methods import Features, Learner
+from engram.methods import Features, Kept, Learner, Tuning, columns_of
+from engram.model.accuracy import Accuracy
 from engram.model.calibration import calibrate
+from engram.model.evidence import Evidence, Judged, evidence, falls_sharply, judge, mark_held_out
 from engram.model.folder import ModelFolder
 from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save
 from engram.model.proposal import SMALLEST, Proposal, Wishes, check_names, check_validation, propose, propose_samples
+from engram.model.warning_signs import warning_signs
 from engram.model.writing import Writer
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
 
-FOLDS = 5
-
-Carrier = Literal["mlp", "ridge", "identity"]  # what carries stored vectors over; identity leaves them as they are
+Carrier = Literal["mlp", "ridge", "identity"]  # the adapter of stored features; identity leaves them as they are
 
 
 class NotGoodEnough(EngramError):
-    """What was learned is below what was asked for; nothing was published. `judged` says how good it was."""
+    """An update that is not good enough to be published. `judged` has the accuracy of each class."""
 
     def __init__(self, message: str, judged: tuple[Judgement, ...]) -> None:
         super().__init__(message)
@@ -45,13 +46,30 @@ class NotGoodEnough(EngramError):
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """How well one class is told from the others, before and after."""
+    """The accuracy on the held-out images of one class, before and after the update."""
 
     name: str
     kind: str  # new, more or old
-    images: int  # held out; 0 where stored vectors were judged by, each by a classifier that had not learned from it
-    before: float | None  # None where the class was not known, or there was nothing to judge it by
+    images: int  # held out, that `after` was measured on
+    before: float | None  # None where the class was new, or there was nothing to judge it by
     after: float | None
+    estimated: bool = False  # the features of these images were adapted when the network changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught:
+    """A model after an update, and how it fared."""
+
+    model: Model
+    accuracy: Accuracy | None  # on held-out images; None where there are none
+    judged: tuple[Judgement, ...]
+    tuning: Tuning
+    warnings: tuple[str, ...]
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the accuracy is an estimate: features were adapted when the network changed."""
+        return self.model.facts.evidence.estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +83,19 @@ class Learned:
     kept_bytes: int
     seen_bytes: int  # of the files that were learned from
     seconds: float
-    accuracy: float | None  # on the pictures held out, among all classes
+    accuracy: float | None  # on held-out images of all classes that have any
+    interval: tuple[float, float] | None  # 95 %
+    held_out: int  # images that accuracy was measured on
+    held_out_classes: int  # and their classes
+    estimated: bool  # some of their features were adapted when the network changed
     judged: tuple[Judgement, ...]
     calibration: Calibration
     adaptation: Adaptation | None
+    network: str
+    tuned: bool  # whether the network was trained in this update
+    tuning: str  # why, or why not
+    classifier: str
+    warnings: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = field(default=())  # files that are no pictures, and those that cannot be read
 
     def to_json(self) -> dict[str, Any]:
@@ -125,77 +152,121 @@ def _publish(
     seen_bytes: int,
 ) -> Learned:
     """Carry a proposal out, and save what comes of it."""
-    taught, judged, accuracy = teach(model, proposal, _labelled(pictures, proposal), wishes, progress)
+    taught = teach(model, proposal, _labelled(pictures, proposal), wishes, progress, _paths(pictures))
+    facts, learner = taught.model.facts, taught.model.learner
     seconds = time.monotonic() - begin
     record = {
         "new": dict(proposal.new),
         "more": dict(proposal.more),
         "seconds": round(seconds, 1),
-        "kept_bytes": taught.learner.memory.nbytes,
-        "accuracy": accuracy,
-        "omega": None if taught.facts.adaptation is None else taught.facts.adaptation.omega,
+        "kept_bytes": learner.memory.nbytes,
+        "accuracy": None if taught.accuracy is None else taught.accuracy.value,
+        "held_out": sum(facts.evidence.total),
+        "omega": None if facts.adaptation is None else facts.adaptation.omega,
     }
-    manifest = save(writer, taught, action="learn", record=record)
+    manifest = save(writer, taught.model, action="learn", record=record)
+    accuracy = taught.accuracy
     return Learned(
         generation=manifest.generation,
         new=proposal.new,
         more=proposal.more,
-        classes=len(taught.names),
-        kept_bytes=taught.learner.memory.nbytes,
+        classes=len(taught.model.names),
+        kept_bytes=learner.memory.nbytes,
         seen_bytes=seen_bytes,
         seconds=seconds,
-        accuracy=accuracy,
-        judged=judged,
-        calibration=taught.facts.calibration,
-        adaptation=taught.facts.adaptation,
+        accuracy=None if accuracy is None else accuracy.value,
+        interval=None if accuracy is None else (accuracy.low, accuracy.high),
+        held_out=0 if accuracy is None else accuracy.total,
+        held_out_classes=facts.evidence.classes,
+        estimated=taught.estimated,
+        judged=taught.judged,
+        calibration=facts.calibration,
+        adaptation=facts.adaptation,
+        network=str(learner.network),
+        tuned=taught.tuning.tunes,
+        tuning=taught.tuning.reason,
+        classifier=learner.classifier_description,
+        warnings=taught.warnings,
     )
 
 
 def teach(
-    model: Model | None, proposal: Proposal, samples: Samples, wishes: Wishes, progress: Progress = SILENT
-) -> tuple[Model, tuple[Judgement, ...], float | None]:
-    """The model that follows, how each class fares in it, and its accuracy on what was held out.
+    model: Model | None,
+    proposal: Proposal,
+    samples: Samples,
+    wishes: Wishes,
+    progress: Progress = SILENT,
+    paths: Sequence[str] = (),
+) -> Taught:
+    """The model that follows from these samples, and how good it is on held-out ones.
 
-    The network is trained without the samples that are held out; what is kept, and the classifier, come from all.
+    Where the network is trained, some samples are held out from that. Stored features and classifier come from all.
+    `paths` name the samples in warnings.
     """
     learner, index = proposal.learner, proposal.learner.tasks_
-    rest, apart = samples, samples.select(torch.arange(0))
-    if wishes.hold_out:
-        rest, apart = hold_out(samples, wishes.hold_out, learner.seed, f"held out {index}", smallest=SMALLEST)
     check_validation(wishes, [*proposal.new.values(), *proposal.more.values()])  # some may not have been readable
     before = model.facts if model is not None else Facts()
+    marks = learner.memory.features.held_out
     with threads_for(samples.shape), warnings.catch_warnings():
         # A class may well have fewer pictures than there is room for.
         warnings.filterwarnings("ignore", ".* fewer than .* all are kept", EngramWarning)
-        network = learner.train(_task(index, rest), progress) if proposal.trains else None
+        tuning = proposal.tuning or learner.tuning(_task(index, samples), progress)
+        if tuning.tunes or learner.make_classifier() is None:
+            kept, arrived, adaptation = _tuned(learner, samples, wishes, tuning, progress)
+        else:
+            network = learner.network_ or learner.initial_network(samples, progress)
+            kept = learner.absorb(_task(index, samples), network, progress)
+            arrived, adaptation = torch.ones(len(samples), dtype=torch.bool), None
+        mark_held_out(learner, kept, marks, arrived)
+        estimated = before.evidence.estimated or (tuning.tunes and index > 0)
+        judged = judge(learner) or _judge_head(learner, samples.select(arrived.nonzero().squeeze(1)))
+        found = evidence(judged, len(proposal.names), estimated=estimated)
         calibration = Calibration(temperature=before.calibration.temperature)
-        adaptation, carrier = None, None
-        judged: tuple[Judgement, ...] = ()
-        accuracy = None
-        if len(apart):
-            trial, adaptation, carrier = _trial(learner, network, _task(index, rest), apart, progress)
-            scores = trial.scores(_inputs(apart))
-            columns = trial.columns(_task(index, apart), apart.labels)
-            accuracy = float((scores.argmax(dim=1) == columns).double().mean())
-            judged = _judge(model, proposal, trial, apart, scores.argmax(dim=1), columns)
-            calibration = calibrate(scores, columns, before.calibration)
-            _refuse_below(wishes.at_least, judged)
-        with _carrying(learner, carrier):
-            learner.absorb(_task(index, samples), network or learner.trained, progress)
-    arrived = {**proposal.new, **proposal.more}
-    counts = [*before.seen, *([0] * len(proposal.new))]
-    seen = tuple(count + arrived.get(name, 0) for name, count in zip(proposal.names, counts, strict=True))
+        if judged is not None:
+            calibration = calibrate(judged.scores, judged.columns, before.calibration)
     facts = replace(
         before,
-        seen=seen,
+        seen=_seen(before, proposal),
         budget=proposal.budget,
         features_per_class=proposal.features_per_class,
         calibration=calibration,
         adaptation=adaptation,
+        evidence=found,
         epochs=wishes.epochs,
         hold_out=wishes.hold_out,
     )
-    return Model(learner, proposal.names, facts), judged, accuracy
+    taught = Taught(
+        model=Model(learner, proposal.names, facts),
+        accuracy=found.accuracy(),
+        judged=_judgements(proposal, before.evidence, found),
+        tuning=tuning,
+        warnings=warning_signs(learner, proposal, kept, paths),
+    )
+    _refuse(taught, before.evidence, wishes)
+    return taught
+
+
+def _seen(before: Facts, proposal: Proposal) -> tuple[int, ...]:
+    arrived = {**proposal.new, **proposal.more}
+    counts = [*before.seen, *([0] * len(proposal.new))]
+    return tuple(count + arrived.get(name, 0) for name, count in zip(proposal.names, counts, strict=True))
+
+
+def _tuned(
+    learner: Learner, samples: Samples, wishes: Wishes, tuning: Tuning, progress: Progress
+) -> tuple[Kept, Tensor, Adaptation | None]:
+    """Train the network on samples of which some are held out, and absorb all of them; which were held out (bool)."""
+    index = learner.tasks_
+    rest, apart = samples, samples.select(torch.arange(0))
+    if wishes.hold_out:
+        rest, apart = hold_out(samples, wishes.hold_out, learner.seed, f"held out {index}", smallest=SMALLEST)
+    network = learner.fit(_task(index, rest), progress, None, start=learner.network_, tunes=tuning.tunes)
+    adaptation, carrier = None, None
+    if len(apart) and index and isinstance(learner, Features):
+        adaptation, carrier = _judge_adapter(learner, network, _task(index, rest), apart, progress)
+    with _carrying(learner, carrier):
+        kept = learner.absorb(_task(index, samples), network, progress)
+    return kept, ~torch.isin(samples.rows, rest.rows), adaptation
 
 
 def _as_read(proposal: Proposal, pictures: Pictures) -> Proposal:
@@ -218,32 +289,35 @@ def _task(index: int, samples: Samples) -> Task:
     return Task(index, samples.classes(), samples, samples.select(torch.arange(0)))
 
 
-def _inputs(samples: Samples) -> Tensor:
-    return samples.batch(torch.arange(len(samples)))
+def _paths(pictures: Pictures) -> tuple[str, ...]:
+    return tuple(map(str, pictures.paths))
 
 
-def _trial(
-    learner: Learner, network: Network | None, task: Task, apart: Samples, progress: Progress
-) -> tuple[Learner, Adaptation | None, Carrier | None]:
-    """What the learner would become without what is held out, and how well its stored vectors were carried over.
+def _judge_head(learner: Learner, held_out: Samples) -> Judged | None:
+    """The head's scores of held-out samples: what there is of methods that store no features, for new classes alone."""
+    if learner.classifier_ is not None or not len(held_out):
+        return None
+    scores = learner.scores(held_out.batch(torch.arange(len(held_out))))
+    return Judged(scores, columns_of(held_out.labels, learner.classes_))
 
-    From a few images an adapter may learn nothing that holds for others: then vectors are better left as they are. What
-    carried them over comes last: with all images another might be chosen, which nobody has judged.
+
+def _judge_adapter(
+    learner: Learner, network: Network, task: Task, apart: Samples, progress: Progress
+) -> tuple[Adaptation | None, Carrier | None]:
+    """How well stored features are adapted, judged on held-out samples of the new classes, and which adapter to use.
+
+    From a few images an adapter may learn nothing that holds for others: then features are better left as they are.
+    With all images another adapter might be chosen that nobody has judged: so this choice stands.
     """
     trial = remake(learner)
-    trial.absorb(task, network or trial.trained, progress)
+    trial.absorb(task, network, progress)
     if not isinstance(trial, Features) or trial.adapter_ is None:
-        return trial, None, None
+        return None, None
     old, new = F.normalize(learner.extract(apart)), F.normalize(trial.extract(apart))
-    carried = carry_over(trial.adapter_, old, trial.trained.mean.device)
-    omega, unadapted = (float((vectors * new).sum(1).mean()) for vectors in (carried, old))
+    adapted = carry_over(trial.adapter_, old, trial.trained.mean.device)
+    omega, unadapted = (float((vectors * new).sum(1).mean()) for vectors in (adapted, old))
     adaptation = Adaptation(images=len(apart), omega=omega, omega_unadapted=unadapted, adapted=omega >= unadapted)
-    if adaptation.adapted:
-        return trial, adaptation, kind_of(trial.adapter_)
-    trial = remake(learner)
-    with _carrying(trial, "identity"):
-        trial.absorb(task, network or trial.trained, progress)
-    return trial, adaptation, "identity"
+    return adaptation, kind_of(trial.adapter_) if adaptation.adapted else "identity"
 
 
 @contextmanager
@@ -259,64 +333,52 @@ def _carrying(learner: Learner, carrier: Carrier | None) -> Iterator[None]:
         learner.adaptation = before
 
 
-def _judge(
-    model: Model | None, proposal: Proposal, trial: Learner, apart: Samples, answers: Tensor, columns: Tensor
-) -> tuple[Judgement, ...]:
-    earlier = _answers_before(model, apart) if model is not None else None
-    stored_before = _cross_validated(model.learner) if model is not None else {}
-    stored_after = _cross_validated(trial) if model is not None else {}
+def _judgements(proposal: Proposal, before: Evidence, after: Evidence) -> tuple[Judgement, ...]:
     judged = []
     for column, name in enumerate(proposal.names):
-        own = columns == column
         kind = "new" if name in proposal.new else "more" if name in proposal.more else "old"
-        if bool(own.any()):
-            known = earlier is not None and kind == "more"
-            before = float((earlier[own] == column).double().mean()) if known else None  # type: ignore[index]
-            after: float | None = float((answers[own] == column).double().mean())
-        else:
-            before, after = stored_before.get(column), stored_after.get(column)
-        judged.append(Judgement(name=name, kind=kind, images=int(own.sum()), before=before, after=after))
+        earlier = before.accuracy([column]) if column < len(before.total) else None
+        later = after.accuracy([column])
+        judged.append(
+            Judgement(
+                name=name,
+                kind=kind,
+                images=after.total[column],
+                before=None if earlier is None else earlier.value,
+                after=None if later is None else later.value,
+                estimated=after.estimated,
+            )
+        )
     return tuple(judged)
 
 
-def _answers_before(model: Model, apart: Samples) -> Tensor:
-    return model.learner.scores(_inputs(apart)).argmax(dim=1)
-
-
-def _cross_validated(learner: Learner) -> dict[int, float]:
-    """The accuracy on each class's stored vectors, each answered by a classifier that did not learn from it.
-
-    The images of old classes are gone, so this is what there is. The network did learn from them, so it flatters.
-    """
-    memory = learner.memory.features
-    if learner.make_classifier() is None or not len(memory):
-        return {}
-    # A class's rows lie in herding order: so each fold has a fair part of every class. Small ones are in none.
-    folds = torch.cat([torch.arange(count) % FOLDS - FOLDS * (count < FOLDS) for count in memory.counts.tolist()])
-    rows, columns = memory.rows, memory.columns
-    answers = torch.full((len(memory),), -1)
-    for fold in range(FOLDS):
-        classifier = learner.make_classifier()
-        assert classifier is not None
-        classifier.fit(rows[folds != fold], columns[folds != fold])
-        answers[folds == fold] = classifier.scores(rows[folds == fold]).argmax(dim=1)
-    right = (answers == columns).double()
-    return {
-        column: float(right[columns == column].mean())
-        for column, count in enumerate(memory.counts.tolist())
-        if count >= FOLDS
-    }
-
-
-def _refuse_below(at_least: float | None, judged: tuple[Judgement, ...]) -> None:
-    """The threshold is for the mean over classes, so that a large one does not hide a small one."""
-    known = [each.after for each in judged if each.after is not None]
-    if at_least is None or not known:
+def _refuse(taught: Taught, before: Evidence, wishes: Wishes) -> None:
+    """Refuse an update that is below what was asked for, or after which accuracy on the old classes falls sharply."""
+    if wishes.force:
         return
-    mean = sum(known) / len(known)
-    if mean < at_least:
+    old = range(len(before.total))
+    earlier, later = before.accuracy(), taught.model.facts.evidence.accuracy(old)
+    if earlier is not None and later is not None and falls_sharply(earlier, later):
         raise NotGoodEnough(
-            f"The accuracy would be {mean:.3f}, the mean over {len(known)} classes, which is below {at_least:g}: "
-            "nothing was published, and the model is as it was. More pictures or epochs may help.",
-            judged,
+            f"Accuracy on the {len(old)} old classes would fall from {earlier} to {later}: nothing was published, and "
+            "the model is as it was. Leave the network as it is (--tune none), give more images of the new classes, "
+            "or publish it all the same (--force).",
+            taught.judged,
+        )
+    known = [each.after for each in taught.judged if each.after is not None]
+    if wishes.at_least is None:
+        return
+    if not known:
+        raise NotGoodEnough(
+            "There is nothing to judge this update by: no image was held out. Nothing was published, and the model is "
+            "as it was. Leave --validate out, or publish it all the same with --force.",
+            taught.judged,
+        )
+    # The mean over classes, so that a large class does not hide a small one.
+    mean = sum(known) / len(known)
+    if mean < wishes.at_least:
+        raise NotGoodEnough(
+            f"Accuracy would be {mean:.3f}, the mean over {len(known)} classes, which is below {wishes.at_least:g}: "
+            "nothing was published, and the model is as it was. More images may help.",
+            taught.judged,
         )

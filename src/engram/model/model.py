@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from engram.errors import DataError, UsageError, unknown
 from engram.methods import METHODS, OBJECTIVES, Learner, make
+from engram.model.evidence import Evidence
 from engram.model.manifest import Manifest
 from engram.model.reading import Reader
 from engram.model.writing import KEEP, Writer
@@ -58,7 +59,8 @@ class Facts:
         None  # asked for; the setting is what the budget left of it
     )
     calibration: Calibration = field(default_factory=Calibration)
-    adaptation: Adaptation | None = None  # of the last time that it learned; None where nothing was carried over
+    adaptation: Adaptation | None = None  # of the last update; None where nothing was adapted
+    evidence: Evidence = field(default_factory=Evidence)  # how held-out images of each class are recognised
     epochs: Annotated[int, Field(ge=1)] | None = None  # asked for, the last time; None: chosen by what arrived
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the share held out, the last time
     # What `IncrementalClassifier` is to find again.

@@ -20,6 +20,8 @@ from engram.methods import (
     Joint,
     Learner,
     Rehearsing,
+    Tuning,
+    decide,
     dimension_of,
     largest,
     make,
@@ -39,7 +41,7 @@ from engram.model.recipe import (
     choose_size,
     picture_settings,
 )
-from engram.network import EXTRACTORS
+from engram.network import NAMES, extractor_for_weights, input_size, is_pretrained
 from engram.text import shown, unfit
 
 SMALLEST = 5  # of a class with fewer pictures none is held out
@@ -57,6 +59,9 @@ class Wishes:
     image_size: int | None = None
     epochs: int | None = None  # how often the pictures are gone through, where the network is trained
     trains: bool = False  # True: the network is trained even where that shows it nothing to tell apart
+    tune: str | None = None  # none, first, every or auto: when the network is trained
+    classifier: str | None = None
+    force: bool = False  # publish an update even if accuracy falls
     features_per_class: int | None = None
     images_per_class: int | None = None  # 0: none any more
     budget: int | None = None  # bytes that all that is kept may take
@@ -92,7 +97,7 @@ class Proposal:
     labels: Mapping[str, int]  # the learner's label of each class that arrives
     new: Mapping[str, int]  # how many pictures of each class that is new
     more: Mapping[str, int]  # and of each that is known
-    trains: bool  # whether the network is trained; otherwise it stays, and only what is kept and the classifier change
+    tuning: Tuning | None  # whether the network is trained, and why; None: a trial on held-out images decides
     shape: tuple[int, ...]  # of one sample: (h, w, c), or (d,) of vectors
     kept_bytes: int  # at most, once it is learned
     budget: int | None
@@ -102,6 +107,11 @@ class Proposal:
     def image_size(self) -> int:
         """The side of the squares that pictures become."""
         return self.shape[0]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the network is trained, or may be; otherwise only memory and classifier change."""
+        return self.tuning is None or self.tuning.tunes
 
 
 def propose(model: Model | None, found: Found, wishes: Wishes) -> Proposal:
@@ -123,7 +133,7 @@ def propose_samples(
     labels = {name: first + number for number, name in enumerate(fresh)}
     if model is not None:
         labels |= {name: model.label(name) for name in arriving if name in known}
-    learner = _learner(model, wishes, sum(arriving.values()))
+    learner = _learner(model, wishes, sum(arriving.values()), shape)
     names = (*known, *fresh)
     learner.check(len(names))
     budget = wishes.budget if wishes.budget is not None else (model.facts.budget if model is not None else None)
@@ -136,7 +146,7 @@ def propose_samples(
         labels=labels,
         new={name: arriving[name] for name in fresh},
         more={name: arriving[name] for name in arriving if name in known},
-        trains=model is None or wishes.trains or _worth_training(learner, len(fresh), len(arriving)),
+        tuning=_tuning(learner, wishes, len(fresh), list(arriving.values())),
         shape=shape,
         kept_bytes=kept,
         budget=budget,
@@ -161,10 +171,20 @@ def expected_seconds(proposal: Proposal) -> float:
     return training + 2 * 2 * (arriving + replayed) * costs.extracted + steps * costs.adapter_step
 
 
-def _worth_training(learner: Learner, fresh: int, arriving: int) -> bool:
-    """Whether the network should learn from `arriving` classes, of which so many are new, where nobody has said.
+def _tuning(learner: Learner, wishes: Wishes, fresh: int, arriving: list[int]) -> Tuning | None:
+    if wishes.trains and not learner.is_pretrained:
+        return Tuning(True, "as asked for")
+    decided = decide(learner.tune, arriving, first=not learner.tasks_, pretrained=learner.is_pretrained)
+    trains = decided is None or decided.tunes
+    if trains and learner.tasks_ and not _worth_training(learner, fresh, len(arriving)):
+        return Tuning(False, "these classes alone show it nothing to tell apart")
+    return decided
 
-    Some of the classes that it knows, or a single new one, show it nothing to tell apart: it would learn to see them
+
+def _worth_training(learner: Learner, fresh: int, arriving: int) -> bool:
+    """Whether to train on `arriving` classes, of which so many are new.
+
+    Some of the known classes, or a single new one, show the network nothing to tell apart: it would learn to see them
     everywhere. Its features are then better left as they are, unless images of other classes are there to compare with.
     """
     if learner.make_classifier() is None:  # its head answers, which knows a class only if it was trained on it
@@ -200,7 +220,9 @@ def check_validation(wishes: Wishes, arriving: Iterable[int]) -> None:
 
 def _image_size(model: Model | None, found: Found, wishes: Wishes) -> int:
     if model is None:
-        return wishes.image_size or choose_size(found, wishes.weights)
+        network = _network_of(wishes, (LARGEST_SIDE, LARGEST_SIDE, 3))
+        own = input_size(network) if isinstance(network, str) else None
+        return wishes.image_size or own or choose_size(found, wishes.weights)
     if model.image_size is None:
         raise UsageError("This model has learned vectors, not pictures. Teach it from Python.")
     if wishes.image_size not in (None, model.image_size):
@@ -208,13 +230,21 @@ def _image_size(model: Model | None, found: Found, wishes: Wishes) -> int:
     return model.image_size
 
 
-def _learner(model: Model | None, wishes: Wishes, pictures: int) -> Learner:
+def _network_of(wishes: Wishes, shape: tuple[int, ...]) -> str | nn.Module:
+    """The network of a new model: a pretrained one, unless another was asked for."""
+    if wishes.network is not None:
+        return wishes.network
+    return choose_network(shape) if wishes.weights is None else extractor_for_weights(wishes.weights)
+
+
+def _learner(model: Model | None, wishes: Wishes, pictures: int, shape: tuple[int, ...]) -> Learner:
     asked = {**wishes.settings, "epochs": wishes.epochs or wishes.settings.get("epochs") or choose_epochs(pictures)}
     features = wishes.features_per_class or (model.facts.features_per_class if model is not None else None)
     if features is not None:
         asked.setdefault("features_per_class", features)
+    asked |= {name: value for name in ("tune", "classifier") if (value := getattr(wishes, name)) is not None}
     if model is None:
-        return _new_learner(wishes, asked)
+        return _new_learner(wishes, asked, shape)
     if wishes.weights is not None:
         raise UsageError("This model has weights already. Those of a file can only start a new one.")
     if wishes.network not in (None, model.learner.network):
@@ -247,15 +277,20 @@ def _images(method: str, wishes: Wishes) -> dict[str, Any]:
     return {} if heard is None else {"images_per_class": heard}
 
 
-def _new_learner(wishes: Wishes, asked: Mapping[str, Any]) -> Learner:
+def _new_learner(wishes: Wishes, asked: Mapping[str, Any], shape: tuple[int, ...]) -> Learner:
     method = wishes.method or METHOD
     if method == "features" and wishes.images_per_class:
         method = "hybrid"  # what a model of features becomes where images are asked for later
-    network = wishes.network or choose_network(wishes.weights)
-    if wishes.weights is not None and network in EXTRACTORS and network != (own := choose_network(wishes.weights)):
+    network = _network_of(wishes, shape)
+    if wishes.weights is not None and network in NAMES and network != (own := extractor_for_weights(wishes.weights)):
         raise UsageError(f"{shown(wishes.weights)} has weights of the network '{own}', and not of '{network}'.")
     weights = None if wishes.weights is None else str(wishes.weights)
-    recipe = picture_settings(method, wishes.settings.get("objective"), begins_with_nothing=weights is None)
+    recipe = picture_settings(
+        method,
+        wishes.settings.get("objective"),
+        from_scratch=weights is None and not is_pretrained(network),
+        pretrained=is_pretrained(network),
+    )
     settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed or 0, **asked}
     return make(method, **{**settings, **_images(method, wishes), "device": wishes.device})
 

@@ -10,7 +10,9 @@ from typing import Any
 from engram.data.images import UnreadableImage, extent
 from engram.data.pictures import Found
 from engram.methods import METHODS, setting_names
-from engram.network import extractor_for_weights
+from engram.network import DEFAULT_PRETRAINED, extractor_for_weights
+from engram.network.catalogue import IDENTITY
+from engram.network.extractors import SMALL_SIDE
 
 LOOKED_AT = 100  # pictures, spread over all that were found
 # Pixels a side, at most, for a network that begins with nothing, by how many pictures it learns from: 84-pixel photos
@@ -39,6 +41,10 @@ PICTURES: dict[str, Any] = {
     **{"adapter_width": 1024},
 }
 
+# For a pretrained network: its features are strong, so the classifier is chosen by cross-validation on them, and its
+# images are large, so that windows of them may be larger than a few pixels less.
+PRETRAINED: dict[str, Any] = {"classifier": "auto", "shrinkage": 0.2, "pad": 16}
+
 # For arrays from Python, of which nothing is known: images are not mirrored, and shifted by nothing.
 ARRAYS: dict[str, Any] = {
     **{"batch_size": BATCH, "schedule": "one-cycle", "rate": 0.2, "expected_classes": 10},
@@ -52,14 +58,17 @@ UNDIVIDED_VECTOR_RATE = 0.05  # of vectors, for objectives that are not divided 
 VECTOR_STEPS, FEWEST_VECTOR_EPOCHS, MOST_VECTOR_EPOCHS = 300, 5, 30
 
 
-def picture_settings(method: str, objective: str | None, *, begins_with_nothing: bool) -> dict[str, Any]:
-    """What is sensible for pictures, of what the method has."""
+def picture_settings(
+    method: str, objective: str | None, *, from_scratch: bool, pretrained: bool = False
+) -> dict[str, Any]:
+    """What is sensible for pictures, of the settings that the method has; `pretrained`: for a network by name."""
     known = setting_names(method, objective)
     if "expected_classes" in known:  # its loss is divided by their number
-        rate = FIRST_RATE if begins_with_nothing else LATER_RATE
+        rate = FIRST_RATE if from_scratch else LATER_RATE
     else:
-        rate = UNDIVIDED_RATE if begins_with_nothing else UNDIVIDED_RATE_FROM_WEIGHTS
-    return {name: value for name, value in {**PICTURES, "rate": rate}.items() if name in known}
+        rate = UNDIVIDED_RATE if from_scratch else UNDIVIDED_RATE_FROM_WEIGHTS
+    settings = {**PICTURES, "rate": rate, **(PRETRAINED if pretrained else {})}
+    return {name: value for name, value in settings.items() if name in known}
 
 
 def array_settings(method: str, objective: str | None, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -106,6 +115,8 @@ def choose_epochs(samples: int) -> int:
     return max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(STEPS * BATCH / samples)))
 
 
-def choose_network(weights: Path | None) -> str:
-    """The network that weights are of; without any, it goes by the size of the images."""
-    return "auto" if weights is None else extractor_for_weights(weights)
+def choose_network(shape: tuple[int, ...]) -> str:
+    """The network of a new model for inputs of this shape, (h, w, c) or (d,): pretrained, unless they are tiny."""
+    if len(shape) == 1:
+        return IDENTITY
+    return DEFAULT_PRETRAINED if min(shape[:2]) >= SMALL_SIDE else "auto"

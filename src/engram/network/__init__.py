@@ -1,17 +1,27 @@
 """What learns: extractors and heads, their losses, and the one training loop."""
 
 from engram.network import parallel
+from engram.network.catalogue import (
+    DEFAULT_PRETRAINED,
+    NAMES,
+    check_name,
+    choose_extractor,
+    input_size,
+    is_pretrained,
+    networks,
+)
 from engram.network.extraction import extract
-from engram.network.extractors import EXTRACTORS, check_name, choose_extractor, extractor_for_weights
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
 from engram.network.network import Network, make_network, restore_network
 from engram.network.remembered import Remembered, remembering
 from engram.network.threads import threads_for
 from engram.network.training import Loss, Snapshots, Training
+from engram.network.weights import extractor_for_weights
 
 __all__ = [
-    "EXTRACTORS",
+    "DEFAULT_PRETRAINED",
     "HEADS",
+    "NAMES",
     "CorrectedHead",
     "CosineHead",
     "Head",
@@ -25,7 +35,10 @@ __all__ = [
     "choose_extractor",
     "extract",
     "extractor_for_weights",
+    "input_size",
+    "is_pretrained",
     "make_network",
+    "networks",
     "parallel",
     "remembering",
     "restore_network",

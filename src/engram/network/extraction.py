@@ -13,11 +13,13 @@ from engram.data.ahead import batches_of
 from engram.errors import TrainingError
 from engram.network import parallel
 from engram.network.network import Network
+from engram.network.pretrained import Pretrained
 from engram.network.remembered import recall
 from engram.progress import SILENT, Progress
 
 BATCH = 500  # large enough to keep every core busy, small enough to stay in cache
 PIXELS = BATCH * 96 * 96  # of larger images fewer, as what a network makes of them on its way would fill the memory
+PRETRAINED_BATCH = 16  # images of 224 pixels or so: of more, what a layer gives does not stay in the cache
 
 
 def extract(network: Network, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
@@ -34,6 +36,8 @@ def extract(network: Network, samples: Samples, progress: Progress = SILENT, pha
 def _known(network: Network, samples: Samples) -> Iterator[object]:
     """All that features depend on: the head does not matter."""
     yield from ("features", network.extractor, network.side, network.mean.device.type)
+    if network.dtype != torch.float32:
+        yield network.dtype
     for name, tensor in network.state_dict().items():
         if not name.startswith("head."):
             yield from (name, tensor)
@@ -42,7 +46,8 @@ def _known(network: Network, samples: Samples) -> Iterator[object]:
 
 def _extract(network: Network, samples: Samples, progress: Progress, phase: str) -> Tensor:
     # Of several processes each takes some of the batches, which are those that one process would take.
-    batches = torch.arange(len(samples)).split(batch_size(samples.shape))
+    pretrained = isinstance(network.extractor, Pretrained)
+    batches = torch.arange(len(samples)).split(PRETRAINED_BATCH if pretrained else batch_size(samples.shape))
     own = batches[parallel.part(len(batches))]
     features, done = torch.empty(sum(map(len, own)), network.dimension), 0
     with torch.no_grad(), progress.phase(phase, len(features)) as running, closing(batches_of(samples, own)) as ready:

