@@ -43,6 +43,8 @@ def _facts(found: Inventory, model: Path) -> list[tuple[str, str]]:
         ("kept", f"{_exactly(sizes.kept)}: {_features(found)}, images {sizes.images:,}; {budget}"),
         ("network", _exactly(sizes.network)),
         ("folder", f"{_exactly(sizes.folder)}, all generations"),
+        ("classifier", found.classifier),
+        ("accuracy", _accuracy(found)),
         ("calibration", _calibration(found.calibration)),
     ]
     if found.adaptation is not None:
@@ -59,6 +61,19 @@ def _facts(found: Inventory, model: Path) -> list[tuple[str, str]]:
     return rows
 
 
+def _accuracy(found: Inventory) -> str:
+    if found.accuracy is None or found.interval is None:
+        return "not known: no picture was held out. Measure it with engram evaluate"
+    low, high = found.interval
+    judged, classes = found.evidence.classes, len(found.classes)
+    over = "all classes" if judged == classes else f"{judged} of {classes} classes"
+    estimate = "; an estimate, as the network has changed since" if found.evidence.estimated else ""
+    return (
+        f"{found.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}) over {over}, "
+        f"on {sum(found.evidence.total):,} held-out pictures{estimate}"
+    )
+
+
 def _features(found: Inventory) -> str:
     """The bytes of the vectors and, where they are not the paper's, how they are kept."""
     sizes = found.bytes
@@ -73,10 +88,9 @@ def _exactly(count: int) -> str:
 def _calibration(calibration: Calibration) -> str:
     found = f"temperature {calibration.temperature:.3g}"
     if calibration.error_before is None or calibration.error_after is None:
-        return "never measured" if calibration.temperature == 1 else f"{found}, not measured since"
+        return "never calibrated" if calibration.temperature == 1 else f"{found}, not measured since"
     return (
-        f"{found}, error {calibration.error_after:.3f} ({calibration.error_before:.3f} before), "
-        f"on {calibration.images:,} samples that were held out"
+        f"{found}, expected calibration error {calibration.error_after:.3f} on {calibration.images:,} held-out pictures"
     )
 
 

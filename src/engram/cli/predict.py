@@ -53,6 +53,11 @@ def predict(
     from engram.model import predict as predict_pictures
 
     loaded = load(ModelFolder(model), generation=generation, device=device)
+    if reject is not None and not loaded.is_calibrated:
+        raise UsageError(
+            "This model's probabilities were never calibrated, so --reject cannot go by them. Teach it more pictures: "
+            "calibration needs twenty in all, and two of a class."
+        )
     paths, left_out = pictures_among(_listed(pictures))
     predictions: list[Prediction] = []
     unreadable: list[LeftOut] = []
@@ -68,11 +73,13 @@ def predict(
                 predictions.append(outcome)
             else:
                 # Not by typer, which would write past what keeps the lines above the bar.
-                print(_csv(_row(outcome, rejecting)) if csv else _line(outcome), flush=True)
+                line = _csv(_row(outcome, rejecting)) if csv else _line(outcome, loaded.is_calibrated)
+                print(line, flush=True)
     left_out += unreadable
     tell_left_out(left_out)
     if json:
-        typer.echo(json_format.dumps(_object(predictions, left_out, rejecting)))
+        plain = _object(predictions, left_out, rejecting)
+        typer.echo(json_format.dumps({**plain, "calibrated": loaded.is_calibrated}))
     if not paths:
         raise DataError("There is no picture among what was named.")
     if unreadable:
@@ -96,8 +103,12 @@ def _lines_of_stdin() -> list[str]:
     return [os.fsdecode(line.removesuffix(b"\r")) for line in lines]
 
 
-def _line(prediction: Prediction) -> str:
-    answers = ", ".join(f"{shown(answer.name)} {answer.probability:.3f}" for answer in prediction.top)
+def _line(prediction: Prediction, calibrated: bool) -> str:
+    """Classes with their probabilities; only in their order where probabilities were never calibrated."""
+    answers = ", ".join(
+        f"{shown(answer.name)} {answer.probability:.3f}" if calibrated else shown(answer.name)
+        for answer in prediction.top
+    )
     return f"{shown(prediction.path)}: {f'{NONE} ({answers})' if prediction.rejected else answers}"
 
 

@@ -31,7 +31,8 @@ def run(
     network: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|hf:OWNER/NAME|FOLDER", help="`engram networks` lists them. Default: from scratch, by the data."
+            metavar="NAME|hf:OWNER/NAME|FOLDER",
+            help="`engram networks` lists them. Default: from scratch, by the data.",
         ),
     ] = None,
     tune: Annotated[

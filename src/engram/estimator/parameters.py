@@ -38,7 +38,7 @@ def wishes_of(parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...
     }
     return Wishes(
         method=parameters["method"],
-        network=parameters["network"],
+        network=None if parameters["network"] == "auto" else parameters["network"],  # the model room's choice
         epochs=_whole("epochs", parameters["epochs"]),
         trains=parameters["epochs"] is not None,  # as its description says
         features_per_class=features if "features_per_class" in known else None,

@@ -30,21 +30,28 @@ class Costs:
     adapter_step: float
 
 
-def measure_costs(learner: Learner, samples: Samples, classes: int, *, pairs: int | None = None) -> Costs:
+def measure_costs(
+    learner: Learner, samples: Samples, classes: int, *, pairs: int | None = None, trains: bool = True
+) -> Costs:
     """Time a few steps of what this learner would do with samples like these, of so many classes.
 
-    An adapter would learn from so many `pairs`, of which there may be fewer than it takes at a time.
+    An adapter would learn from so many `pairs`, of which there may be fewer than it takes at a time. Where nothing is
+    trained, only extraction is timed.
     """
     with threads_for(samples.shape):
         most = _most(samples.shape)
         batch = samples.batch(torch.arange(min(len(samples), learner.training.batch_size, most)))
         side = learner.training.crop
-        base = make_network(learner.network, learner.head, samples, seed=0, last_relu=learner.last_relu, side=side)
+        base = learner.network_ or make_network(
+            learner.network, learner.head, samples, seed=0, last_relu=learner.last_relu, side=side
+        )
         student = base.grown(classes, 0).to(choose_device(learner.device))
         teacher = student.frozen()
+        some = samples.select(torch.arange(min(len(samples), most)))
+        if not trains:
+            return Costs(0.0, 0.0, _fastest(lambda: extract(teacher, some)) / len(some), 0.0)
         first = _fastest(lambda: _step(student.train(), None, batch)) / len(batch)
         taught = _fastest(lambda: _step(student.train(), teacher, batch)) / len(batch)
-        some = samples.select(torch.arange(min(len(samples), most)))
         extracted = _fastest(lambda: extract(teacher, some)) / len(some)
         return Costs(first, taught, extracted, _adapter_step(learner, student.dimension, pairs))
 

@@ -99,7 +99,7 @@ class Features(Learner):
         stored = self.memory_.features
         if self.network_ is None:
             return FeatureMemory.empty(network.dimension)
-        if network is self.network_:  # it was not trained: nothing has moved
+        if network is self.network_ or network.extracts_like(self.network_):  # it was not trained
             return stored
         if self.adaptation.adapter == "identity":  # no pairs are needed, and extracting them is the costly part
             return stored

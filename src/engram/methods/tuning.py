@@ -80,7 +80,7 @@ def judge(
 def _compare(
     before: Network, after: Network, rest: Samples, judged: Samples, progress: Progress
 ) -> tuple[Tensor, Tensor]:
-    """Which of the judged samples only the network after tuning gets right, and which only the one before, bool (n,)."""
+    """Which samples only the network after tuning gets right, and which only the one before; bool (n,)."""
     right = []
     for network in (before, after):
         classifier = CLASSIFIERS["auto"]().fit(F.normalize(extract(network, rest, progress)), rest.labels)

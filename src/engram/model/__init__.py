@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from engram.model.edit import Edited, Removal, forget, merge, removal, rename, rollback
 from engram.model.evaluation import Evaluation, evaluate
+from engram.model.evidence import Evidence
 from engram.model.exporting import Exported, export
 from engram.model.folder import ModelFolder
 from engram.model.inspection import Generation, Inventory, KnownClass, Sizes, inspect
-from engram.model.learning import Judgement, Learned, NotGoodEnough, learn, learn_pictures, teach
+from engram.model.learning import Judgement, Learned, NotGoodEnough, Taught, learn, learn_pictures, teach
 from engram.model.manifest import Change, File, Manifest
 from engram.model.model import (
     Adaptation,
@@ -23,7 +24,6 @@ from engram.model.model import (
 )
 from engram.model.prediction import Answer, Prediction, answer, pictures_among, predict
 from engram.model.proposal import Proposal, Wishes, expected_seconds, propose, propose_samples
-from engram.model.recipe import choose_side
 from engram.model.verification import Verified, contradictions, verify
 from engram.model.writing import KEEP, Writer
 
@@ -35,6 +35,7 @@ __all__ = [
     "Change",
     "Edited",
     "Evaluation",
+    "Evidence",
     "Exported",
     "Facts",
     "File",
@@ -51,11 +52,11 @@ __all__ = [
     "Proposal",
     "Removal",
     "Sizes",
+    "Taught",
     "Verified",
     "Wishes",
     "Writer",
     "answer",
-    "choose_side",
     "contradictions",
     "evaluate",
     "expected_seconds",

@@ -11,6 +11,8 @@ from typing import Any
 from engram.data.pictures import same_for_people
 from engram.errors import DataError, UsageError, unknown
 from engram.methods import editing
+from engram.model.calibration import calibrate
+from engram.model.evidence import evidence, judge
 from engram.model.folder import ModelFolder
 from engram.model.generation import read_manifest
 from engram.model.model import Calibration, Model, load, save
@@ -166,9 +168,14 @@ def _without(model: Model, gone: Collection[str]) -> Model:
 
 
 def _edited(model: Model, names: Sequence[str], seen: Sequence[int]) -> Model:
-    """The model with other classes. Its temperature stays, but how good that is was measured of another classifier."""
-    calibration = Calibration(temperature=model.facts.calibration.temperature)
-    facts = replace(model.facts, seen=tuple(seen), calibration=calibration)
+    """The model with other classes; its classifier is another, so it is judged and calibrated again."""
+    before = model.facts
+    judged = judge(model.learner)
+    calibration = Calibration(temperature=before.calibration.temperature)
+    if judged is not None:
+        calibration = calibrate(judged.scores, judged.columns, before.calibration)
+    found = evidence(judged, len(names), estimated=before.evidence.estimated)
+    facts = replace(before, seen=tuple(seen), calibration=calibration, evidence=found)
     return Model(model.learner, tuple(names), facts)
 
 

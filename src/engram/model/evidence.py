@@ -25,7 +25,7 @@ SHARP = 0.1  # fall of the accuracy on old classes that an update is not publish
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Of the held-out features of each class, in the order of the columns, how many there are and how many are right."""
+    """Of the held-out features of each class, in the order of the columns: how many there are, how many are right."""
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="forbid")
     right: tuple[int, ...] = ()

@@ -37,7 +37,7 @@ class _Answering(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         learner = _on_cpu(model.learner)
-        self.network = learner.answering
+        self.network = learner.trained.frozen(exact=True)  # in float32, whatever it answers in here
         self.classify, self.calibrated = learner.classify, model.calibrated
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from engram.features import FeatureMemory, ImageMemory
 from engram.methods import METHODS, Learner, make
+from engram.model.evidence import Evidence
 from engram.model.manifest import Change
 from engram.model.model import Adaptation, Calibration, Model, restored, settings_of
 from engram.model.reading import Reader
@@ -81,6 +82,10 @@ class Inventory:
     codec: str  # how vectors are kept; another that is set holds from the next lesson on
     settings: Mapping[str, Any]
     defaults: Mapping[str, Any]  # the method's
+    classifier: str
+    evidence: Evidence  # how held-out images of each class are recognised
+    accuracy: float | None  # over all classes with held-out images
+    interval: tuple[float, float] | None
     calibration: Calibration
     adaptation: Adaptation | None
     history: tuple[Generation, ...]  # every one there ever was, oldest first
@@ -101,7 +106,7 @@ def inspect(folder: Reader) -> Inventory:
     manifest, tensors = folder.load()
     model = restored(manifest, tensors, "cpu")
     learner, settings = model.learner, settings_of(model.learner)
-    memory = learner.memory
+    memory, accuracy = learner.memory, model.facts.evidence.accuracy()
     return Inventory(
         generation=manifest.generation,
         created=manifest.created,
@@ -124,6 +129,10 @@ def inspect(folder: Reader) -> Inventory:
         codec=memory.features.codec,
         settings=settings,
         defaults=_defaults(learner, settings),
+        classifier=learner.classifier_description,
+        evidence=model.facts.evidence,
+        accuracy=None if accuracy is None else accuracy.value,
+        interval=None if accuracy is None else (accuracy.low, accuracy.high),
         calibration=model.facts.calibration,
         adaptation=model.facts.adaptation,
         history=_history(folder.history(), set(folder.generations()), manifest.generation),

@@ -204,7 +204,8 @@ def teach(
     `paths` name the samples in warnings.
     """
     learner, index = proposal.learner, proposal.learner.tasks_
-    check_validation(wishes, [*proposal.new.values(), *proposal.more.values()])  # some may not have been readable
+    if proposal.trains:
+        check_validation(wishes, [*proposal.new.values(), *proposal.more.values()])
     before = model.facts if model is not None else Facts()
     marks = learner.memory.features.held_out
     with threads_for(samples.shape), warnings.catch_warnings():

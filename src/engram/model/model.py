@@ -100,6 +100,11 @@ class Model:
         """Scores (n, K) as probabilities."""
         return torch.softmax(scores / self.facts.calibration.temperature, dim=1)
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether probabilities were calibrated on held-out images; otherwise they only rank the classes."""
+        return self.facts.calibration.temperature != 1 or self.facts.calibration.error_after is not None
+
     def column(self, name: str) -> int:
         """Which column a class has, by its name."""
         if name not in self.names:

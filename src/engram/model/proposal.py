@@ -126,7 +126,6 @@ def propose_samples(
     model: Model | None, arriving: Mapping[str, int], shape: tuple[int, ...], wishes: Wishes
 ) -> Proposal:
     """What to do with so many samples of each class, each of this shape."""
-    check_validation(wishes, arriving.values())
     known = model.names if model is not None else ()
     fresh = tuple(name for name in arriving if name not in known)
     first = max(model.learner.classes_, default=-1) + 1 if model is not None else 0
@@ -160,7 +159,10 @@ def expected_seconds(proposal: Proposal) -> float:
     arriving = sum(proposal.new.values()) + sum(proposal.more.values())
     blank = Samples.of(torch.zeros(learner.training.batch_size, size, size, 3, dtype=torch.uint8), _zeros(learner))
     replayed = len(learner.memory.images)
-    costs = measure_costs(learner, blank, len(proposal.names), pairs=arriving + replayed)
+    trains = proposal.trains or learner.make_classifier() is None
+    costs = measure_costs(learner, blank, len(proposal.names), pairs=arriving + replayed, trains=trains)
+    if not trains:
+        return arriving * costs.extracted
     epochs = learner.training.epochs if proposal.trains else 0
     training = epochs * (arriving + replayed) * (costs.taught if learner.tasks_ else costs.first)
     steps = 0

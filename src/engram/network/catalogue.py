@@ -1,4 +1,4 @@
-"""The networks there are, by name: trained from scratch, pretrained, or a folder or repository of the Hugging Face hub."""
+"""The networks by name: trained from scratch, pretrained, or from the Hugging Face hub."""
 
 from __future__ import annotations
 

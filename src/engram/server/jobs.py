@@ -9,7 +9,6 @@ import secrets
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -19,7 +18,8 @@ from torch import Tensor
 
 from engram.data.images import UnreadableImage
 from engram.errors import DataError, EngramError
-from engram.model import choose_side
+from engram.network import DEFAULT_PRETRAINED
+from engram.network.efficientnet import VARIANTS
 from engram.server import shapes
 from engram.server.config import Config
 from engram.server.decoding import Decoders
@@ -29,7 +29,6 @@ from engram.server.teaching import FAILED, WAITING, Lesson, Standing, generation
 from engram.server.uploads import Upload
 from engram.text import shown
 
-LOOKED_AT = 100  # pictures, of which a new model's image size is chosen
 OVER = ("done", "failed", "cancelled")
 GRACE = 5.0  # seconds for a lesson to end by itself
 KILLED = (
@@ -222,11 +221,11 @@ class Jobs:
         upload = job.upload
         assert upload is not None
         while True:
-            side = self._side(upload)
+            side = self._side()
             try:
                 return self._carry_out_at(job, upload, side)
             except EngramError:
-                if self._side(upload) == side:
+                if self._side() == side:
                     raise
                 # While it waited, another has made the model, which sees pictures of another size.
 
@@ -248,14 +247,9 @@ class Jobs:
         result = self._teach(job, lesson, pixels_of(images))
         return {**result, "left_out": left_out}
 
-    def _side(self, upload: Upload) -> int:
-        if self.folder.exists():
-            return self.snapshots.current().size
-        sides = []
-        for number in range(0, len(upload), max(1, len(upload) // LOOKED_AT)):
-            with suppress(UnreadableImage):
-                sides.append(min(self.decoders.extent(upload.content(number))))
-        return choose_side(sides, len(upload))
+    def _side(self) -> int:
+        """The side of the squares that pictures are decoded to: the model's, or that of a new one's network."""
+        return self.snapshots.current().size if self.folder.exists() else VARIANTS[DEFAULT_PRETRAINED].size
 
     def _decode(self, job: Job, upload: Upload, side: int) -> tuple[list[Tensor], list[int], list[dict[str, str]]]:
         """The pictures that can be read, which they are, and why the others cannot."""

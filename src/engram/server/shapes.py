@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from engram.model import Adaptation, Answer, Calibration, Judgement, KnownClass, Sizes
+from engram.model import Adaptation, Answer, Calibration, Evidence, Judgement, KnownClass, Sizes
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -56,6 +56,7 @@ class Predictions(BaseModel):
     """What one generation says of the files, in the order they were sent."""
 
     generation: int
+    calibrated: bool = Field(description="Whether probabilities were calibrated on held-out pictures.")
     predictions: list[Predicted | Unreadable]
 
 
@@ -76,10 +77,19 @@ class Outcome(BaseModel):
     kept_bytes: int
     seen_bytes: int
     seconds: float
-    accuracy: Share | None
+    accuracy: Share | None = Field(description="On held-out pictures; null where none were held out.")
+    interval: tuple[Share, Share] | None = Field(description="The 95 % interval of accuracy.")
+    held_out: int = Field(description="Pictures that accuracy was measured on, and below their classes.")
+    held_out_classes: int
+    estimated: bool = Field(description="The network has changed since some of them were seen.")
     judged: list[Judgement]
     calibration: Calibration
     adaptation: Adaptation | None
+    network: str
+    tuned: bool
+    tuning: str
+    classifier: str
+    warnings: list[str]
     left_out: list[LeftOut]
 
 
@@ -139,6 +149,10 @@ class Inventory(BaseModel):
     settings: dict[str, Any]
     defaults: dict[str, Any]
     changed: dict[str, Any]
+    classifier: str
+    evidence: Evidence
+    accuracy: Share | None
+    interval: tuple[Share, Share] | None
     calibration: Calibration
     adaptation: Adaptation | None
     history: list[Generation]

@@ -49,8 +49,8 @@ async function portion(files, frames) {
   const reject = find("rejecting").checked ? `&reject=${least()}` : "";
   try {
     const waiting = (seconds) => tell(status, `The server is busy. Asking again in ${seconds} s.`);
-    const { predictions } = await send(`/api/classify?top=5${reject}`, form, { waiting });
-    frames.forEach((each, index) => fill(each.body, predictions[index]));
+    const { predictions, calibrated } = await send(`/api/classify?top=5${reject}`, form, { waiting });
+    frames.forEach((each, index) => fill(each.body, predictions[index], calibrated));
   } catch (problem) {
     for (const each of frames) fill(each.body, { problem: problem.message });
   }
@@ -79,14 +79,15 @@ function frame(file) {
   return { item, body };
 }
 
-function fill(body, prediction) {
+// Probabilities that were never calibrated only rank the classes: they are not shown.
+function fill(body, prediction, calibrated) {
   if (!prediction || prediction.problem) {
     const text = prediction?.problem ?? "There was no answer for this picture.";
     body.replaceChildren(make("p", { className: "problem", textContent: text }));
     return;
   }
   const rows = prediction.top.map((each) =>
-    make("li", {}, make("span", {}, named(each.class)), make("span", { className: "number", textContent: percent(each.probability) }), bar(each.probability)),
+    make("li", {}, make("span", {}, named(each.class)), ...(calibrated ? [make("span", { className: "number", textContent: percent(each.probability) }), bar(each.probability)] : [])),
   );
   const list = make("ol", { className: "bars", "aria-label": "The likeliest classes" }, ...rows);
   const none = prediction.rejected ? make("p", { className: "none" }, "None of these") : null;

@@ -41,6 +41,7 @@ function facts() {
   rows.push(["Budget", ...budget(bytes.kept)]);
   rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "it learns vectors" : `sees pictures at ${model.image_size} pixels a side`}`]);
   rows.push(["Folder", `${megabytes(bytes.folder)}, all generations`]);
+  rows.push(["Accuracy", accuracy()]);
   rows.push(["Probabilities", calibrated(calibration)]);
   return rows;
 }
@@ -50,9 +51,19 @@ function budget(kept) {
   return [`${percent(kept / model.budget)} of ${megabytes(model.budget)}`, bar(kept / model.budget)];
 }
 
+function accuracy() {
+  if (typeof model.accuracy !== "number") return "not known: no picture was held out";
+  const [low, high] = model.interval;
+  const images = model.evidence.total.reduce((sum, each) => sum + each, 0);
+  const judged = model.evidence.total.filter((each) => each > 0).length;
+  const over = judged === model.classes.length ? "all classes" : `${judged} of ${counted(model.classes.length, "class")}`;
+  const estimate = model.evidence.estimated ? "; an estimate, as the network has changed since" : "";
+  return `${model.accuracy.toFixed(3)} (95 % interval ${low.toFixed(3)} to ${high.toFixed(3)}) over ${over}, on ${counted(images, "held-out picture")}${estimate}`;
+}
+
 function calibrated(calibration) {
   if (typeof calibration?.error_after !== "number") return "not measured since the last change";
-  return `off by ${calibration.error_after.toFixed(3)} on average (${calibration.error_before.toFixed(3)} before they were calibrated), on ${counted(calibration.images, "picture")} held out`;
+  return `expected calibration error ${calibration.error_after.toFixed(3)}, on ${counted(calibration.images, "held-out picture")}`;
 }
 
 function holds(each) {

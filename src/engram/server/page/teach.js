@@ -236,7 +236,7 @@ function show(article, job) {
   part(".phase").classList.toggle("problem", job.state === "failed");
   if (!over || part(".outcome")) return;
   if (job.state === "done") latest = job.result;
-  article.append(make("div", { className: "outcome" }, ...judged(job.result?.judged ?? []), ...leftOut(job.result?.left_out ?? [])));
+  article.append(make("div", { className: "outcome" }, ...warnings(job.result?.warnings ?? []), ...judged(job.result?.judged ?? []), ...leftOut(job.result?.left_out ?? [])));
 }
 
 function lay(article, job) {
@@ -266,12 +266,24 @@ function lay(article, job) {
 function outcome(job) {
   if (job.state === "failed") return job.problem ?? "It could not be learned.";
   if (job.state === "cancelled") return job.problem ?? "Nothing was changed.";
-  const { generation, accuracy, kept_bytes: kept, seen_bytes: seen } = job.result ?? {};
+  const { generation, kept_bytes: kept, seen_bytes: seen } = job.result ?? {};
   const sentences = [];
   if (generation !== undefined) sentences.push(`This is generation ${generation}.`);
-  if (typeof accuracy === "number") sentences.push(`Accuracy ${accuracy.toFixed(3)} among all classes, on pictures that it was not trained on.`);
-  if (typeof kept === "number") sentences.push(`${megabytes(kept)} kept in all${typeof seen === "number" ? `, ${megabytes(seen)} seen in this lesson` : ""}.`);
+  sentences.push(accuracyOf(job.result ?? {}));
+  if (typeof kept === "number") sentences.push(`${megabytes(kept)} stored in all${typeof seen === "number" ? `; the pictures of this update took ${megabytes(seen)}` : ""}.`);
   return sentences.join(" ") || "Done.";
+}
+
+// Accuracy with all that is needed to know what it means, or that it is not known.
+function accuracyOf({ accuracy, interval, held_out: images, held_out_classes: judged, classes, estimated }) {
+  if (typeof accuracy !== "number" || !interval) return "Accuracy is not known: no picture was held out.";
+  const over = judged === classes ? "all classes" : `${judged} of ${counted(classes, "class")}`;
+  const label = estimated ? "Accuracy, estimated (the network has changed since older pictures were seen):" : "Accuracy:";
+  return `${label} ${accuracy.toFixed(3)} (95 % interval ${interval[0].toFixed(3)} to ${interval[1].toFixed(3)}) over ${over}, on ${counted(images, "held-out picture")}.`;
+}
+
+function warnings(texts) {
+  return texts.length ? [make("ul", { className: "small warnings" }, ...texts.map((text) => make("li", { textContent: text })))] : [];
 }
 
 function leftOut(files) {
@@ -297,8 +309,8 @@ function judged(judgements) {
     make("tbody", {}, ...rows),
   );
   const found = [make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Before and after" }, table)];
-  if (judgements.some((each) => !each.images && typeof each.after === "number")) {
-    found.push(make("p", { className: "muted small" }, "Where no picture was held out, the vectors that are kept were judged. How far pictures of these classes have moved from them does not show there."));
+  if (judgements.some((each) => each.estimated)) {
+    found.push(make("p", { className: "muted small" }, "These are estimates: the network has changed since older pictures were seen."));
   }
   return found;
 }
