@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pictures_made import encoded
 
-from engram.model import ModelFolder, Wishes, learn
+from engram.model import Manifest, ModelFolder, Wishes, learn
 
 DAISY = "gänseblümchen"
 TULIP = "[red]tulip"  # what a terminal might take for a colour
@@ -44,6 +44,12 @@ def taught(place: Path, **wishes: Any) -> ModelFolder:
     learn(folder, draw(place / "1", (TULIP, DAISY), 24), quick)
     learn(folder, draw(place / "2", (FORMULA, TULIP), 24), quick)
     return folder
+
+
+def network_path(manifest: Manifest) -> str:
+    """The network file of a generation, relative to the model's folder."""
+    assert manifest.network is not None
+    return f"networks/{manifest.network.sha256}.safetensors"
 
 
 def copied(folder: ModelFolder, path: Path) -> ModelFolder:

@@ -207,12 +207,17 @@ def _inside(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as one safetensors file, atomically. The same tensors give the same bytes."""
+def serialise_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """The content of a safetensors file. The same tensors give the same bytes."""
     from safetensors.torch import save
 
-    # Not `save_file`: it writes a file of its own beside the one it is given, which a kill would leave there for good.
-    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as one safetensors file, atomically."""
+    # Not safetensors' `save_file`: it writes a temporary file of its own, which a kill would leave behind.
+    content = serialise_tensors(tensors)
     with writing(path) as aside:
         aside.write_bytes(content)
 

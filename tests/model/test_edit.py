@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw
+from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw, network_path
 from refusals import STEPS
 from torch import Tensor
 
@@ -137,6 +137,7 @@ def test_nothing_of_a_forgotten_class_is_in_any_file(kind: str, request: pytest.
         "current.json",
         "generations/000003/manifest.json",
         "generations/000003/learner.safetensors",
+        network_path(folder.current()),
     }
     for each in sought.values():
         assert not any(found(folder.path, each).values())

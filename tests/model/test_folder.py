@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from engram import storage
 from engram.errors import BusyError, DataError, EngramError, UsageError
@@ -19,11 +20,14 @@ from engram.model import File, Manifest, ModelFolder, Writer
 from engram.model.manifest import Pointer
 from engram.model.sealed import LONGEST, seal
 
+FROZEN = {"network.extractor.weight": torch.tensor([0.5])}
+NETWORK = f"networks/{hashlib.sha256(save(FROZEN)).hexdigest()}.safetensors"
+
 
 def publish(writer: Writer, number: int = 1, **options: Any) -> Manifest:
-    """A generation that says its number in all its parts."""
+    """A generation that says its number in all its parts but the network, which all share."""
     fields: dict[str, Any] = {"action": "learn", "method": "m", "settings": {}, "classes": [f"class {number}"]}
-    return writer.publish({"weight": torch.tensor([number])}, **fields | options)
+    return writer.publish({"weight": torch.tensor([number]), **FROZEN}, **fields | options)
 
 
 def made(path: Path, generations: int = 1, **options: Any) -> ModelFolder:
@@ -102,6 +106,7 @@ def test_a_model_is_these_files_and_no_others(tmp_path: Path) -> None:
         "generations/000001/learner.safetensors",
         "generations/000002/manifest.json",
         "generations/000002/learner.safetensors",
+        NETWORK,
     }
 
 
@@ -311,36 +316,42 @@ def test_what_a_killed_writer_left_is_swept_by_verify_and_by_the_next_writer(tmp
     whole = tree(tmp_path)
 
     def litter() -> None:
-        for place in (tmp_path, tmp_path / "generations"):
+        for place in (tmp_path, tmp_path / "generations", tmp_path / "networks"):
             (place / f"{storage.ASIDE}half").mkdir()
             (place / f"{storage.ASIDE}half" / "learner.safetensors").write_text("half")
         shutil.copytree(tmp_path / "generations" / "000001", tmp_path / "generations" / "000002")
 
-    litter()
-    assert folder.verify() == []
-    assert tree(tmp_path) == whole and folders(tmp_path) == ["000001"]
-    litter()
-    with folder.writing():
+    def unused_network() -> None:
+        (tmp_path / "networks" / f"{'0' * 64}.safetensors").write_text("")
+
+    for left in (litter, unused_network):
+        left()
+        assert folder.verify() == []
         assert tree(tmp_path) == whole and folders(tmp_path) == ["000001"]
+        left()
+        with folder.writing():
+            assert tree(tmp_path) == whole and folders(tmp_path) == ["000001"]
 
 
+@pytest.mark.parametrize("file", ["learner.safetensors", "networks"])
 def test_a_reader_begins_again_when_a_writer_took_away_what_it_was_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path)
     read_inside, overtaken = storage.read_inside, []
 
     def overtake(path: Path, name: str, most: int) -> bytes:
-        if name.endswith("learner.safetensors") and len(overtaken) < 3:
+        if file in name and len(overtaken) < 3:
             overtaken.append(name)
             with monkeypatch.context() as plain, folder.writing() as writer:
                 plain.setattr(storage, "read_inside", read_inside)
+                plain.setitem(FROZEN, "network.extractor.weight", torch.tensor([len(overtaken)]))
                 publish(writer, len(overtaken) + 1, alone=True)
         return read_inside(path, name, most)
 
     monkeypatch.setattr(storage, "read_inside", overtake)
     assert weight(folder) == 4
-    assert [name.split("/")[1] for name in overtaken] == ["000001", "000002", "000003"]
+    assert len(set(overtaken)) == 3
 
 
 def test_a_reader_that_is_always_overtaken_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +365,7 @@ def test_a_reader_that_is_always_overtaken_gives_up(tmp_path: Path, monkeypatch:
 
 # Damage
 
-FILES = ("current.json", "generations/000002/manifest.json", "generations/000002/learner.safetensors")
+FILES = ("current.json", "generations/000002/manifest.json", "generations/000002/learner.safetensors", NETWORK)
 
 
 def refused(folder: ModelFolder, name: str) -> None:
@@ -368,7 +379,7 @@ def refused(folder: ModelFolder, name: str) -> None:
 def test_every_changed_byte_is_found_and_refused(tmp_path: Path) -> None:
     folder = made(tmp_path)
     whole = tree(tmp_path)
-    for name in ("current.json", "generations/000001/manifest.json", "generations/000001/learner.safetensors"):
+    for name in sorted(whole.keys() - {".lock"}):
         path, content = tmp_path / name, whole[name]
         for position, byte in enumerate(content):
             path.write_bytes(content[:position] + bytes([byte ^ 1]) + content[position + 1 :])
@@ -405,9 +416,10 @@ def test_every_damaged_file_is_found_and_refused(name: str, damage: str, tmp_pat
     DAMAGES[damage](tmp_path / name)
     refused(folder, name)
     assert folders(tmp_path) == ["000001", "000002"]  # nothing is swept that might matter
+    assert name == NETWORK or (tmp_path / NETWORK).exists()
 
 
-@pytest.mark.parametrize("name", [*FILES, "generations/000002", "generations"])
+@pytest.mark.parametrize("name", [*FILES, "generations/000002", "generations", "networks"])
 def test_a_link_is_refused_even_to_the_very_same_content(name: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "model", 2)
     (folder.path / name).rename(tmp_path / "elsewhere")
@@ -424,16 +436,18 @@ def test_a_model_reached_by_a_link_is_a_model(tmp_path: Path) -> None:
     assert ModelFolder(tmp_path / "link").verify() == []
 
 
-def test_no_writer_follows_a_link_out_of_the_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["generations", "networks"])
+def test_no_writer_follows_a_link_out_of_the_folder(name: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "model", 2)
-    (folder.path / "generations").rename(tmp_path / "elsewhere")
-    (folder.path / "generations").symlink_to(tmp_path / "elsewhere")
+    (folder.path / name).rename(tmp_path / "elsewhere")
+    (folder.path / name).symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / f"{storage.ASIDE}theirs").mkdir()
     (tmp_path / "elsewhere" / "000007").mkdir()
+    (tmp_path / "elsewhere" / f"{'0' * 64}.safetensors").write_text("")
     before = sorted(tmp_path.rglob("*"))
     folder.verify()
     with folder.writing() as writer:
-        with pytest.raises(DataError, match="generations is a link"):
+        with pytest.raises(DataError, match=f"{name} is a link"):
             publish(writer, 3)
         with pytest.raises(DataError):
             writer.use(1)
@@ -470,7 +484,11 @@ def test_a_whole_generation_in_the_place_of_another_is_found(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["notes.txt", "generations/notes.txt", "generations/1", "generations/0000003", "generations/000002/.hidden"]
+    "name",
+    [
+        *("notes.txt", "networks/notes.txt", "networks/1.safetensors", f"{NETWORK}.1"),
+        *("generations/notes.txt", "generations/1", "generations/0000003", "generations/000002/.hidden"),
+    ],
 )
 @pytest.mark.parametrize("folder", [False, True])
 def test_what_does_not_belong_is_named(name: str, folder: bool, tmp_path: Path) -> None:
@@ -600,7 +618,7 @@ def test_tensors_that_cannot_be_read_are_refused_though_their_checksum_is_right(
         folder.load()
 
 
-@pytest.mark.parametrize("nonsense", [{}, {"schema": 1}, {"schema": 1, "deep": [[[[[[1]]]]]]}, {"schema": "one"}])
+@pytest.mark.parametrize("nonsense", [{}, {"schema": 2}, {"schema": 2, "deep": [[[[[[1]]]]]]}, {"schema": "one"}])
 def test_a_manifest_that_says_nonsense_is_refused_though_its_checksum_is_right(
     nonsense: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -621,10 +639,10 @@ def test_a_file_of_json_that_is_too_long_is_not_even_read(tmp_path: Path) -> Non
 
 def test_a_model_of_a_newer_engram_is_neither_read_nor_changed(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    (tmp_path / "current.json").write_bytes(seal({"schema": 2, "engram": "9.0.0", "anything": 1}))
+    (tmp_path / "current.json").write_bytes(seal({"schema": 3, "engram": "9.0.0", "anything": 1}))
     (tmp_path / "generations" / "000009").mkdir()
     before = tree(tmp_path)
-    sentence = r"current.json has schema 2, written by engram 9\.0\.0; engram .* reads schema 1\. Update engram"
+    sentence = r"current.json has schema 3, written by engram 9\.0\.0; engram .* up to 2\. Update engram"
     assert len(folder.verify()) == 1
     for read in (folder.load, folder.current, folder.history):
         with pytest.raises(DataError, match=f"The model {tmp_path} cannot be read: {sentence}"):
@@ -640,9 +658,9 @@ def test_a_model_of_a_newer_engram_is_neither_read_nor_changed(tmp_path: Path) -
 
 def test_a_generation_of_a_newer_engram_is_told_from_damage(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    rewritten(folder, {"manifest.json": seal({"schema": 2, "engram": "9.0.0"})})
+    rewritten(folder, {"manifest.json": seal({"schema": 3, "engram": "9.0.0"})})
     with pytest.raises(
-        DataError, match=r"cannot be read: generations/000001/manifest.json has schema 2, written by en"
+        DataError, match=r"cannot be read: generations/000001/manifest.json has schema 3, written by en"
     ):
         folder.load()
     assert "Update engram" in folder.verify()[0]

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from models_made import network_path
 from refusals import STEPS, always
 
 from engram import storage
@@ -34,22 +35,26 @@ KILLS = 30
 NOBODY = 65534
 
 
-def publish(writer: Writer, number: int, **options: Any) -> Manifest:
-    """A generation that says its number in all its parts."""
+def publish(writer: Writer, number: int, *, frozen: bool = False, **options: Any) -> Manifest:
+    """A generation that says its number in all its parts, except in a network that is frozen."""
     fields: dict[str, Any] = {
         "action": "learn",
         "method": "m",
         "settings": {"n": number},
         "classes": [f"class {number}"],
     }
-    return writer.publish({"weight": torch.full((50,), number)}, **fields, **options)
+    tensors = {
+        "weight": torch.full((50,), number),
+        "network.extractor.weight": torch.full((50,), 0 if frozen else number),
+    }
+    return writer.publish(tensors, **fields, **options)
 
 
-def made(path: Path, generations: int) -> ModelFolder:
+def made(path: Path, generations: int, *, frozen: bool = False) -> ModelFolder:
     folder = ModelFolder(path)
     with folder.writing() as writer:
         for number in range(1, generations + 1):
-            publish(writer, number)
+            publish(writer, number, frozen=frozen)
     return folder
 
 
@@ -59,6 +64,7 @@ def whole_number(folder: ModelFolder) -> int:
     assert manifest.classes == (f"class {manifest.generation}",)
     assert manifest.settings == {"n": manifest.generation}
     assert tensors["weight"].tolist() == [manifest.generation] * 50
+    assert tensors["network.extractor.weight"].tolist() in ([0] * 50, [manifest.generation] * 50)
     return manifest.generation
 
 
@@ -72,14 +78,16 @@ def assert_tidy(folder: ModelFolder) -> None:
     assert folder.verify() == []
     files = ("manifest.json", "learner.safetensors")
     places = [f"generations/{number:06d}" for number in folder.generations()]
-    expected = [
+    expected = {
         ".lock",
         "current.json",
         "generations",
+        "networks",
         *places,
         *(f"{place}/{file}" for place in places for file in files),
-    ]
-    assert sorted(entries(folder.path)) == sorted(expected)
+        *(network_path(folder.load(number)[0]) for number in folder.generations()),
+    }
+    assert entries(folder.path).keys() == expected
 
 
 # What the other process can be asked to do.
@@ -93,7 +101,7 @@ def publish_until_killed(path: str) -> None:
         print(f"{number}\n", end="", flush=True)  # in one write: half a line would hide the next
 
 
-def publish_and_die_at(path: str, number: int, step: int, alone: bool) -> None:
+def publish_and_die_at(path: str, number: int, step: int, alone: bool, frozen: bool) -> None:
     """Publish, but with SIGKILL before the given one of all steps that open, rename, make or remove something."""
     steps = 0
 
@@ -107,7 +115,14 @@ def publish_and_die_at(path: str, number: int, step: int, alone: bool) -> None:
 
     with ModelFolder(Path(path)).writing() as writer:
         sys.addaudithook(hook)
-        publish(writer, number, keep=2, alone=alone)
+        publish(writer, number, keep=2, alone=alone, frozen=frozen)
+
+
+def publish_and_die_after_the_network(path: str) -> None:
+    """Publish, but with SIGKILL between the renames of the network file and of the generation's folder."""
+    storage.publish_folder = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    with ModelFolder(Path(path)).writing() as writer:
+        publish(writer, 3)
 
 
 def read_until(path: str, stop: str) -> None:
@@ -203,8 +218,14 @@ def other() -> Iterator[Other]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """A model of two generations to copy, which is quicker than to make one."""
+    """A model of two generations, each with a network of its own, to copy: that is faster than making one."""
     return made(tmp_path_factory.mktemp("models") / "template", 2)
+
+
+@pytest.fixture(scope="module")
+def frozen_template(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """The same with one network for both generations."""
+    return made(tmp_path_factory.mktemp("models") / "frozen", 2, frozen=True)
 
 
 def copied(template: ModelFolder, path: Path) -> ModelFolder:
@@ -241,14 +262,15 @@ def test_thirty_kills_at_any_moment_leave_the_old_model_or_the_new_one(other: Ot
 
 
 @pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
 def test_a_kill_before_any_step_leaves_the_old_model_or_the_new_one(
-    alone: bool, other: Other, template: ModelFolder, tmp_path: Path
+    alone: bool, frozen: bool, other: Other, template: ModelFolder, frozen_template: ModelFolder, tmp_path: Path
 ) -> None:
     outcomes = []
     for step in range(1, 100):
         path = tmp_path / str(step)
-        folder = copied(template, path)
-        printed, code = other.do(publish_and_die_at, path, 3, step, alone)
+        folder = copied(frozen_template if frozen else template, path)
+        printed, code = other.do(publish_and_die_at, path, 3, step, alone, frozen)
         if code == 0:
             break
         assert printed == []
@@ -264,12 +286,24 @@ def test_a_kill_before_any_step_leaves_the_old_model_or_the_new_one(
     assert outcomes.count(2) >= 8 and outcomes.count(3) >= 3
 
 
+def test_a_kill_after_the_network_was_written_leaves_the_old_model_and_a_file_that_is_swept(
+    other: Other, template: ModelFolder, tmp_path: Path
+) -> None:
+    folder = copied(template, tmp_path / "model")
+    assert other.do(publish_and_die_after_the_network, folder.path) == ([], -signal.SIGKILL)
+    assert len(list((folder.path / "networks").iterdir())) == 3
+    assert whole_number(folder) == 2
+    assert folder.problems() == []
+    with folder.writing():
+        assert entries(folder.path) == entries(template.path)
+
+
 def test_a_kill_in_the_first_publication_leaves_no_model_and_a_folder_for_one(other: Other, tmp_path: Path) -> None:
     outcomes = []
     for step in range(1, 100):
         path = tmp_path / str(step)
         folder = ModelFolder(path)
-        if other.do(publish_and_die_at, path, 1, step, False)[1] == 0:
+        if other.do(publish_and_die_at, path, 1, step, False, False)[1] == 0:
             break
         outcomes.append(folder.exists())
         problems = folder.verify()
@@ -441,7 +475,7 @@ def test_a_first_publication_that_fails_leaves_a_folder_for_the_next(
 def test_a_first_publication_that_fails_for_good_leaves_nothing(
     made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(1, 13):  # the first is of the folder above: without it the new one's name may be lost
+    for number in range(1, 16):  # the first is of the folder above: without it the new one's name may be lost
         folder = ModelFolder(tmp_path / str(number))
         if made:
             folder.path.mkdir()

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from commands import be_engram
 from faults import Call, Ended, Forks, alike, calls_in, engram, learned_before, read_until
-from models_made import DAISY, FORMULA, TULIP, draw
+from models_made import DAISY, FORMULA, TULIP, draw, network_path
 
 from engram import storage
 from engram.model import ModelFolder, load, save, verify
@@ -35,7 +35,9 @@ SMALL = ("--set", "adapter_steps=1", "--set", "adapter_width=8")
 FAULTS = {"killed": "signal=SIGKILL", "no room": "error=ENOSPC", "broken": "error=EIO"}
 REASONS = {"no room": os.strerror(errno.ENOSPC), "broken": os.strerror(errno.EIO)}
 UNSURE = "will show after a restart"  # said where the disk refuses to take a change back
-UNNAMED = f"generations/{storage.ASIDE}000099-"  # a part of what had been left, on its way out
+UNUSED = f"{'9' * 64}.safetensors"  # a network file that a killed writer left
+# What killed writers had left, renamed to be removed.
+UNNAMED = (f"generations/{storage.ASIDE}000099-", f"networks/{storage.ASIDE}{UNUSED}-")
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "interruptions.json"
 RECORDING = "ENGRAM_RECORD" in os.environ
 
@@ -97,11 +99,14 @@ def lessons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lessons]:
         (generations / f"{storage.ASIDE}left" / ".tmp").write_text("half a file")
         (generations / "000099").mkdir()
         (generations.parent / f"{storage.ASIDE}left").write_text("half a file")
+        (generations.parent / "networks" / f"{storage.ASIDE}left").write_text("half a file")
+        (generations.parent / "networks" / UNUSED).write_text("a file")
         yield Lessons(place, forks, learned={"old": digest(old)})
 
 
 def digest(folder: ModelFolder) -> str:
-    return folder.current().files["learner.safetensors"].sha256
+    manifest = folder.current()
+    return f"{manifest.files['learner.safetensors'].sha256} {network_path(manifest)}"
 
 
 def names(path: Path) -> set[str]:
@@ -115,7 +120,8 @@ def check_tidy(folder: ModelFolder) -> None:
     assert verify(folder).whole
     places = [f"generations/{number:06d}" for number in folder.generations()]
     files = [f"{place}/{file}" for place in places for file in ("manifest.json", "learner.safetensors")]
-    assert names(folder.path) == {".lock", "current.json", "generations", *places, *files}
+    files += [network_path(folder.load(number)[0]) for number in folder.generations()]
+    assert names(folder.path) == {".lock", "current.json", "generations", "networks", *places, *files}
 
 
 def check_again(
@@ -203,10 +209,12 @@ def test_what_is_traced_has_every_write_sync_and_rename(lessons: Lessons) -> Non
         calls = [call for call in lessons.calls(start) if call.changes]
         kinds = Counter(call.kind for call in calls)
         assert kinds["fsync"] >= 8 and kinds["rename"] >= 3 and kinds["mkdir"] >= 1, kinds
-        for file in ("learner.safetensors", "manifest.json", "current.json"):
+        for file in ("/networks/", "learner.safetensors", "manifest.json", "current.json"):
             for kind in ("write", "fsync"):
                 assert [call for call in calls if call.kind == kind and file in call.text], (kind, file)
         renamed = [call.text for call in calls if call.kind == "rename"]
+        network = lessons.learned[start].split()[-1].removeprefix("networks/")
+        assert f'rename("/model/networks/.aside-{network}-*", "/model/networks/{network}")' in renamed
         assert f'rename("/model/generations/.aside-{name}-*", "/model/generations/{name}")' in renamed
         assert 'rename("/model/.aside-current.json-*", "/model/current.json")' in renamed
 

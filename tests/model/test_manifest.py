@@ -18,7 +18,7 @@ from engram.model.sealed import seal, unseal
 
 DIGEST = "0123456789abcdef" * 4
 WHOLE: dict[str, Any] = {
-    "schema": 1,
+    "schema": 2,
     "generation": 3,
     "parent": 1,
     "created": "2026-01-31T12:00:00Z",
@@ -33,7 +33,9 @@ WHOLE: dict[str, Any] = {
     ],
     "details": {"size": [32, 32], "nested": {"threshold": 0.5}},
     "files": {"learner.safetensors": {"sha256": DIGEST, "bytes": 120}},
+    "network": {"sha256": DIGEST, "bytes": 4000},
 }
+SCHEMA_1 = {name: value for name, value in WHOLE.items() if name != "network"} | {"schema": 1}
 
 
 def changed(*path: str | int, to: Any = ..., without: bool = False) -> dict[str, Any]:
@@ -55,7 +57,16 @@ def test_a_manifest_comes_back_as_it_was_written() -> None:
     assert [change.generation for change in manifest.history] == [1, 3]
     assert manifest.files["learner.safetensors"].bytes == 120
     assert manifest.to_json() == WHOLE
+    assert manifest.network is not None and manifest.network.bytes == 4000
     assert Manifest.unsealed(manifest.sealed(), "manifest.json") == manifest
+
+
+def test_a_manifest_of_schema_1_has_no_network() -> None:
+    manifest = Manifest.from_json(SCHEMA_1, "manifest.json")
+    assert (manifest.schema, manifest.network) == (1, None)
+    assert manifest.to_json() == SCHEMA_1
+    with pytest.raises(DataError, match=r"^manifest\.json is not as engram writes it, in 'network': "):
+        Manifest.from_json({**SCHEMA_1, "network": None}, "manifest.json")
 
 
 @pytest.mark.parametrize("field", WHOLE)
@@ -89,6 +100,10 @@ def test_a_missing_field_is_named(field: str) -> None:
         (("files", "learner.safetensors", "sha256"), "0" * 63),
         (("files", "learner.safetensors", "sha256"), "0" * 64 + "\n"),
         (("files", "../outside"), {"sha256": DIGEST, "bytes": 1}),
+        (("network",), "resnet18"),
+        (("network", "sha256"), "../" + DIGEST[3:]),
+        (("network", "bytes"), "4000"),
+        (("network", "unheard of"), 1),
         (("unheard of",), 1),
         (("history", 1, "unheard of"), 1),
     ],
@@ -115,9 +130,9 @@ def test_what_contradicts_itself_is_refused(value: Any, reason: str) -> None:
 
 
 def test_a_newer_schema_is_told_from_damage_and_says_which_version_wrote_it() -> None:
-    newer = {"schema": 2, "engram": "3.1.4", "whatever": []}
+    newer = {"schema": 3, "engram": "3.1.4", "whatever": []}
     for read in (Manifest.unsealed, Pointer.unsealed):
-        with pytest.raises(NewerError, match=r"has schema 2, written by engram 3\.1\.4; .* reads schema 1\. Update"):
+        with pytest.raises(NewerError, match=r"has schema 3, written by engram 3\.1\.4; .* up to 2\. Update"):
             read(seal(newer), "file.json")
 
 
@@ -196,6 +211,9 @@ def test_what_was_never_sealed_or_not_like_this_is_refused(content: bytes) -> No
 def test_a_pointer_comes_back_as_it_was_written() -> None:
     for pointer in (Pointer(current=None, generations={}), Pointer(current=2, generations={2: DIGEST, 10: DIGEST})):
         assert Pointer.unsealed(pointer.sealed(), "current.json") == pointer
+        assert json.loads(pointer.sealed())["schema"] == 2
+        of_schema_1 = seal({**unseal(pointer.sealed(), "current.json"), "schema": 1})
+        assert Pointer.unsealed(of_schema_1, "current.json") == pointer
 
 
 @pytest.mark.parametrize(

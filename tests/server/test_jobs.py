@@ -119,7 +119,7 @@ def test_a_lesson_is_taught_in_the_size_of_a_model_that_another_made_meanwhile(s
     client = serve(folder)
     with folder.writing():
         id = waiting(client, **lesson("grey"))
-        for part in ("generations", "current.json"):
+        for part in ("networks", "generations", "current.json"):
             (other.path / part).rename(folder.path / part)
     assert over(client, id)["problem"] is None
     assert client.get("/api/model").json()["image_size"] == 8

@@ -1,11 +1,12 @@
-"""The folder of a model that is kept for years: a generation in use, and some earlier ones to go back to.
+"""The folder of a model: the generation in use, and some earlier ones to go back to.
 
 MODEL/
     .lock         held by whoever writes; readers take no lock
-    current.json  which generation is in use, and the SHA-256 of the manifest of every one there is
+    current.json  the generation in use, and the SHA-256 of every generation's manifest
     generations/  a folder per generation, never changed once it is there
+    networks/     a file per feature extractor, shared by all generations that use it
 
-Everything that is read is reached from `current.json` by a chain of checksums, and is JSON or safetensors: nothing that
+Every file that is read is reached from `current.json` by a chain of checksums, and is JSON or safetensors: nothing that
 is loaded can run code. Checksums find damage, not forgery: whoever can write the folder can write checksums too.
 """
 
@@ -20,7 +21,8 @@ from pathlib import Path
 from engram import storage
 from engram.errors import EngramError, UsageError
 from engram.model.generation import GENERATIONS
-from engram.model.reading import CURRENT, LOCK, Reader
+from engram.model.networks import NETWORKS
+from engram.model.reading import CURRENT, LOCK, Check, Reader
 from engram.model.writing import Writer, disk_errors
 
 
@@ -54,24 +56,26 @@ class ModelFolder(Reader):
                         folder.rmdir()
 
     def _leave(self) -> None:
-        """Without a model there is nothing to keep: what was begun for one goes, in an order that can be cut short."""
+        """Without a model, remove what was begun for one, `current.json` late: it marks the folder as engram's."""
         with suppress(OSError, EngramError):
             if not self.exists():
-                if storage.is_there(self.path / GENERATIONS):
-                    (self.path / GENERATIONS).rmdir()
+                for name in (GENERATIONS, NETWORKS):
+                    if storage.is_there(self.path / name):
+                        (self.path / name).rmdir()
                 (self.path / CURRENT).unlink(missing_ok=True)
                 (self.path / LOCK).unlink()
 
-    def verify(self) -> list[str]:
-        """What is wrong with the folder, a sentence each; none, if all of it is as it was saved.
+    def verify(self, check: Check = lambda manifest, tensors: ()) -> list[str]:
+        """What is wrong with the folder, a sentence each, with what `check` finds in generations that are intact.
 
         What a killed writer left is no damage. It is swept first, if nobody is writing and the folder is writable.
         """
         left: list[str] = []
         asides: list[Path] = []
-        with suppress(OSError):  # a place that may not be looked at has no litter of ours
-            asides = [*self.path.glob(f"{storage.ASIDE}*"), *(self.path / GENERATIONS).glob(f"{storage.ASIDE}*")]
-        if asides or self.unnamed():
+        with suppress(OSError):  # what cannot be listed cannot be swept
+            for folder in (self.path, self.path / GENERATIONS, self.path / NETWORKS):
+                asides += folder.glob(f"{storage.ASIDE}*")
+        if asides or self.unnamed() or self.unused_networks():
             try:
                 with storage.locked(self.path):
                     Writer(self.path).sweep()
@@ -79,7 +83,7 @@ class ModelFolder(Reader):
                 pass
             except OSError as error:
                 left = [f"What a killed writer left cannot be removed: {error}."]
-        return left + self.problems()
+        return left + self.problems(check)
 
     def check_place(self) -> None:
         """Refuse a place that is taken by something that is no model."""

@@ -1,8 +1,8 @@
 """One generation of a model on disk: written, read and inspected.
 
 generations/000007/
-    manifest.json        what it is, and the SHA-256 of every other file
-    learner.safetensors  the tensors
+    manifest.json        what it is, and the SHA-256 of every other file and of its network file
+    learner.safetensors  all tensors but those of the network file
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from engram import storage
 from engram.errors import DataError, UsageError
 from engram.model.manifest import File, Manifest
+from engram.model.networks import NetworkReader, read_saved
 from engram.model.sealed import LONGEST
 
 GENERATIONS = "generations"
@@ -47,7 +48,7 @@ def number_of(name: str) -> int | None:
 
 
 def write(folder: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> bytes:
-    """Write the files of a generation into a folder; gives the content of its manifest."""
+    """Write the files of a generation into its folder; returns the content of its manifest."""
     learner = folder / LEARNER
     storage.save_tensors(learner, tensors)
     saved = File(storage.checksum(learner), learner.stat().st_size)
@@ -76,8 +77,8 @@ def read_manifest(model: Path, number: int, digest: str | None) -> Manifest:
     return manifest
 
 
-def inspect(model: Path, number: int, digest: str | None) -> Inspection:
-    """Read all of a generation, every file once, and say what is wrong with it. Loading and verifying are both this."""
+def inspect(model: Path, number: int, digest: str | None, networks: NetworkReader) -> Inspection:
+    """Read and check every file of a generation. Both loading and verifying do this."""
     try:
         manifest = read_manifest(model, number, digest)
     except DataError as error:
@@ -86,22 +87,14 @@ def inspect(model: Path, number: int, digest: str | None) -> Inspection:
     problems: list[DataError] = []
     for name, file in manifest.files.items():
         try:
-            content = _content(model, f"{place(number)}/{name}", file)
+            content = read_saved(model, f"{place(number)}/{name}", file)
             if name == LEARNER:
                 tensors = storage.parse_tensors(content, f"{place(number)}/{name}")
         except DataError as error:
             problems.append(error)
-    problems += _extras(model, number, manifest.files)
-    return Inspection(manifest, tensors, problems)
-
-
-def _content(model: Path, name: str, file: File) -> bytes:
-    content = storage.read_inside(model, name, file.bytes)
-    if len(content) < file.bytes:
-        raise DataError(f"{name} was cut short: it has {len(content)} of {file.bytes} bytes.")
-    if hashlib.sha256(content).hexdigest() != file.sha256:
-        raise DataError(f"{name} was changed: it does not have the SHA-256 it was saved with.")
-    return content
+    network, damage = networks.read(manifest.network) if manifest.network is not None else ({}, [])
+    problems += [*damage, *_extras(model, number, manifest.files)]
+    return Inspection(manifest, tensors | network, problems)
 
 
 def _extras(model: Path, number: int, files: Collection[str]) -> list[DataError]:

@@ -1,6 +1,7 @@
 """What the two JSON files of a model say: `Manifest`, of one generation, and `Pointer`, to the one in use.
 
 Reading is strict. Within a schema no field is missing, added or of another type; a new field is a new schema.
+Schema 1 had no `network`: all tensors were in the generation's own file. Its files can still be read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import AfterValidator, Field, JsonValue
 from engram.errors import DataError
 from engram.model.sealed import seal, unseal
 
-SCHEMA = 1
+SCHEMA = 2  # that is written; older ones are read
 VERSION = importlib.metadata.version("engram")  # not from the package itself, which knows the rooms above this one
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 
@@ -95,16 +96,21 @@ class Manifest:
     history: tuple[Change, ...]  # every generation that was ever made, this one last
     details: Plain  # whatever else the publisher wants to know of it
     files: dict[FileName, File]
+    network: File | None = None  # the file in `networks` with the tensors of the extractor; not in schema 1
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         values = dataclasses.asdict(self)
+        if self.schema == 1:
+            del values["network"]
         return values | {"classes": list(self.classes), "history": list(values["history"])}
 
     @classmethod
     def from_json(cls, value: Any, name: str) -> Manifest:
         """The manifest that the file `name` holds, or a sentence about what is wrong with it."""
         manifest = _checked(_MANIFEST, value, name)
+        if ("network" in value) != (manifest.schema >= 2):
+            raise DataError(f"{name} is not as engram writes it, in 'network': it is a field of schema 2.")
         numbers = [change.generation for change in manifest.history]
         own = (manifest.generation, manifest.created, manifest.action)
         last = manifest.history[-1:]
@@ -168,7 +174,7 @@ def _checked(kind: pydantic.TypeAdapter[T], value: Any, name: str) -> T:
     if type(schema) is int and schema > SCHEMA:
         raise NewerError(
             f"{name} has schema {schema}, written by engram {value.get('engram', 'of an unknown version')}; "
-            f"engram {VERSION} reads schema {SCHEMA}. Update engram to that version or a later one."
+            f"engram {VERSION} reads schemas up to {SCHEMA}. Update engram to that version or a later one."
         )
     try:
         return kind.validate_python(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +16,7 @@ from engram import storage
 from engram.errors import BusyError, DataError, UsageError
 from engram.model.generation import GENERATIONS, inspect, number_of, read_manifest, strangers
 from engram.model.manifest import Change, Manifest, NewerError, Pointer
+from engram.model.networks import NETWORKS, NetworkReader, is_network_file, network_files, network_path
 from engram.model.sealed import LONGEST
 
 CURRENT = "current.json"
@@ -23,6 +24,8 @@ LOCK = ".lock"
 TRIES = 20  # how often a reader begins again because a writer was faster
 
 T = TypeVar("T")
+# Finds problems in a generation whose files are intact.
+Check = Callable[[Manifest, Mapping[str, Tensor]], Iterable[str]]
 
 
 class Reader:
@@ -62,23 +65,24 @@ class Reader:
 
         def read(pointer: Pointer) -> tuple[Manifest, dict[str, Tensor]]:
             number = self._named(pointer, generation)
-            manifest, tensors, problems = inspect(self.path, number, pointer.generations[number])
+            digest = pointer.generations[number]
+            manifest, tensors, problems = inspect(self.path, number, digest, NetworkReader(self.path))
             if manifest is None or problems:
                 raise problems[0]
             return manifest, tensors
 
         return self._steadily(read)
 
-    def problems(self) -> list[str]:
-        """What is wrong with the folder, a sentence each. What a writer has aside, or left, is not wrong."""
+    def problems(self, check: Check = lambda manifest, tensors: ()) -> list[str]:
+        """What is wrong with the folder, a sentence each, with what `check` finds. Unfinished writes are not wrong."""
         if not self.begun():
             return [f"There is no model in {self.path}."]
         for _ in range(TRIES):
             before = self._content()
-            found = self._problems()
+            found = self._problems(check)
             if not found or self._content() == before:
                 break
-        return list(map(str, found))
+        return list(dict.fromkeys(map(str, found)))  # generations may share a damaged network file
 
     def begun(self) -> bool:
         """Whether anything of a model is here, be it one of which nothing was saved yet."""
@@ -107,6 +111,16 @@ class Reader:
         except DataError:  # then nobody knows which of them matter
             return []
         return [path for number, path in self.folders().items() if number not in named]
+
+    def unused_networks(self) -> list[Path]:
+        """The network files that no generation uses."""
+        try:
+            pointer = self.pointer()
+            used = [self._manifest(pointer, number).network for number in pointer.generations]
+        except DataError:  # any file may be in use
+            return []
+        paths = {self.path / network_path(file) for file in used if file is not None}
+        return [path for path in network_files(self.path) if path not in paths]
 
     def digests(self) -> Mapping[int, str | None]:
         """The generations with the SHA-256 of their manifests; unknown ones, of those on disk, without a pointer."""
@@ -168,9 +182,9 @@ class Reader:
         """An error about a file as one about the model, with the way out of it."""
         if isinstance(error, NewerError):
             return NewerError(f"The model {self.path} cannot be read: {error}")
-        digests = self.digests()
+        digests, networks = self.digests(), NetworkReader(self.path)
         newest_first = sorted(digests, reverse=True)
-        whole = next((each for each in newest_first if not inspect(self.path, each, digests[each]).problems), None)
+        whole = next((n for n in newest_first if not inspect(self.path, n, digests[n], networks).problems), None)
         if whole is None:
             remedy = "No generation of it is whole. Restore the folder from a copy."
         else:
@@ -181,7 +195,7 @@ class Reader:
     def _quoted(self) -> str:
         return shlex.quote(str(self.path))
 
-    def _problems(self) -> list[DataError]:
+    def _problems(self, check: Check) -> list[DataError]:
         try:
             empty = self.pointer().current is None
             found = [DataError(f"{CURRENT} names no generation: nothing was learned yet.")] if empty else []
@@ -189,21 +203,27 @@ class Reader:
             return [error]
         except DataError as error:
             found = [error]
-        digests = self.digests()
+        digests, networks = self.digests(), NetworkReader(self.path)
         for number in sorted(digests):
-            found += inspect(self.path, number, digests[number]).problems
+            manifest, tensors, damage = inspect(self.path, number, digests[number], networks)
+            found += damage
+            if manifest is not None and not damage:
+                found += map(DataError, check(manifest, tensors))
         return found + self._strangers(digests)
 
     def _strangers(self, numbers: Collection[int]) -> list[DataError]:
-        known = {LOCK, CURRENT, GENERATIONS}
-        found = strangers(self.path, "", lambda entry: entry.name in known or _is_aside(entry))
+        def known(entry: os.DirEntry[str]) -> bool:
+            return entry.name in (LOCK, CURRENT, GENERATIONS) or (entry.name == NETWORKS and _is_folder(entry))
 
         def belongs(entry: os.DirEntry[str]) -> bool:
             number = number_of(entry.name)
             return number in numbers or (number is not None and _is_folder(entry)) or _is_aside(entry)
 
+        found = strangers(self.path, "", lambda entry: known(entry) or _is_aside(entry))
         if os.path.isdir(self.path / GENERATIONS):
             found += strangers(self.path, GENERATIONS, belongs)
+        if os.path.isdir(self.path / NETWORKS):
+            found += strangers(self.path, NETWORKS, lambda entry: is_network_file(entry) or _is_aside(entry))
         with suppress(OSError):
             lock = (self.path / LOCK).lstat()
             if not stat.S_ISREG(lock.st_mode) or lock.st_size:

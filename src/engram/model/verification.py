@@ -5,7 +5,7 @@ This finds damage, not forgery: whoever can write the folder can write checksums
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch import Tensor
 from engram.errors import DataError, EngramError
 from engram.features import FeatureMemory, ImageMemory
 from engram.model.folder import ModelFolder
-from engram.model.generation import inspect, place
+from engram.model.generation import place
 from engram.model.inspection import folder_bytes
+from engram.model.manifest import Manifest
 from engram.model.model import Model, restored
 from engram.text import shown
 
@@ -43,28 +44,26 @@ class Verified:
 
 
 def verify(folder: ModelFolder) -> Verified:
-    """Compare every file with its checksum, then look at what each whole generation says."""
-    problems = folder.verify()
-    digests = folder.digests() if folder.exists() else {}
-    for number, digest in sorted(digests.items()):
-        manifest, tensors, damage = inspect(folder.path, number, digest)
-        if manifest is None or damage:  # which is among the problems; or a writer has just removed it
-            continue
-        found: list[str] = []
-        try:
-            for contradiction in contradictions(restored(manifest, tensors, "cpu")):
-                found.append(contradiction)  # at once: a later check may not even end
-        except EngramError as error:
-            found.append(str(error))
-        except Exception as error:  # whatever a state that is none leads to
-            found.append(f"It cannot be used: {error!r}.")
-        problems += [f"{place(number)}: {shown(problem)}" for problem in found]
+    """Compare every file with its checksum, and check that each intact generation agrees with itself."""
+    problems = folder.verify(_check)
     return Verified(
-        generations=tuple(sorted(digests)),
+        generations=tuple(sorted(folder.digests() if folder.exists() else ())),
         in_use=_in_use(folder),
         bytes=folder_bytes(folder.path),
         problems=tuple(problems),
     )
+
+
+def _check(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """The contradictions of a generation, and the error that ends the search for them, if any."""
+    name = place(manifest.generation)
+    try:
+        for contradiction in contradictions(restored(manifest, tensors, "cpu")):
+            yield f"{name}: {shown(contradiction)}"
+    except EngramError as error:
+        yield f"{name}: {shown(error)}"
+    except Exception as error:  # inconsistent tensors can lead to any
+        yield f"{name}: It cannot be used: {shown(repr(error))}."
 
 
 def contradictions(model: Model) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Changing a model's folder: a new generation, or another one in use, at once and for good or not at all.
+"""Changing a model's folder: publish a generation, or use another one. Each change is atomic and durable.
 
-A generation is written aside and renamed into place; then `current.json` is replaced; then what that no longer names is
-removed. Whoever is killed in between leaves the old model or the new one, and litter that the next writer sweeps.
+A new network file is written aside, synced and renamed into place; then the same is done with the generation's folder;
+then `current.json` is replaced; then generations and network files that are no longer used are removed. A kill at any
+moment leaves the old model or the new one, and litter that the next writer sweeps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from engram import storage
 from engram.errors import DataError, EngramError, UsageError
 from engram.model.generation import GENERATIONS, MANIFEST, inspect, place, read_manifest, write
 from engram.model.manifest import SCHEMA, TIME, VERSION, Change, Manifest, NewerError, Pointer
+from engram.model.networks import NETWORKS, NetworkReader, split_network, store_network
 from engram.model.reading import CURRENT, Reader
 from engram.model.sealed import LONGEST
 
@@ -88,7 +90,8 @@ class Writer(Reader):
         except DataError:
             pointer, lost = self._found(), True
         self._named(pointer, generation)
-        manifest, _, problems = inspect(self.path, generation, pointer.generations[generation])
+        digest = pointer.generations[generation]
+        manifest, _, problems = inspect(self.path, generation, digest, NetworkReader(self.path))
         if manifest is None or problems:
             raise self._explained(problems[0])
         with disk_errors(f"The model {self.path} could not be changed"):
@@ -98,14 +101,16 @@ class Writer(Reader):
         return manifest
 
     def sweep(self) -> None:
-        """Remove what is aside, and the generations that nothing names."""
-        if not (self.path / GENERATIONS).is_symlink():
-            storage.sweep(self.path / GENERATIONS)
-        unnamed = self.unnamed()
-        for path in unnamed:
-            storage.remove(path)
-        if unnamed:
-            storage.sync(self.path / GENERATIONS)
+        """Remove unfinished writes, generations that `current.json` does not name, and network files nobody uses."""
+        for name, find_unused in ((GENERATIONS, self.unnamed), (NETWORKS, self.unused_networks)):
+            folder = self.path / name
+            if not folder.is_symlink():
+                storage.sweep(folder)
+            unused = find_unused()
+            for path in unused:
+                storage.remove(path)
+            if unused:
+                storage.sync(folder)
 
     def _opened(self) -> Pointer:
         """The pointer as it is. A new model gets one that names nothing: where none is, something was lost."""
@@ -113,8 +118,9 @@ class Writer(Reader):
             with suppress(PermissionError):  # a parent that may not be opened will keep the folder's name all the same
                 storage.sync(self.path.parent)
             self._point(Pointer(current=None, generations={}))
-        if (self.path / GENERATIONS).is_symlink():
-            raise self._explained(DataError(f"{GENERATIONS} is a link."))
+        for name in (GENERATIONS, NETWORKS):
+            if (self.path / name).is_symlink():
+                raise self._explained(DataError(f"{name} is a link."))
         try:
             return self.pointer()
         except DataError as error:
@@ -141,14 +147,16 @@ class Writer(Reader):
         return sorted(pointer.generations, key=lambda each: (each in line, each), reverse=True)[:count]
 
     def _add(self, manifest: Manifest, tensors: Mapping[str, Tensor], others: Mapping[int, str]) -> Manifest:
-        """Write a generation and point to it, with the others that stay. After an error all is as before."""
+        """Write a generation and point to it and to the `others`. After an error all is as before."""
         path = self.path / place(manifest.generation)
         contents: list[bytes] = []
+        network, rest = split_network(tensors)
         try:
+            manifest = dataclasses.replace(manifest, network=store_network(self.path, network))
             if not path.parent.exists():
                 path.parent.mkdir()
                 storage.sync(self.path)
-            storage.publish_folder(path, lambda folder: contents.append(write(folder, manifest, tensors)))
+            storage.publish_folder(path, lambda folder: contents.append(write(folder, manifest, rest)))
             digest = hashlib.sha256(contents[0]).hexdigest()
             self._point(Pointer(current=manifest.generation, generations={**others, manifest.generation: digest}))
         except BaseException:

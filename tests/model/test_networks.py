@@ -1,0 +1,318 @@
+"""Generations share the file of an unchanged network, and folders of schema 1, which had no such files, stay usable."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_made import FORMULA, SIDE, TULIP, copied, draw, network_path
+from safetensors.torch import load_file, save_file
+
+from engram import storage
+from engram.errors import DataError, EngramError, UsageError
+from engram.model import Manifest, ModelFolder, Wishes, Writer, inspect, learn, load, rename, rollback, verify
+from engram.model import manifest as schemas
+from engram.model.manifest import NewerError
+from engram.model.sealed import seal, unseal
+
+NUMBERS = 20_000  # of the network, in float32
+
+
+def publish(writer: Writer, network: float | None = 0.0, **options: Any) -> Manifest:
+    """A generation with a network filled with this number, or without a network."""
+    tensors = {"weight": torch.ones(3), "network.head.weight": torch.ones(2)}
+    if network is not None:
+        tensors["network.extractor.weight"] = torch.full((NUMBERS,), network)
+    return writer.publish(tensors, action="learn", method="m", settings={}, classes=[], **options)
+
+
+def made(path: Path, networks: Sequence[float | None], **options: Any) -> ModelFolder:
+    """A model with a generation for each of these networks."""
+    folder = ModelFolder(path)
+    with folder.writing() as writer:
+        for network in networks:
+            publish(writer, network, **options)
+    return folder
+
+
+def network(folder: ModelFolder, generation: int | None = None) -> float:
+    """The number that the network of a generation is filled with."""
+    tensors = folder.load(generation)[1]
+    assert tensors.keys() == {"weight", "network.head.weight", "network.extractor.weight"}
+    (value,) = tensors["network.extractor.weight"].unique().tolist()
+    return float(value)
+
+
+def files(folder: ModelFolder) -> list[Path]:
+    """What is in `networks`."""
+    return sorted((folder.path / "networks").iterdir())
+
+
+def path_of(folder: ModelFolder, generation: int) -> Path:
+    """The network file of a generation."""
+    return folder.path / network_path(folder.load(generation)[0])
+
+
+def reads_of_networks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that grows by a name for each network file that is read."""
+    reads: list[str] = []
+    read_inside = storage.read_inside
+
+    def counting(folder: Path, name: str, most: int) -> bytes:
+        reads.extend([name] if name.startswith("networks/") else [])
+        return read_inside(folder, name, most)
+
+    monkeypatch.setattr(storage, "read_inside", counting)
+    return reads
+
+
+# Sharing
+
+
+def test_ten_updates_of_a_frozen_network_store_it_once(tmp_path: Path) -> None:
+    folder = made(tmp_path, [0.5])
+    (file,) = files(folder)
+    before = file.stat()
+    with folder.writing() as writer:
+        for _ in range(9):
+            publish(writer, 0.5, keep=10)
+    assert folder.generations() == list(range(1, 11))
+    assert files(folder) == [file]
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)  # never rewritten
+    size = sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file())
+    assert 4 * NUMBERS < size < 2 * 4 * NUMBERS
+    assert {network(folder, number) for number in folder.generations()} == {0.5}
+    assert folder.verify() == []
+
+
+def test_a_network_file_holds_the_extractor_and_is_named_by_its_checksum(tmp_path: Path) -> None:
+    folder = made(tmp_path, [0.5])
+    (file,) = files(folder)
+    manifest = folder.current()
+    assert file.name == f"{hashlib.sha256(file.read_bytes()).hexdigest()}.safetensors"
+    assert manifest.network is not None and manifest.network.bytes == file.stat().st_size
+    assert load_file(file).keys() == {"network.extractor.weight"}
+    own = load_file(tmp_path / "generations" / "000001" / "learner.safetensors")
+    assert own.keys() == {"weight", "network.head.weight"}
+
+
+def test_a_changed_network_makes_a_second_file_and_pruning_removes_the_first(tmp_path: Path) -> None:
+    folder = made(tmp_path, [1.0, 2.0])
+    first, second = path_of(folder, 1), path_of(folder, 2)
+    assert files(folder) == sorted([first, second])
+    assert (network(folder, 1), network(folder, 2)) == (1.0, 2.0)
+    with folder.writing() as writer:
+        publish(writer, 2.0, keep=2)
+    assert files(folder) == [second]
+    assert (network(folder, 2), network(folder)) == (2.0, 2.0)
+    assert folder.verify() == []
+
+
+def test_forgetting_leaves_no_network_of_an_older_generation(tmp_path: Path) -> None:
+    folder = made(tmp_path, [1.0, 2.0, 2.0])
+    with folder.writing() as writer:
+        publish(writer, 2.0, alone=True)
+        assert files(folder) == [path_of(folder, 4)]
+        publish(writer, 3.0, alone=True)
+    assert files(folder) == [path_of(folder, 5)]
+    old = [torch.full((2,), value).numpy().tobytes() for value in (1.0, 2.0)]
+    assert not any(each in files(folder)[0].read_bytes() for each in old)
+    assert folder.verify() == []
+
+
+def test_without_an_extractor_there_is_no_network_file(tmp_path: Path) -> None:
+    folder = made(tmp_path, [None])
+    assert folder.current().network is None
+    assert not (tmp_path / "networks").exists()
+    with folder.writing() as writer:
+        publish(writer, 1.0)
+        publish(writer, None, keep=1)
+    assert files(folder) == []
+    assert folder.verify() == []
+
+
+def test_each_network_file_is_read_once_to_load_verify_and_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path, [1.0, 2.0, 1.0, 1.0])
+    first, second = (network_path(folder.load(number)[0]) for number in (1, 2))
+    reads = reads_of_networks(monkeypatch)
+    folder.load()
+    assert reads == [first]
+    reads.clear()
+    assert folder.verify() == []
+    assert reads == [first, second]
+    reads.clear()
+    verify(folder)
+    assert reads == [first, second]
+    reads.clear()
+    with folder.writing() as writer:
+        publish(writer, 1.0)
+    assert reads == [first]
+    (tmp_path / first).write_bytes(bytes((tmp_path / first).stat().st_size))
+    reads.clear()
+    assert len(folder.verify()) == 1
+    assert reads == [first, second]  # a damaged file is not hashed again for each generation either
+
+
+# Damage
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (Path.unlink, "is missing"),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "was cut short"),
+    "changed": (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\1"), "was changed"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "is longer"),
+    "a link": (lambda path: path.symlink_to(path.rename(path.parents[2] / "elsewhere")), "a link leads there"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_network_is_named_with_the_way_back(damage: str, tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", [1.0, 2.0, 2.0])
+    file = path_of(folder, 3)
+    do, words = DAMAGES[damage]
+    do(file)
+    name = f"networks/{file.name}"
+    problems = folder.verify()
+    assert problems[0].startswith(name) and words in problems[0]
+    assert len([problem for problem in problems if words in problem]) == 1  # though two generations use it
+    with pytest.raises(DataError, match=rf"damaged: {name} .*{words}.* engram rollback .* --to 1$"):
+        folder.load()
+    assert rollback(folder, 1).generation == 1
+    assert network(folder) == 1.0
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_publishing_replaces_a_damaged_file_of_the_same_network(damage: str, tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", [2.0, 2.0])
+    DAMAGES[damage][0](path_of(folder, 2))
+    with pytest.raises(DataError, match=r"No generation of it is whole"):
+        folder.load()
+    with folder.writing() as writer:
+        publish(writer, 2.0)
+    assert [network(folder, number) for number in (1, 2, 3)] == [2.0, 2.0, 2.0]
+    assert folder.verify() == []
+
+
+def test_no_network_is_swept_while_a_generation_cannot_say_which_it_uses(tmp_path: Path) -> None:
+    folder = made(tmp_path, [1.0, 2.0])
+    (tmp_path / "networks" / f"{'0' * 64}.safetensors").write_text("unused")
+    before, manifest = files(folder), tmp_path / "generations" / "000001" / "manifest.json"
+    content = manifest.read_bytes()
+    for damaged, intact in ((manifest, content), (tmp_path / "current.json", (tmp_path / "current.json").read_bytes())):
+        damaged.write_bytes(b"")
+        with folder.writing():
+            assert files(folder) == before
+        folder.verify()
+        assert files(folder) == before
+        damaged.write_bytes(intact)
+    assert folder.verify() == []
+    assert len(files(folder)) == 2
+
+
+def test_a_lost_pointer_is_found_again_with_the_networks(tmp_path: Path) -> None:
+    folder = made(tmp_path, [1.0, 2.0])
+    (tmp_path / "current.json").unlink()
+    assert rollback(folder, 2).generation == 2
+    assert (network(folder, 1), network(folder)) == (1.0, 2.0)
+    assert folder.verify() == []
+
+
+def test_networks_alone_are_no_model_and_are_left_alone(tmp_path: Path) -> None:
+    folder = made(tmp_path, [1.0])
+    shutil.rmtree(tmp_path / "generations")
+    (tmp_path / "current.json").unlink()
+    before = files(folder)
+    assert not folder.exists()
+    with pytest.raises(UsageError, match=r"holds something else \(networks\)"), folder.writing():
+        pass
+    assert files(folder) == before
+
+
+# Schema 1
+
+
+def rewritten_in_schema_1(folder: ModelFolder) -> ModelFolder:
+    """The same model as an older engram wrote it: all tensors in the generation's own file."""
+    pointer = unseal((folder.path / "current.json").read_bytes(), "current.json")
+    for number in folder.generations():
+        place = folder.path / "generations" / f"{number:06d}"
+        save_file(folder.load(number)[1], place / "learner.safetensors")
+        content = (place / "learner.safetensors").read_bytes()
+        manifest = unseal((place / "manifest.json").read_bytes(), "manifest.json")
+        del manifest["network"]
+        manifest["files"] = {
+            "learner.safetensors": {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        }
+        sealed = seal(manifest | {"schema": 1})
+        (place / "manifest.json").write_bytes(sealed)
+        pointer["generations"][str(number)] = hashlib.sha256(sealed).hexdigest()
+    (folder.path / "current.json").write_bytes(seal(pointer | {"schema": 1}))
+    shutil.rmtree(folder.path / "networks")
+    return folder
+
+
+def test_a_model_of_schema_1_loads_verifies_and_learns_on(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = rewritten_in_schema_1(copied(small_model, tmp_path / "model"))
+    images = torch.randint(0, 256, (5, SIDE, SIDE, 3), dtype=torch.uint8)
+    assert verify(folder).problems == ()
+    assert folder.current().schema == 1
+    assert torch.equal(load(folder).scores(images), load(small_model).scores(images))
+    assert inspect(folder).bytes.network == inspect(small_model).bytes.network
+    wishes = Wishes(epochs=1, settings={"adapter_steps": 1})
+    learn(folder, draw(tmp_path / "pictures", (FORMULA, TULIP), 24), wishes)
+    assert (folder.current().schema, folder.generations()) == (2, [1, 2, 3])
+    assert files(folder) == [path_of(folder, 3)]
+    assert verify(folder).problems == ()
+    assert torch.equal(load(folder, generation=2).scores(images), load(small_model).scores(images))
+
+
+def test_one_can_go_back_and_forth_between_schemas(small_model: ModelFolder, tmp_path: Path) -> None:
+    folder = rewritten_in_schema_1(copied(small_model, tmp_path / "model"))
+    rename(folder, TULIP, "tulip")
+    for lost in (False, True):
+        for number, schema, names in ((2, 1, load(small_model).names), (3, 2, load(folder, generation=3).names)):
+            if lost:
+                (folder.path / "current.json").unlink()
+            rollback(folder, number)
+            assert folder.current().schema == schema
+            assert load(folder).names == names
+            assert folder.generations() == [1, 2, 3]
+            assert verify(folder).problems == ()
+    assert len(files(folder)) == 1
+
+
+def test_a_first_network_that_cannot_be_saved_leaves_a_model_of_schema_1_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = rewritten_in_schema_1(made(tmp_path, [1.0]))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def refuse(*arguments: Any) -> None:
+        assert len(files(folder)) == 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with folder.writing() as writer:
+        monkeypatch.setattr(storage, "publish_folder", refuse)
+        with pytest.raises(EngramError, match="No space left on device"):
+            publish(writer, 2.0)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert folder.verify() == []
+
+
+def test_an_older_engram_refuses_a_model_of_schema_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = rewritten_in_schema_1(made(tmp_path, [1.0]))
+    with folder.writing() as writer:
+        publish(writer, 1.0)
+    for name in ("current.json", "generations/000002/manifest.json"):
+        assert json.loads((tmp_path / name).read_bytes())["schema"] == 2
+    monkeypatch.setattr(schemas, "SCHEMA", 1)
+    with pytest.raises(NewerError, match=r"current\.json has schema 2"):
+        folder.load()
