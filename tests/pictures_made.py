@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import struct
 import zlib
@@ -9,9 +10,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from PIL import Image
 
 Pixels = npt.NDArray[np.uint8]
+
+WITH_HEIC = importlib.util.find_spec("pillow_heif") is not None
+needs_heic = pytest.mark.skipif(not WITH_HEIC, reason="pillow-heif is not installed (the extra heic)")
 
 
 def gradient(height: int = 24, width: int = 32) -> Pixels:
@@ -25,6 +30,18 @@ def encoded(image: Image.Image | Pixels, format: str, **options: Any) -> bytes:
     """The file that Pillow writes."""
     file = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, format, **options)
+    return file.getvalue()
+
+
+def heic(*images: Image.Image | Pixels, **options: Any) -> bytes:
+    """The HEIC file that pillow-heif writes, lossless by default; the first image is the primary one."""
+    import pillow_heif
+
+    stored = pillow_heif.HeifFile()
+    for image in images:
+        stored.add_from_pillow(image if isinstance(image, Image.Image) else Image.fromarray(image))
+    file = io.BytesIO()
+    stored.save(file, **{"quality": -1, "chroma": 444, "matrix_coefficients": 0, "primary_index": 0, **options})
     return file.getvalue()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from pictures_made import (
+    WITH_HEIC,
     Pixels,
     bmp_32,
     chunk,
@@ -24,6 +25,7 @@ from pictures_made import (
     exif,
     gradient,
     grey_16,
+    heic,
     png,
     scans,
     several_frames,
@@ -71,6 +73,11 @@ QUANTISED = Image.fromarray(PICTURE).quantize(64)
 COARSE = np.array(QUANTISED.convert("RGB"))
 RED = PICTURE[..., 0]
 
+# Without pillow-heif these are empty, and the tests of them are skipped.
+HEIC = heic(PICTURE) if WITH_HEIC else b""
+HEIC_TURNED = heic(PICTURE, exif=exif(6)) if WITH_HEIC else b""
+HEIC_OF_TWO = heic(PICTURE, Image.new("RGB", (8, 8))) if WITH_HEIC else b""
+
 READ = (
     Picture("JPEG", JPEG, "as it is", PICTURE, 16),
     Picture("JPEG, progressive", encoded(PICTURE, "JPEG", quality=95, progressive=True), "as it is", PICTURE, 16),
@@ -103,6 +110,9 @@ READ = (
     Picture("GIF that moves", several_frames("GIF"), "its first frame", PICTURE, 40),
     Picture("BMP", encoded(PICTURE, "BMP"), "as it is", PICTURE),
     Picture("BMP with zeros where opacity could be", bmp_32(np.dstack([PICTURE, 0 * FADING])), "as opaque", PICTURE),
+    Picture("HEIC, the format of iPhones", HEIC, "as it is; needs pillow-heif", PICTURE),
+    Picture("HEIC that says which way is up", HEIC_TURNED, "upright", np.rot90(PICTURE, -1)),
+    Picture("HEIC that contains several images", HEIC_OF_TWO, "the primary one", PICTURE),
     Picture("one pixel", encoded(PICTURE[:1, :1], "PNG"), "as it is", PICTURE[:1, :1]),
 )
 
@@ -128,7 +138,6 @@ REFUSED = (
     Picture("text", b"Dear Sir or Madam"),
     Picture("something else", b"\x01\x02\x03\xfe"),
     Picture("TIFF, or a camera's raw format", encoded(PICTURE, "TIFF")),
-    Picture("HEIC", b"\0\0\0\x18ftypheic\0\0\0\0"),
     Picture("AVIF", b"\0\0\0\x1cftypavif\0\0\0\0"),
     Picture("SVG", b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'),
     Picture("PDF", b"%PDF-1.7\n"),
@@ -331,6 +340,10 @@ picture that cannot be read, and nothing takes its place. `predict` answers the 
 
 A picture becomes the square that the network takes: the shorter side is scaled to the model's size, and of the longer
 one the middle is kept. At most {limit} pixels are decoded.
+
+HEIC photos need the package pillow-heif (`pip install -c constraints.txt '.[heic]'`). Without it, a HEIC file is not
+read, and the message says so. Of a HEIC file, the primary image is read, with its rotation and its alpha plane;
+thumbnails, depth maps and HDR gain maps are ignored.
 
 ## Files that are not
 

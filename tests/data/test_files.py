@@ -127,7 +127,7 @@ def test_a_grey_image_stands_in_for_what_cannot_be_decoded_and_is_told_once(root
     images, told = warned(files, list(range(15)))
     assert (images[1] == GREY).all() and (images[2] == GREY).all() and not (images[3] == GREY).all()
     assert told == [
-        f"{index.path(1)}: It is text and no picture; only JPEG, PNG, WebP, BMP and GIF are read. "
+        f"{index.path(1)}: It is text and no picture; only JPEG, PNG, WebP, BMP, GIF and HEIC are read. "
         "A grey image stands in for it.",
         f"{index.path(2)}: There is no such file. A grey image stands in for it.",
     ]

@@ -613,7 +613,7 @@ TIFF, ICO, PPM = (encoded(PICTURE, format) for format in ("TIFF", "ICO", "PPM"))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (TIFF, "Its format is TIFF or a camera's raw one, and only JPEG, PNG, WebP, BMP and GIF are read: convert it"),
+        (TIFF, "TIFF or a camera's raw one, and only JPEG, PNG, WebP, BMP, GIF and HEIC are read: convert it"),
         (b"MM\0*\0\0\0\x08", "Its format is TIFF"),
         (ICO, "Its format is ICO"),
         (PPM, "Its format is PPM"),
@@ -621,8 +621,8 @@ TIFF, ICO, PPM = (encoded(PICTURE, format) for format in ("TIFF", "ICO", "PPM"))
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "Its format is PostScript"),
         (b"%PDF-1.7\n", "Its format is PDF"),
         (b"8BPS\0\1" + bytes(20), "Its format is Photoshop"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "Its format is HEIC"),
-        (b"\0\0\0\x18ftypmif1\0\0\0\0", "Its format is HEIC"),
+        (b"\0\0\0\x14ftypheic\0\0\0\0mif1", "It begins like a HEIC, but is damaged"),
+        (b"\0\0\0\x14ftypmif1\0\0\0\0avif", "It begins like a HEIC, but is damaged"),
         (b"\0\0\0\x1cftypavif\0\0\0\0", "Its format is AVIF"),
         (b"\0\0\0\x18ftypmp42\0\0\0\0", "Its format is that of a video"),
         (b"\0\0\0\x0cjP  \r\n\x87\n", "Its format is JPEG 2000"),

@@ -129,7 +129,8 @@ def test_what_is_not_a_picture_by_its_name_is_listed_and_so_are_empty_classes(tm
     os.mkfifo(tmp_path / "cat" / "pipe.png")
     found = scan(tmp_path)
     assert classes(found) == {"cat": ["cat/1.png"]}
-    name = "Its name does not end like that of a picture: .jpg, .jpeg, .jpe, .jfif, .png, .apng, .webp, .bmp, .gif."
+    extensions = ".jpg, .jpeg, .jpe, .jfif, .png, .apng, .webp, .bmp, .gif, .heic, .heif, .hif"
+    name = f"Its name does not end like that of a picture: {extensions}."
     assert reasons(found.left_out, tmp_path) == {
         "2.png": "It lies beside the class folders, so it has no class.",
         "README.md": name,

@@ -30,6 +30,8 @@ documented = pytest.mark.skipif(not PAGE.exists(), reason="a copy without the do
 @pytest.mark.parametrize("picture", READ, ids=lambda picture: picture.what)
 def test_what_is_read_is_seen_as_the_page_says(picture: Picture) -> None:
     assert picture.how and picture.seen is not None
+    if not picture.content:
+        pytest.skip("pillow-heif is not installed (the extra heic)")
     found = decode(picture.content).numpy()
     assert found.shape == picture.seen.shape
     assert np.abs(found.astype(int) - picture.seen).max() <= picture.tolerance

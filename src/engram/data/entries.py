@@ -7,7 +7,7 @@ import stat
 from typing import AnyStr
 
 # What is looked for in a folder. A picture's content decides how it is decoded, whatever its name.
-EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif")
+EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".heic", ".heif", ".hif")
 
 # What systems leave in folders of pictures, besides what begins with a dot; in small letters.
 SYSTEM_NAMES = frozenset(

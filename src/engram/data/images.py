@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import importlib
 import io
 import os
 import re
@@ -21,11 +22,13 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
 
-from engram.errors import DataError, UsageError
+from engram.data import heif
+from engram.errors import DataError, UsageError, not_installed
 
 LIMIT = 64_000_000  # pixels: what cameras of 61 megapixels take fits; up to 1.2 GB of memory while they are decoded
 MAX_SIDE = 100_000  # pixels, more than a JPEG can have: each row takes memory of its own, and a PNG may have millions
 MAX_BYTES = 1 << 29  # of a file: more than LIMIT pixels take in any of the formats
+MAX_HEIC_PIXELS = 4  # times the limit: an image, the tiles it is made of, and the same for its alpha plane
 MAX_SCANS = 100  # of a JPEG, which usually has ten; each costs a pass over all pixels, and a few bytes in the file
 
 
@@ -40,16 +43,27 @@ class _Jpeg(JpegImageFile):
         pass
 
 
-# All that a file can reach, chosen by what it begins with. `Image.open` would do more: it hands JPEGs that hold several
-# pictures to another decoder, and it warns of large pictures, which a thread cannot turn off for itself alone.
+def _heic(file: BinaryIO) -> ImageFile.ImageFile:
+    """pillow-heif's decoder. It is not registered with Pillow, so `Image.open` does not change for anyone else."""
+    try:
+        image: ImageFile.ImageFile = importlib.import_module("pillow_heif").HeifImageFile(file)
+    except ImportError as error:
+        advice = not_installed("To read it, pillow-heif", "heic")
+        raise UnreadableImage(f"Its format is HEIC. {advice}; or convert it to JPEG.") from error
+    return image
+
+
+# The only decoders that a file can reach, chosen by its first bytes. `Image.open` would do more: it passes JPEGs that
+# contain several images to another decoder, and its warnings about large images cannot be turned off per thread.
 DECODERS: dict[str, Callable[[BinaryIO], ImageFile.ImageFile]] = {
     "JPEG": _Jpeg,
     "PNG": PngImageFile,
     "WebP": WebPImageFile,
     "BMP": BmpImageFile,
     "GIF": GifImageFile,
+    "HEIC": _heic,
 }
-READ = "only JPEG, PNG, WebP, BMP and GIF are read"
+READ = "only JPEG, PNG, WebP, BMP, GIF and HEIC are read"
 REMEDIES = {"ZIP": "unpack", "gzip": "unpack", "that of a video": "take pictures from"}  # for the rest: convert
 
 # (where, the bytes that are there, what the file then is); the first that fits counts
@@ -70,6 +84,7 @@ SIGNATURES = (
     (4, b"ftypavi", "AVIF"),
     (4, b"ftyphe", "HEIC"),
     (4, b"ftypmi", "HEIC"),
+    (4, b"ftypmsf1", "HEIC"),
     (4, b"ftyp", "that of a video"),
     (4, b"jP  ", "JPEG 2000"),
     (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
@@ -141,7 +156,7 @@ def decode(
 
 
 def extent(source: str | os.PathLike[str] | bytes, *, limit: int = LIMIT) -> tuple[int, int]:
-    """(width, height) in pixels as they are stored, from the header alone."""
+    """(width, height) in pixels, from the header alone: as stored, or for HEIC as rotated."""
     content = source if isinstance(source, bytes) else content_of(source)
     kind = _kind(content)
     try:
@@ -211,7 +226,9 @@ def _text(beginning: bytes) -> str | None:
 
 
 def _opened(kind: str, content: bytes, limit: int) -> ImageFile.ImageFile:
-    """The picture with its header read, no pixel decoded, and of an acceptable size."""
+    """The image with its header read, no pixel decoded, and of an acceptable size."""
+    if kind == "HEIC":
+        content = _one_image(content, limit)
     if kind == "PNG":
         content = _still(content)
     if kind in ("WebP", "GIF"):  # their decoders take memory for all pixels as soon as they are made
@@ -233,6 +250,24 @@ def _check_size(size: tuple[int, int], limit: int) -> None:
         raise UnreadableImage(
             f"It is {width:,} x {height:,} pixels; sides of at most {MAX_SIDE:,} are decoded. Make it smaller."
         )
+
+
+def _one_image(content: bytes, limit: int) -> bytes:
+    """A HEIC file reduced to its primary image, if that has an acceptable number of pixels.
+
+    It has no EXIF block any more: libheif rotates the image by its properties, and EXIF would rotate it again.
+    """
+    try:
+        reduced = heif.primary_image(content)
+    except heif.Unsupported as error:
+        name = "AVIF" if error.kind == "av01" else f"HEIF with '{error.kind}'"
+        raise UnreadableImage(f"Its format is {name}, and {READ}: convert it.") from error
+    _check_size(reduced.size, limit)
+    if reduced.pixels > MAX_HEIC_PIXELS * limit:
+        raise UnreadableImage(
+            f"It is a HEIC whose tiles have {reduced.pixels:,} pixels in all, many more than the image. Save it again."
+        )
+    return reduced.content
 
 
 def _still(content: bytes) -> bytes:

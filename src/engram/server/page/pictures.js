@@ -2,7 +2,7 @@
 
 import { find, make } from "./words.js";
 
-const IMAGE = /\.(png|jpe?g|gif|webp|bmp|tiff?|ppm|pgm|pbm|jfif|avif|heic)$/i;
+const IMAGE = /\.(png|jpe?g|gif|webp|bmp|tiff?|ppm|pgm|pbm|jfif|avif|hei[cf]|hif)$/i;
 
 export const isPicture = (file) => file.type.startsWith("image/") || IMAGE.test(file.name);
 
