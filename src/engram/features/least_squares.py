@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 
 from engram.errors import TrainingError
+from engram.features.threads import SMALL, for_each
 
+SUMMED_ROWS = 256  # samples in a block of class sums
 GRAM_PANELS = 4  # more skip more of the upper triangle, but make smaller and slower matrix products
 
 
-def class_sums(features: Tensor, members: Tensor, out: Tensor | None = None) -> Tensor:
-    """Sum the features (n, d) of each class (K, d), in the same order every time; `out` is added to if given."""
-    # index_add_ is not deterministic on a GPU, so sort and split instead.
-    counts = torch.bincount(members, minlength=0 if out is None else len(out)).tolist()
-    sums = features.new_zeros(len(counts), features.shape[1]) if out is None else out
-    grouped = features[members.argsort(stable=True)]  # (n, d)
-    for row, group in zip(sums, grouped.split(counts), strict=True):
-        if len(group):
-            row += group.sum(dim=0)
+def class_sums(features: Tensor, members: Tensor, classes: int | None = None) -> Tensor:
+    """Sum the features (n, d) of each class: (K, d). `members` (n,) are the indices of the classes."""
+    counts = torch.bincount(members, minlength=classes or 0)  # (K,)
+    sums = features.new_zeros(len(counts), features.shape[1])
+    # Products with indicators add up in the same order every time, which index_add_ does not on a GPU. Sorted samples
+    # have few classes in a block, so the indicators stay small.
+    for block in members.argsort(stable=True).split(SUMMED_ROWS):
+        found, rows = members[block].unique_consecutive(return_inverse=True)
+        indicators = features.new_zeros(len(found), len(block)).scatter_(0, rows[None], 1.0)  # (k, b)
+        sums[found] += indicators @ features[block]
     return sums
 
 
@@ -31,9 +34,17 @@ def add_gram(gram: Tensor, rows: Tensor) -> None:
     """
     width = len(gram)
     step = math.ceil(width / GRAM_PANELS)
-    for begin in range(0, width, step):
+
+    def add(begin: int) -> None:
         panel = slice(begin, begin + step)
         gram[begin:, panel].addmm_(rows[:, begin:].T, rows[:, panel])
+
+    panels = range(0, width, step)
+    if len(rows) * width**2 <= SMALL:
+        for_each(add, panels)
+    else:
+        for begin in panels:
+            add(begin)
 
 
 def regularised_factor(gram: Tensor, penalty: float) -> Tensor:

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from engram.errors import DataError
 from engram.features.classifiers.base import Classifier
-from engram.features.classifiers.closed_form import ClosedForm
-from engram.features.classifiers.judging import balanced_accuracy, judged_rows
+from engram.features.classifiers.closed_form import ClosedForm, best
 from engram.features.classifiers.lda import LDA
 from engram.features.classifiers.moments import Moments
 from engram.features.classifiers.nearest_mean import NearestMean
 from engram.features.classifiers.random_projection import RandomProjection
 from engram.features.classifiers.ridge import Ridge
+from engram.features.threads import threads_for
+
+
+class Candidate(NamedTuple):
+    """A classifier to choose from, and the dimension of the features up to which it is worth its cost."""
+
+    classifier: ClosedForm
+    most_dimensions: float = math.inf
+
 
 # In order of preference among equally accurate ones. Saved models store an index, so only append to it.
-CANDIDATES: tuple[ClosedForm, ...] = (
-    Ridge(1.0),
-    Ridge(0.3),
-    Ridge(3.0),
-    LDA(0.2),
-    LDA(0.5),
-    NearestMean(),
-    RandomProjection(),
+CANDIDATES = (
+    Candidate(Ridge(1.0)),
+    Candidate(Ridge(0.3)),
+    Candidate(Ridge(3.0)),
+    Candidate(LDA(0.2)),
+    Candidate(LDA(0.5)),
+    Candidate(NearestMean()),
+    Candidate(RandomProjection(), most_dimensions=256),  # for raw vectors; it adds little to strong features
 )
-FALLBACK = 5  # the nearest mean, for when no class has two samples to compare by
-FEW_DIMENSIONS = 256  # up to which random features may help; they are not worth their cost on strong features
+FALLBACK = 5  # the nearest mean, if no class has two samples to compare by
 
 
 @dataclass
@@ -53,14 +61,16 @@ class Auto(Classifier):
 
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         moments = Moments(features, labels)
-        index, chosen = choose(moments)
-        return {**chosen.solve(moments), "chosen": torch.tensor(index)}
+        with threads_for(moments.multiplications):
+            index, chosen = choose(moments)
+            return {**chosen.solve(moments), "chosen": torch.tensor(index)}
 
     def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         if "chosen_" in vars(self):
             return self.chosen_._held_out(features, labels, rows)
         moments = Moments(features, labels.to(features.device))
-        return choose(moments)[1].held_out(moments, rows.to(moments.samples.device))
+        with threads_for(moments.multiplications):
+            return choose(moments)[1].held_out(moments, rows.to(moments.samples.device))
 
     def scores(self, features: Tensor) -> Tensor:
         """The scores of the chosen classifier: (n, K)."""
@@ -70,7 +80,7 @@ class Auto(Classifier):
     def state(self) -> dict[str, Tensor]:
         """Return the state of the chosen classifier, and which one it is."""
         self.check_fitted()
-        return {**self.chosen_.state(), "chosen": torch.tensor(CANDIDATES.index(self.chosen_))}
+        return {**self.chosen_.state(), "chosen": torch.tensor(self._index)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> Self:
         """Restore what `state` returned."""
@@ -78,23 +88,24 @@ class Auto(Classifier):
         index = int(tensors["chosen"])
         if not 0 <= index < len(CANDIDATES):
             raise DataError(f"A saved Auto chose candidate {index}, and this version knows {len(CANDIDATES)}.")
-        self.chosen_ = copy.copy(CANDIDATES[index]).restore(tensors)
+        self._index = index
+        self.chosen_ = copy.copy(CANDIDATES[index].classifier).restore(tensors)
         self.description_ = self.chosen_.description
         return super().restore(tensors)
 
 
 def choose(moments: Moments) -> tuple[int, ClosedForm]:
-    """The index in `CANDIDATES` of the candidate with the best leave-one-out accuracy, and the candidate, tuned."""
-    rows = judged_rows(moments.members)
-    if len(moments.classes) == 1 or not len(rows):
-        return FALLBACK, CANDIDATES[FALLBACK]
-    members = moments.members[rows]
-    best, found = -1.0, (FALLBACK, CANDIDATES[FALLBACK])
-    for index, candidate in enumerate(CANDIDATES):
-        if isinstance(candidate, RandomProjection) and moments.dimension > FEW_DIMENSIONS:
-            continue
-        tuned = candidate.tuned(moments)
-        accuracy = balanced_accuracy(tuned.held_out(moments, rows, coarse=True), members)
-        if accuracy > best:
-            best, found = accuracy, (index, tuned)
-    return found
+    """The index in `CANDIDATES` of the most accurate one, and its variant with the most accurate settings."""
+    if len(moments.classes) == 1 or not (moments.counts > 1).any():
+        return FALLBACK, CANDIDATES[FALLBACK].classifier
+    indices, variants = zip(
+        *(
+            (index, variant)
+            for index, candidate in enumerate(CANDIDATES)
+            if moments.dimension <= candidate.most_dimensions
+            for variant in candidate.classifier.variants()
+        ),
+        strict=True,
+    )
+    chosen = best(variants, moments)
+    return indices[variants.index(chosen)], chosen

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from engram.features.classifiers.base import Classifier, disqualify_singletons
+from engram.features.classifiers.judging import balanced_accuracy, judged_rows
 from engram.features.classifiers.moments import Moments, coarsened
 from engram.features.least_squares import regularised_factor
+from engram.features.threads import for_each, threads_for
 
+Form = TypeVar("Form", bound="ClosedForm")
 LeaveOneOut = Callable[[Tensor], Tensor]  # indices of samples (b,) -> their held-out scores (b, K)
 
 
@@ -27,9 +30,13 @@ class ClosedForm(Classifier):
     def leave_one_out(self, moments: Moments, coarse: bool) -> LeaveOneOut:
         """Return a function that scores samples as if each had been left out; `coarse` allows float32."""
 
-    def tuned(self, moments: Moments) -> Self:
-        """Choose the settings that were left open; most classifiers have none."""
-        return self
+    def variants(self) -> Sequence[Self]:
+        """The settings among which leave-one-out accuracy is to choose; most classifiers leave none open."""
+        return [self]
+
+    def prepare(self, moments: Moments) -> None:
+        """Compute what candidates share, before each of them is judged in a thread of its own."""
+        moments.prepare()
 
     def held_out(self, moments: Moments, rows: Tensor, coarse: bool = False) -> Tensor:
         """Leave-one-out scores (m, K) of the samples at the indices `rows` (m,), float32."""
@@ -41,20 +48,39 @@ class ClosedForm(Classifier):
 
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         moments = Moments(features, labels)
-        return self.tuned(moments).solve(moments)
+        with threads_for(moments.multiplications):
+            return best(self.variants(), moments).solve(moments)
 
     def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         moments = Moments(features, labels.to(features.device))
-        return self.tuned(moments).held_out(moments, rows.to(moments.samples.device))
+        with threads_for(moments.multiplications):
+            return best(self.variants(), moments).held_out(moments, rows.to(moments.samples.device))
+
+
+def best(candidates: Sequence[Form], moments: Moments) -> Form:
+    """The candidate with the highest leave-one-out accuracy; the first of equals, or if no class has two samples."""
+    rows = judged_rows(moments.members)
+    if len(candidates) == 1 or not len(rows):
+        return candidates[0]
+
+    def judge(candidate: Form) -> float:
+        return balanced_accuracy(candidate.held_out(moments, rows, coarse=True), moments.members[rows])
+
+    for candidate in candidates:
+        candidate.prepare(moments)
+    accuracies = for_each(judge, candidates)
+    return candidates[accuracies.index(max(accuracies))]
 
 
 class Whitening:
-    """Solves L z = x, where L Lᵀ = gram + penalty · I, so that inner products of z are those in the metric (L Lᵀ)⁻¹."""
+    """Maps x to z = L⁻¹x, where L Lᵀ = A = gram + penalty · I, so that z·z' = xᵀA⁻¹x'; `coarse` allows float32."""
 
     def __init__(self, gram: Tensor, penalty: float, coarse: bool) -> None:
         self.factor = regularised_factor(coarsened(gram, penalty) if coarse else gram, penalty)  # (r, r)
+        self.precision = self.factor.dtype
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Whiten rows (b, r) into columns (r, b)."""
-        whitened: Tensor = torch.linalg.solve_triangular(self.factor, rows.T.to(self.factor.dtype), upper=False)
+        """Whiten rows (b, r)."""
+        rows = rows.to(self.precision)
+        whitened: Tensor = torch.linalg.solve_triangular(self.factor.T, rows, upper=True, left=False)
         return whitened

@@ -43,18 +43,18 @@ class LDA(ClosedForm):
     def leave_one_out(self, moments: Moments, coarse: bool) -> LeaveOneOut:
         """Update inner products in the metric Σ⁻¹ for Σ − b u uᵀ, where u is the sample minus its class mean."""
         whiten = Whitening(*self._covariance(moments), coarse)
-        means = whiten(moments.centred_means)  # (r, K)
-        squares = means.square().sum(dim=0)  # (K,): ⟨m, m⟩
-        others = (moments.counts - 1).clamp(min=1).to(means.dtype)  # (K,): n_c − 1; a single sample has u = 0
+        means = whiten(moments.centred_means)  # (K, r)
+        squares = means.square().sum(dim=1)  # (K,): ⟨m, m⟩
+        others = (moments.counts - 1).clamp(min=1).to(means)  # (K,): n_c − 1; a single sample has u = 0
         removed = (1 - self.shrinkage) / (len(moments.classes) * others)  # (K,): b
 
         def score(rows: Tensor) -> Tensor:
             own = moments.members[rows]
-            x = whiten(moments.rows(rows) - moments.centre)  # (r, b)
-            u = x - means[:, own]  # (r, b)
-            mx, mu = x.T @ means, u.T @ means  # (b, K): ⟨m, x⟩ and ⟨m, u⟩
+            x = whiten(moments.centred_rows(rows, whiten.precision))  # (b, r)
+            u = x - means[own]  # (b, r)
+            mx, mu = x @ means.T, u @ means.T  # (b, K): ⟨m, x⟩ and ⟨m, u⟩
             mm = squares.repeat(len(rows), 1)  # (b, K): ⟨m, m⟩
-            ux, uu = (u * x).sum(dim=0)[:, None], u.square().sum(dim=0)[:, None]  # (b, 1): ⟨u, x⟩ and ⟨u, u⟩
+            ux, uu = (u * x).sum(dim=1, keepdim=True), u.square().sum(dim=1, keepdim=True)  # (b, 1)
             # Without x, the mean of its class is m − u / (n_c − 1).
             column, moved = own[:, None], 1 / others[own][:, None]  # (b, 1)
             mm.scatter_add_(1, column, moved**2 * uu - 2 * moved * mu.gather(1, column))

@@ -27,7 +27,7 @@ class Moments:
 
     samples: Tensor  # (n, d), in any floating-point type; converted in blocks
     labels: Tensor  # (n,)
-    lift: Callable[[Tensor], Tensor] | None = None  # applied to float64 rows (b, d): (b, w)
+    lift: Callable[[Tensor], Tensor] | None = None  # applied to rows (b, d): (b, w)
     lifted_width: int | None = None  # w
     derived: dict[object, Moments] = field(default_factory=dict)  # those of lifted samples, by what lifts them
 
@@ -39,6 +39,10 @@ class Moments:
         self.alone = (self.counts == 1)[self.members]  # (n,)
         self.weights = (len(self.samples) / (len(self.classes) * self.counts.double()))[self.members]  # (n,)
 
+    def prepare(self) -> None:
+        """Compute everything now, before several threads ask for it."""
+        _ = self.total, self.variance  # which need all others
+
     def __len__(self) -> int:
         return len(self.samples)
 
@@ -47,11 +51,15 @@ class Moments:
         """The dimension of the (lifted) samples."""
         return self.samples.shape[1] if self.lifted_width is None else self.lifted_width
 
-    def rows(self, indices: Tensor) -> Tensor:
-        """The samples at these indices (b,), in the basis: (b, r), float64."""
+    def rows(self, indices: Tensor, precision: torch.dtype = torch.float64) -> Tensor:
+        """The samples at these indices (b,), in the basis: (b, r)."""
         if self._span is not None:
-            return self._span[0][indices]
-        return self._lifted(self.samples[indices])
+            return self._span[0][indices].to(precision)
+        return self._lifted(self.samples[indices], precision)
+
+    def centred_rows(self, indices: Tensor, precision: torch.dtype = torch.float64) -> Tensor:
+        """The samples at these indices (b,) relative to the centre, in the basis: (b, r)."""
+        return self.rows(indices, precision) - self.centre.to(precision)
 
     def blocks(self, indices: Tensor | None = None) -> Iterator[Tensor]:
         """Split indices (all by default) so that the rows of each block fit in little memory."""
@@ -63,12 +71,21 @@ class Moments:
         """Convert a weight (K, r) from the basis to the dimensions of the (lifted) samples: (K, dimension)."""
         return weight if self._span is None else weight @ self._span[1]
 
+    def zeros(self, count: int, precision: torch.dtype = torch.float64) -> Tensor:
+        """As many rows of zeros, in the basis: (count, r)."""
+        return torch.zeros(count, self._rank, dtype=precision, device=self.samples.device)
+
+    @property
+    def multiplications(self) -> int:
+        """About how many it takes to solve a system of equations and apply it to all samples."""
+        return (len(self) + self._rank) * self._rank**2
+
     @cached_property
     def means(self) -> Tensor:
         """The mean of each class: (K, r)."""
-        sums = self._zeros(len(self.classes))
+        sums = self.zeros(len(self.classes))
         for block in self.blocks():
-            class_sums(self.rows(block), self.members[block], out=sums)
+            sums += class_sums(self.rows(block), self.members[block], len(self.classes))
         return sums / self.counts[:, None]
 
     @cached_property
@@ -84,7 +101,7 @@ class Moments:
     @cached_property
     def within(self) -> Tensor:
         """The class-balanced within-class covariance (r, r), lower triangle only."""
-        covariance = self._zeros(self._rank)
+        covariance = self.zeros(self._rank)
         scales = (self.weights / len(self)).sqrt()[:, None]  # (n, 1)
         for block in self.blocks():
             add_gram(covariance, (self.rows(block) - self.means[self.members[block]]) * scales[block])
@@ -105,20 +122,17 @@ class Moments:
     @cached_property
     def _span(self) -> tuple[Tensor, Tensor] | None:
         """Coordinates (n, n) of the samples in an orthonormal basis (n, d) of their span, if that is worth it."""
-        if 2 * len(self) > self.dimension:
+        if self._rank == self.dimension:
             return None
-        basis, coordinates = torch.linalg.qr(self._lifted(self.samples).T)
+        basis, coordinates = torch.linalg.qr(self._lifted(self.samples, torch.float64).T)
         return coordinates.T.contiguous(), basis.T
 
     @property
     def _rank(self) -> int:
-        return self.dimension if self._span is None else len(self)
+        return len(self) if 2 * len(self) <= self.dimension else self.dimension
 
-    def _lifted(self, samples: Tensor) -> Tensor:
-        return samples.double() if self.lift is None else self.lift(samples.double())
-
-    def _zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, self._rank, dtype=torch.float64, device=self.samples.device)
+    def _lifted(self, samples: Tensor, precision: torch.dtype) -> Tensor:
+        return (samples if self.lift is None else self.lift(samples)).to(precision)
 
 
 def coarsened(gram: Tensor, penalty: float) -> Tensor:

@@ -30,12 +30,13 @@ class NearestMean(ClosedForm):
 
     def leave_one_out(self, moments: Moments, coarse: bool) -> LeaveOneOut:
         """Subtract the sample from the sum of its class."""
-        sums = _unit_sums(moments)  # (K, r)
+        precision = torch.float32 if coarse else torch.float64
+        sums = _unit_sums(moments, precision)  # (K, r)
         means = normalize(sums)
         squares = means.square().sum(dim=1)  # (K,)
 
         def score(rows: Tensor) -> Tensor:
-            samples, own = normalize(moments.rows(rows)), moments.members[rows]
+            samples, own = normalize(moments.rows(rows, precision)), moments.members[rows]
             scores = 2 * samples @ means.T - squares - 1  # (b, K)
             rest = normalize(sums[own] - samples)  # (b, r)
             without = 2 * (rest * samples).sum(dim=1) - rest.square().sum(dim=1) - 1  # (b,)
@@ -48,9 +49,9 @@ class NearestMean(ClosedForm):
         return self._affine(normalize(features.float(), dim=-1))
 
 
-def _unit_sums(moments: Moments) -> Tensor:
+def _unit_sums(moments: Moments, precision: torch.dtype = torch.float64) -> Tensor:
     """The sums over the normalised samples of each class: (K, r)."""
-    sums = torch.zeros_like(moments.means)
+    sums = moments.zeros(len(moments.classes), precision)
     for block in moments.blocks():
-        class_sums(normalize(moments.rows(block)), moments.members[block], out=sums)
+        sums += class_sums(normalize(moments.rows(block, precision)), moments.members[block], len(sums))
     return sums

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engram.features.classifiers.closed_form import ClosedForm, LeaveOneOut
-from engram.features.classifiers.judging import balanced_accuracy, judged_rows
 from engram.features.classifiers.moments import Moments
 from engram.features.classifiers.ridge import Ridge
+from engram.features.threads import threads_for
 
 SEED = 2023  # of the random signs; saved models depend on it
 PER_SAMPLE = 10  # random features per sample; more do not help
@@ -39,23 +39,21 @@ class RandomProjection(ClosedForm):
         width = self.weight_.shape[1] if "weight_" in vars(self) else self.width
         return f"random projection (width {width})"
 
-    def tuned(self, moments: Moments) -> Self:
-        """Choose the penalty by leave-one-out accuracy."""
-        if self.penalty is not None:
-            return self
-        candidates = [replace(self, penalty=penalty) for penalty in PENALTIES]
-        rows = judged_rows(moments.members)
-        if not len(rows):
-            return candidates[0]
-        accuracies = [
-            balanced_accuracy(each.held_out(moments, rows, coarse=True), moments.members[rows]) for each in candidates
-        ]
-        return candidates[accuracies.index(max(accuracies))]
+    def variants(self) -> list[Self]:
+        """One of each penalty, unless it is given."""
+        return [self] if self.penalty is not None else [replace(self, penalty=penalty) for penalty in PENALTIES]
+
+    def prepare(self, moments: Moments) -> None:
+        """Compute the moments of the random features."""
+        lifted = self._lifted(moments)[1]
+        with threads_for(lifted.multiplications):
+            lifted.prepare()
 
     def solve(self, moments: Moments) -> dict[str, Tensor]:
         """Solve ridge regression on the random features."""
         ridge, lifted = self._lifted(moments)
-        return {**ridge.solve(lifted), "dimension": torch.tensor(moments.samples.shape[1])}
+        with threads_for(lifted.multiplications):
+            return {**ridge.solve(lifted), "dimension": torch.tensor(moments.samples.shape[1])}
 
     def leave_one_out(self, moments: Moments, coarse: bool) -> LeaveOneOut:
         """Leave out samples of ridge regression on the random features."""
@@ -82,13 +80,11 @@ class RandomProjection(ClosedForm):
     def _lifted(self, moments: Moments) -> tuple[Ridge, Moments]:
         """The ridge regression to solve, and the moments of the random features."""
         if self.penalty is None:
-            raise ValueError("choose the penalty first, by tuned()")
+            raise ValueError("choose one of the variants() first")
         self._check_positive(width=self.width, penalty=self.penalty)
         width = min(self.width, PER_SAMPLE * len(moments))
         if width not in moments.derived:
-            moments.derived[width] = Moments(
-                moments.samples, moments.labels, lambda rows: project(rows, width).double(), width
-            )
+            moments.derived[width] = Moments(moments.samples, moments.labels, lambda rows: project(rows, width), width)
         return Ridge(self.penalty * width / (2 * moments.samples.shape[1])), moments.derived[width]
 
 

@@ -42,12 +42,12 @@ class Ridge(ClosedForm):
         self._check_positive(penalty=self.penalty)
         count, classes = len(moments), len(moments.classes)
         whiten = Whitening(moments.total, self.penalty, coarse)
-        means = whiten(2 * count / classes * moments.centred_means)  # (r, K)
+        means = whiten(2 * count / classes * moments.centred_means)  # (K, r)
 
         def score(rows: Tensor) -> Tensor:
-            samples = whiten(moments.rows(rows) - moments.centre)  # (r, b)
-            fitted = samples.T @ means + (2 / classes - 1)  # (b, K)
-            leverage = moments.weights[rows] * (1 / count + samples.square().sum(dim=0))  # (b,)
+            samples = whiten(moments.centred_rows(rows, whiten.precision))  # (b, r)
+            fitted = samples @ means.T + (2 / classes - 1)  # (b, K)
+            leverage = moments.weights[rows].to(samples) * (1 / count + samples.square().sum(dim=1))  # (b,)
             targets = torch.full_like(fitted, -1.0).scatter_(1, moments.members[rows][:, None], 1.0)
             remaining = (1 - leverage).clamp(min=torch.finfo(fitted.dtype).eps)[:, None]
             return targets - (targets - fitted) / remaining
