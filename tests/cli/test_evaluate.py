@@ -32,8 +32,8 @@ def test_accuracy_classes_matrix_and_mistakes_are_told_on_stdout(place: Path) ->
     done = run("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     first, second, *rest = done.stdout.splitlines()
-    assert first == "accuracy 0.833 on 6 pictures; mean over classes 0.667"
-    assert re.fullmatch(r"probabilities off by 0\.\d{3} on average \(0\.\d{3} uncalibrated\)", second)
+    assert first == "accuracy 0.833 (95 % interval 0.359 to 0.996) on 6 pictures; mean over classes 0.667"
+    assert re.fullmatch(r"expected calibration error 0\.\d{3} \(0\.\d{3} before calibration\)", second)
     assert rest == [
         "",
         "pictures  right  precision  class",
@@ -41,7 +41,7 @@ def test_accuracy_classes_matrix_and_mistakes_are_told_on_stdout(place: Path) ->
         "       2  1.000      1.000  gänseblümchen",
         "       1  0.000          –  =1+1",
         "",
-        "what it is (rows), what was said (columns, in the same order)",
+        "true classes (rows) and predicted classes (columns, in the same order)",
         "3  ·  ·  [red]tulip",
         "·  2  ·  gänseblümchen",
         "1  ·  ·  =1+1",
@@ -75,6 +75,29 @@ def test_a_class_without_pictures_has_no_numbers(place: Path) -> None:
     assert told["classes"][2] == {"name": FORMULA, "pictures": 0, "accuracy": None, "precision": None}
 
 
+def test_unknown_classes_are_reported_and_are_not_part_of_the_accuracy(place: Path) -> None:
+    for name in ("rose", "Tulip", "\u202eevil"):
+        shutil.copytree(place / "flowers" / TULIP, place / "flowers" / name)
+    done = run("evaluate", "model", "flowers", cwd=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    summary, unknown, *_ = done.stdout.split("\n\n")
+    assert summary.startswith("accuracy 0.833 (95 % interval 0.359 to 0.996) on 6 pictures")
+    assert unknown == (r"not counted: 9 pictures of 3 classes that the model does not know: Tulip, rose, \u202eevil")
+    told = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
+    assert told["accuracy"] == pytest.approx(5 / 6) and told["pictures"] == 6
+    assert told["interval"] == pytest.approx([0.3588, 0.9958], abs=1e-4)
+    assert told["unknown"] == [{"name": name, "pictures": 3} for name in ("Tulip", "rose", "\u202eevil")]
+
+
+def test_of_many_unknown_classes_the_first_are_named(place: Path) -> None:
+    for number in range(6):
+        shutil.copytree(place / "flowers" / DAISY, place / "flowers" / f"new {number}")
+    done = run("evaluate", "model", "flowers", cwd=place)
+    assert (
+        "12 pictures of 6 classes that the model does not know: new 0, new 1, new 2, new 3, new 4, …\n" in done.stdout
+    )
+
+
 def test_an_earlier_generation_may_be_asked(place: Path) -> None:
     shutil.rmtree(place / "flowers" / FORMULA)
     told = json.loads(run("evaluate", "model", "flowers", "--generation", "1", "--json", cwd=place).stdout)
@@ -99,7 +122,7 @@ def test_what_is_left_out_is_told_on_stderr_and_in_json(place: Path) -> None:
         "left out: flowers/[red]tulip/cut.png",
         r"left out: flowers/[red]tulip/\udcff.png",
     ]
-    assert run("evaluate", "model", "flowers", cwd=place).stdout.startswith("accuracy 0.833 on 6 pictures")
+    assert run("evaluate", "model", "flowers", cwd=place).stdout.startswith("accuracy 0.833 (")
 
 
 def test_a_list_may_be_evaluated(place: Path) -> None:
@@ -114,8 +137,8 @@ def test_a_list_may_be_evaluated(place: Path) -> None:
         (
             ("model", "strange"),
             1,
-            "error: The model does not know 2 of the classes in strange: Tulip, rose. It knows: [red]tulip, "
-            "gänseblümchen, =1+1. Name them as it does, leave them out, or teach it these first.\n",
+            "error: The model knows none of the classes in strange: Tulip, rose. It knows: [red]tulip, "
+            "gänseblümchen, =1+1. Use the same names, or teach the model these classes first.\n",
         ),
         (("model", "absent"), 1, "error: absent cannot be found. Expected one sub-folder per class"),
         (("model", "flowers", "--device", "abacus"), 2, "'abacus' is not one of"),

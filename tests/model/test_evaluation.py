@@ -11,13 +11,14 @@ import torch
 from models_made import DAISY, FORMULA, NAMES, TULIP
 from pictures_made import encoded
 from PIL import Image
+from scipy.stats import binomtest
 from sklearn.metrics import classification_report, confusion_matrix
 from torch import Tensor
 
 from engram.data.pictures import LeftOut
 from engram.errors import DataError, UsageError
 from engram.model import Evaluation, ModelFolder, evaluate, load
-from engram.model.evaluation import AT_A_TIME
+from engram.model.evaluation import AT_A_TIME, UnknownClass
 
 CLASSES = ("emu", "ant", "cat", "dog", "bee")  # in no order: that of learning
 SIDE = 6
@@ -174,17 +175,50 @@ def test_what_cannot_be_read_is_told_and_does_not_count(tmp_path: Path) -> None:
     }
 
 
-def test_classes_that_the_model_does_not_know_are_refused_by_name(tmp_path: Path) -> None:
-    paint(tmp_path, {"ant": 1, "yak\u202e": 1, "Bee": 1})
+def test_classes_that_the_model_does_not_know_are_counted_and_change_no_other_number(tmp_path: Path) -> None:
+    counts = {"cat": 12, "ant": 5, "bee": 9}
+    paint(tmp_path / "known", counts)
+    expected = evaluate(ByColour(), tmp_path / "known")  # type: ignore[arg-type]
+    paint(tmp_path / "all", counts)
+    paint(tmp_path / "all", {"yak\u202e": 3, "Emu": 1, "aardvark": 2}, seed=1)
+    found = evaluate(ByColour(), tmp_path / "all")  # type: ignore[arg-type]
+    assert found.unknown == (UnknownClass("Emu", 1), UnknownClass("aardvark", 2), UnknownClass("yak\u202e", 3))
+    assert found.pictures == 26 and found.confusion.tolist() == expected.confusion.tolist()
+    told = found.to_json()
+    assert told.pop("unknown") == [
+        {"name": "Emu", "pictures": 1},
+        {"name": "aardvark", "pictures": 2},
+        {"name": "yak\u202e", "pictures": 3},
+    ]
+    assert expected.unknown == ()
+    assert told == {key: value for key, value in expected.to_json().items() if key != "unknown"}
+
+
+def test_pictures_of_unknown_classes_are_not_read(tmp_path: Path) -> None:
+    paint(tmp_path, {"ant": 2, "yak": 1})
+    (tmp_path / "yak" / "0000.png").write_bytes(b"")
+    evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
+    assert evaluation.unknown == (UnknownClass("yak", 1),) and evaluation.left_out == ()
+
+
+def test_a_folder_without_any_known_class_is_refused(tmp_path: Path) -> None:
+    paint(tmp_path, {"yak\u202e": 1, "Bee": 1})
     with pytest.raises(DataError) as caught:
         evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
-    assert str(caught.value) == (
-        rf"The model does not know 2 of the classes in {tmp_path}: Bee, yak\u202e. It knows: emu, ant, cat, dog, bee. "
-        "Name them as it does, leave them out, or teach it these first."
-    )
+    for fact in (str(tmp_path), r"Bee, yak\u202e.", "emu, ant, cat, dog, bee."):
+        assert fact in str(caught.value)
     paint(tmp_path, {f"new {number}": 1 for number in range(8)})
-    with pytest.raises(DataError, match=r"does not know 10 of the classes .*: Bee, new 0, new 1, new 2, new 3, …\. It"):
+    with pytest.raises(DataError, match=r": Bee, new 0, new 1, new 2, new 3, …\. It"):
         evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
+
+
+def test_the_interval_is_that_of_all_known_pictures(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+    evaluation, colours = painted
+    true, said, _ = answers(colours)
+    right = sum(one == other for one, other in zip(true, said, strict=True))
+    expected = binomtest(right, 100).proportion_ci(method="exact")
+    assert evaluation.interval == pytest.approx((expected.low, expected.high))
+    assert evaluation.to_json()["interval"] == list(evaluation.interval)
 
 
 def test_a_model_of_vectors_cannot_be_asked_about_pictures(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`engram evaluate`: how well a model tells labelled pictures apart."""
+"""`engram evaluate`: how well a model classifies labelled pictures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from engram.text import shown
 if TYPE_CHECKING:
     from engram.model import Evaluation
 
-NAME = 12  # columns that are left for the names beside the matrix
-MISTAKES = 10
+NAME = 12  # columns that the confusion matrix leaves for the names beside it
+MISTAKES = 10  # that are printed
+UNKNOWN = 5  # names of unknown classes that are printed
 
 
 def evaluate(
@@ -30,7 +31,10 @@ def evaluate(
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Answer labelled pictures, and say how many were right: in all, for each class, and what is taken for what."""
+    """Classify labelled pictures and print the accuracy, overall and per class, and the confusion matrix.
+
+    Pictures of classes that the model does not know are counted, but are not part of the accuracy.
+    """
     from engram.cli.display import Display
     from engram.model import ModelFolder, load
     from engram.model import evaluate as evaluate_pictures
@@ -46,23 +50,43 @@ def evaluate(
 
 
 def _parts(evaluation: Evaluation) -> list[str]:
-    sums = (
-        f"accuracy {evaluation.accuracy:.3f} on {counted(evaluation.pictures, 'picture')}; "
-        f"mean over classes {evaluation.mean_accuracy:.3f}\n"
-        f"probabilities off by {evaluation.error_calibrated:.3f} on average "
-        f"({evaluation.error_uncalibrated:.3f} uncalibrated)"
-    )
-    counts = evaluation.confusion.sum(dim=1).tolist()
-    rows = zip(counts, evaluation.per_class(), evaluation.precision(), evaluation.names, strict=True)
-    classes = [
-        (f"{count:,}" if count else "–", _share(right), _share(precision), name)
-        for count, right, precision, name in rows
-    ]
-    parts = [sums, table([("pictures", "right", "precision", "class"), *classes], right=range(3)), _matrix(evaluation)]
+    parts = [_summary(evaluation)]
+    if evaluation.unknown:
+        parts.append(_unknown(evaluation))
+    parts += [_classes(evaluation), _matrix(evaluation)]
     if mistakes := evaluation.mistakes()[:MISTAKES]:
         lines = [f"{count:,} × {shown(true)} taken for {shown(said)}" for true, said, count in mistakes]
         parts.append("\n".join(["most frequent mistakes", *lines]))
     return parts
+
+
+def _summary(evaluation: Evaluation) -> str:
+    low, high = evaluation.interval
+    return (
+        f"accuracy {evaluation.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}) on "
+        f"{counted(evaluation.pictures, 'picture')}; mean over classes {evaluation.mean_accuracy:.3f}\n"
+        f"expected calibration error {evaluation.error_calibrated:.3f} "
+        f"({evaluation.error_uncalibrated:.3f} before calibration)"
+    )
+
+
+def _unknown(evaluation: Evaluation) -> str:
+    names = [shown(each.name) for each in evaluation.unknown]
+    pictures = counted(sum(each.pictures for each in evaluation.unknown), "picture")
+    return (
+        f"not counted: {pictures} of {counted(len(names), 'class')} that the model does not know: "
+        f"{', '.join(names[:UNKNOWN])}{', …' if len(names) > UNKNOWN else ''}"
+    )
+
+
+def _classes(evaluation: Evaluation) -> str:
+    counts = evaluation.confusion.sum(dim=1).tolist()
+    rows = zip(counts, evaluation.per_class(), evaluation.precision(), evaluation.names, strict=True)
+    cells = [
+        (f"{count:,}" if count else "–", _share(right), _share(precision), name)
+        for count, right, precision, name in rows
+    ]
+    return table([("pictures", "right", "precision", "class"), *cells], right=range(3))
 
 
 def _matrix(evaluation: Evaluation) -> str:
@@ -73,7 +97,9 @@ def _matrix(evaluation: Evaluation) -> str:
         return f"The confusion matrix of {len(counts)} classes is wider than the terminal; --json has it."
     rows = [[str(count or "·") for count in row] for row in counts]
     named = [(*row, name) for row, name in zip(rows, evaluation.names, strict=True)]
-    return "what it is (rows), what was said (columns, in the same order)\n" + table(named, right=range(len(counts)))
+    return "true classes (rows) and predicted classes (columns, in the same order)\n" + table(
+        named, right=range(len(counts))
+    )
 
 
 def _share(value: float | None) -> str:

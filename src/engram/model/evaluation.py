@@ -1,8 +1,9 @@
-"""How well a model tells labelled pictures apart."""
+"""`evaluate`: how well a model classifies labelled pictures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from engram.data.left_out import LeftOut
-from engram.data.pictures import read, scan
+from engram.data.pictures import Found, read, scan
 from engram.errors import DataError, UsageError
+from engram.model.accuracy import Accuracy
 from engram.model.calibration import calibration_error
 from engram.model.model import Model
 from engram.progress import SILENT, Progress
@@ -20,59 +22,80 @@ from engram.text import shown
 AT_A_TIME = 500
 
 
+@dataclass(frozen=True)
+class UnknownClass:
+    """A class of the evaluated folder that the model does not know; its pictures are counted, but not classified."""
+
+    name: str
+    pictures: int
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Evaluation:
-    """What came out. Of the confusion matrix, rows are what pictures are, columns what the model says they are."""
+    """The result of `evaluate`. In the confusion matrix, rows are true classes and columns are predicted ones."""
 
     names: tuple[str, ...]  # all classes of the model, in the order of the matrix
     confusion: Tensor  # int64 (K, K)
-    error_uncalibrated: float  # expected calibration error of plain scores
-    error_calibrated: float  # and of the model's probabilities
+    error_uncalibrated: float  # expected calibration error of the softmax of the scores
+    error_calibrated: float  # and of the model's calibrated probabilities
     left_out: tuple[LeftOut, ...]
+    unknown: tuple[UnknownClass, ...] = ()  # classes that the model does not know; not part of any other number here
 
     @property
     def pictures(self) -> int:
-        """How many were answered."""
+        """How many pictures were classified."""
         return int(self.confusion.sum())
 
     @property
+    def overall(self) -> Accuracy:
+        """The number of correct predictions and of pictures."""
+        return Accuracy(int(self.confusion.trace()), self.pictures)
+
+    @property
     def accuracy(self) -> float:
-        """The share that was answered rightly."""
-        return float(self.confusion.trace()) / self.pictures
+        """The share of correct predictions."""
+        return self.overall.value
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The exact 95 % confidence interval of the accuracy."""
+        return self.overall.low, self.overall.high
 
     @property
     def mean_accuracy(self) -> float:
-        """The mean over the classes that occurred of the share answered rightly, so that small ones count too."""
-        right = [accuracy for accuracy in self.per_class() if accuracy is not None]
-        return sum(right) / len(right)
+        """The mean of the accuracies of the classes that occurred, so that each class counts the same."""
+        accuracies = [accuracy for accuracy in self.per_class() if accuracy is not None]
+        return sum(accuracies) / len(accuracies)
 
     def per_class(self) -> list[float | None]:
-        """Of the pictures of each class, the share answered rightly; None where there were none."""
+        """Recall of each class: the share of its pictures that was recognised; None without pictures."""
         return _shares(self.confusion.diagonal(), self.confusion.sum(dim=1))
 
     def precision(self) -> list[float | None]:
-        """Of the answers that named each class, the share that was right; None where there were none."""
+        """Precision of each class: the share of predictions of it that was correct; None without predictions."""
         return _shares(self.confusion.diagonal(), self.confusion.sum(dim=0))
 
     def mistakes(self) -> list[tuple[str, str, int]]:
-        """(what it is, what was said, how often), most frequent first."""
+        """(true class, predicted class, count), most frequent first."""
         wrong = self.confusion.clone().fill_diagonal_(0)
         pairs = [(row, column, int(wrong[row, column])) for row, column in wrong.nonzero().tolist()]
         pairs.sort(key=lambda pair: -pair[2])
         return [(self.names[row], self.names[column], count) for row, column, count in pairs]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """All numbers as plain values."""
         counts = self.confusion.sum(dim=1).tolist()
         rows = zip(self.names, counts, self.per_class(), self.precision(), strict=True)
         return {
             "pictures": self.pictures,
             "accuracy": self.accuracy,
+            "interval": list(self.interval),
             "mean_accuracy": self.mean_accuracy,
             "classes": [
                 {"name": name, "pictures": count, "accuracy": accuracy, "precision": precision}
                 for name, count, accuracy, precision in rows
             ],
+            "unknown": [asdict(each) for each in self.unknown],
             "confusion": self.confusion.tolist(),
             "calibration_error": self.error_calibrated,
             "calibration_error_uncalibrated": self.error_uncalibrated,
@@ -81,18 +104,13 @@ class Evaluation:
 
 
 def evaluate(model: Model, source: Path, progress: Progress = SILENT) -> Evaluation:
-    """Answer the pictures of a folder with one sub-folder per class, or of a CSV list, and compare."""
+    """Classify the pictures of a folder with one sub-folder per class, or of a CSV list, and compare with the labels.
+
+    Classes that the model does not know are reported in `unknown`; their pictures are not classified.
+    """
     if model.image_size is None:
         raise UsageError("This model has learned vectors, not pictures. Evaluate it from Python.")
-    found = scan(source, progress)
-    strange = [name for name in found.class_names if name not in model.names]
-    if strange:
-        raise DataError(
-            f"The model does not know {len(strange)} of the classes in {shown(source)}: "
-            f"{', '.join(map(shown, strange[:5]))}{', …' if len(strange) > 5 else ''}. "
-            f"It knows: {', '.join(map(shown, model.names[:20]))}{', …' if len(model.names) > 20 else ''}. "
-            "Name them as it does, leave them out, or teach it these first."
-        )
+    found, unknown = _split(scan(source, progress), model)
     pictures = read(found, model.image_size, progress)
     samples = pictures.samples
     columns = torch.tensor([model.column(name) for name in found.class_names])[samples.labels]
@@ -110,7 +128,27 @@ def evaluate(model: Model, source: Path, progress: Progress = SILENT) -> Evaluat
         error_uncalibrated=calibration_error(torch.softmax(scores, dim=1), columns),
         error_calibrated=calibration_error(model.calibrated(scores), columns),
         left_out=(*found.left_out, *pictures.unreadable),
+        unknown=unknown,
     )
+
+
+def _split(found: Found, model: Model) -> tuple[Found, tuple[UnknownClass, ...]]:
+    """The pictures of classes that the model knows, and the classes that it does not know."""
+    pictures = Counter(found.class_names[label] for label in found.labels)
+    unknown = tuple(UnknownClass(name, pictures[name]) for name in found.class_names if name not in model.names)
+    known = tuple(name for name in found.class_names if name in model.names)
+    if not known:
+        raise DataError(
+            f"The model knows none of the classes in {shown(found.source)}: "
+            f"{', '.join(shown(each.name) for each in unknown[:5])}{', …' if len(unknown) > 5 else ''}. "
+            f"It knows: {', '.join(map(shown, model.names[:20]))}{', …' if len(model.names) > 20 else ''}. "
+            "Use the same names, or teach the model these classes first."
+        )
+    label_of = {name: label for label, name in enumerate(known)}
+    named = [(path, found.class_names[label]) for path, label in zip(found.paths, found.labels, strict=True)]
+    labelled = [(path, label_of[name]) for path, name in named if name in label_of]
+    paths, labels = zip(*labelled, strict=True)
+    return replace(found, class_names=known, paths=paths, labels=labels), unknown
 
 
 def _shares(parts: Tensor, wholes: Tensor) -> list[float | None]:
