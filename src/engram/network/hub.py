@@ -27,37 +27,19 @@ from engram.progress import SILENT, Progress
 from engram.storage import parse_json
 
 LARGEST_DESCRIPTION = 2**16  # bytes
-MOST_MODULES, MOST_PARAMETERS = 20_000, 10**10  # a forged config could ask for any number
+MOST_MODULES, MOST_PARAMETERS = 5_000, 10**10  # a forged config could ask for any number
 
 # Model types of transformers that turn images (n, 3, s, s) into one feature vector each.
-BACKBONES = frozenset(
-    {
-        *(
-            "aimv2_vision_model",
-            "beit",
-            "bit",
-            "chinese_clip_vision_model",
-            "clip_vision_model",
-            "convnext",
-            "convnextv2",
-        ),
-        *(
-            "data2vec-vision",
-            "deit",
-            "dinov2",
-            "dinov2_with_registers",
-            "dinov3_convnext",
-            "dinov3_vit",
-            "efficientnet",
-        ),
-        *("focalnet", "hiera", "ijepa", "levit", "mobilenet_v1", "mobilenet_v2", "pixio", "poolformer", "pvt_v2"),
-        *("regnet", "resnet", "siglip_vision_model", "swiftformer", "swin", "swinv2", "tipsv2_vision_model", "vit"),
-        *("vit_msn",),
-    }
-)
+BACKBONES = {
+    *("aimv2_vision_model", "chinese_clip_vision_model", "clip_vision_model", "siglip_vision_model"),
+    *("beit", "bit", "convnext", "convnextv2", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers"),
+    *("dinov3_convnext", "dinov3_vit", "efficientnet", "focalnet", "hiera", "ijepa", "levit", "mobilenet_v1"),
+    *("mobilenet_v2", "pixio", "poolformer", "pvt_v2", "regnet", "resnet", "swiftformer", "swin", "swinv2"),
+    *("tipsv2_vision_model", "vit", "vit_msn"),
+}
 # Models for images and text, of which the vision tower is used.
 TOWERS = {name: f"{name}_vision_model" for name in ("aimv2", "chinese_clip", "clip", "siglip", "tipsv2")}
-CLASS_TOKEN = frozenset({"deit", "vit", "vit_msn"})  # without a pooling layer, their first token is the feature
+CLASS_TOKEN = {"deit", "vit", "vit_msn"}  # without a pooling layer, their first token is the feature
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -195,10 +177,7 @@ def read_description(network: str, folder: Path) -> Description:
             tower = {**settings["vision_config"], **(settings.get("vision_config_dict") or {})}
             settings = {**tower, "model_type": TOWERS[settings["model_type"]]}
         config = _config(network, settings)
-        settings = {
-            "model_type": settings["model_type"],
-            **{name: getattr(config, name) for name in _own(type(config))},
-        }
+        settings = {name: getattr(config, name) for name in {"model_type", *_own(type(config))}}
         size, mean, std = read_inputs(network, folder, settings)
     from_hub = network.startswith("hf:")
     return _validated(
@@ -255,14 +234,14 @@ def _load(details: Description, weights: Mapping[str, Tensor]) -> tuple[nn.Modul
     """The backbone with these weights, named as in any version, and the names of the weights that are missing."""
     with _building(details.source):
         config = _config(details.source, details.config)
-        # Without a path, transformers looks for no other files, such as adapters.
+        options = {"ignore_mismatched_sizes": True, "output_loading_info": True, **_options(details)}
         backbone, found = _model(config).from_pretrained(
-            None,
-            config=config,
-            state_dict=dict(weights),
-            dtype=torch.float32,
-            output_loading_info=True,
-            **_options(details),
+            None,  # no path: transformers looks for no other files, such as adapters
+            **{"config": config, "state_dict": dict(weights), "dtype": torch.float32, **options},
+        )
+    for name, saved, expected in sorted(found["mismatched_keys"]):
+        raise DataError(
+            f"{details.source}: the weight {name} is {tuple(saved)}, its config asks for {tuple(expected)}."
         )
     return backbone, {name for name in found["missing_keys"] if not name.endswith("num_batches_tracked")}
 
@@ -291,7 +270,7 @@ def _building(source: str) -> Iterator[None]:
     except EngramError:
         raise
     except Exception as error:  # a config can break any assumption of an architecture
-        raise DataError(f"{source} cannot be used as a vision backbone: {error}") from error
+        raise DataError(f"{source} cannot be used as a vision backbone: {' '.join(str(error).split())}") from error
     finally:
         reports.set_verbosity(verbosity)
         if bars:
@@ -307,7 +286,7 @@ def _at_most(limit: int) -> Iterator[None]:
         nonlocal made
         made += 1
         if made > limit:
-            raise DataError(f"It has more than {limit:,} modules.")
+            raise DataError(f"The network has more than {limit:,} modules.")
 
     hook = register_module_module_registration_hook(count)
     try:

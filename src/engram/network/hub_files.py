@@ -17,7 +17,7 @@ from engram.errors import DataError, EngramError, UsageError
 from engram.progress import SILENT, Phase, Progress
 from engram.storage import load_tensors, parse_json
 
-NAME = re.compile(r"hf:(?P<repository>[^/@]+/[^/@]+)(@(?P<revision>[\w-]+([./][\w-]+)*))?")
+NAME = re.compile(r"hf:(?P<repository>\w+([.-]\w+)*/\w+([.-]\w+)*)(@(?P<revision>[\w-]+([./][\w-]+)*))?", re.ASCII)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # A pickle is never downloaded, whatever the repository holds.
 FILES = [
@@ -66,28 +66,22 @@ def download(network: str, progress: Progress) -> Path:
 def find_cached(network: str) -> Path | None:
     """The folder of `hf:OWNER/NAME[@REVISION]` in the hub's cache; None if its weights are not there."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(**_wanted(network), local_files_only=True))
-    except LocalEntryNotFoundError:
+    except (HFValidationError, LocalEntryNotFoundError):
         return None
     return folder if any((folder / name).is_file() for name in (WEIGHTS, INDEX)) else None
 
 
 def _wanted(network: str) -> dict[str, Any]:
     """The arguments of `snapshot_download`."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
     found = NAME.fullmatch(network)
-    try:
-        validate_repo_id(found["repository"] if found else "")
-    except HFValidationError as error:
+    if found is None:
         raise UsageError(
             f"'{network}' does not name a network of the hub: write hf:OWNER/NAME or hf:OWNER/NAME@REVISION."
-        ) from error
-    assert found is not None
+        )
     return {"repo_id": found["repository"], "revision": found["revision"], "allow_patterns": FILES}
 
 
@@ -103,6 +97,8 @@ def _failure(network: str, error: BaseException) -> EngramError:
     if isinstance(error, errors.RepositoryNotFoundError):
         return UsageError(f"The hub has no repository {repository}, or it is private. Check the name, or {login}.")
     reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
+        return DataError(f"The hub refuses access to {repository}: {reason}. Check the token, or {login}.")
     return DataError(
         f"{network} is not in the hub's cache (in the folder HF_HOME) and could not be downloaded: {reason}. "
         f"On a machine that reaches the hub, run: hf download {repository} --local-dir FOLDER. "
@@ -117,7 +113,7 @@ def _bars(phase: Phase | None) -> Any:
 
 
 class _Received:
-    """The bytes that a download has received. The client counts them on two bars: the one that is ahead is right."""
+    """The bytes that a download has received. The client counts them on two bars; the one that is ahead is reported."""
 
     def __init__(self, phase: Phase | None) -> None:
         self.phase, self.count, self.lock = phase, 0, threading.Lock()
@@ -236,13 +232,20 @@ def _statistics(
                 f"They differ between networks of type {model_type}."
             )
         mean, std = STATISTICS[model_type]
-    scale = 255 * processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 255
-    again = std if processor.get("include_top") else 1  # EfficientNet divides by the deviation twice
-    return (
-        tuple(m / scale for m in _channels(mean)),
-        tuple(s * t / scale for s, t in zip(_channels(std), _channels(again), strict=True)),
-    )
+    means, stds = _channels(network, "image_mean", mean), _channels(network, "image_std", std)
+    if processor.get("include_top"):  # EfficientNet divides by it twice
+        again = _channels(network, "image_std", processor.get("image_std"))
+        stds = [first * second for first, second in zip(stds, again, strict=True)]
+    factor = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1
+    scale = 255 * _channels(network, "rescale_factor", factor)[0]
+    if min(scale, *stds) <= 0:
+        raise DataError(f"{network} cannot be used: rescale_factor and image_std must be more than zero.")
+    return tuple(value / scale for value in means), tuple(value / scale for value in stds)
 
 
-def _channels(value: Any) -> list[float]:
-    return [value] * 3 if isinstance(value, int | float) else list(value)
+def _channels(network: str, name: str, value: Any) -> list[float]:
+    """A number for each of three channels; a single one is for all."""
+    values = value if isinstance(value, list | tuple) else [value] * 3
+    if len(values) != 3 or not all(isinstance(number, int | float) for number in values):
+        raise DataError(f"{network} cannot be used: {name} must be three numbers, and is {value!r}.")
+    return [float(number) for number in values]
