@@ -20,14 +20,11 @@ CLASSIFIERS: dict[str, type[Classifier]] = {
     "softmax": Softmax,
 }
 
-Discriminant = LDA  # its name in version 0.1
-
 __all__ = [
     "CLASSIFIERS",
     "LDA",
     "Auto",
     "Classifier",
-    "Discriminant",
     "LinearSVM",
     "NearestMean",
     "RandomProjection",

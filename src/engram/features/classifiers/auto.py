@@ -37,7 +37,7 @@ CANDIDATES = (
     Candidate(LDA(0.2)),
     Candidate(LDA(0.5)),
     Candidate(NearestMean()),
-    Candidate(RandomProjection(), most_dimensions=256),  # for raw vectors; it adds little to strong features
+    Candidate(RandomProjection(2000), most_dimensions=256),  # for raw vectors; it adds little to strong features
 )
 FALLBACK = 5  # the nearest mean, if no class has two samples to compare by
 

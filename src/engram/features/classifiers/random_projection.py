@@ -18,7 +18,7 @@ from engram.features.threads import threads_for
 
 SEED = 2023  # of the random signs; saved models depend on it
 PER_SAMPLE = 10  # random features per sample; more do not help
-PENALTIES = (0.1, 1.0, 0.01, 0.001)  # ties go to the first
+PENALTIES = (0.01, 0.1, 0.001, 1.0)  # ties go to the first
 
 
 @dataclass
@@ -26,11 +26,11 @@ class RandomProjection(ClosedForm):
     """Ridge regression on h = relu(x W / √d), where W (d, width) is random signs (RanPAC, McDonnell et al., 2023).
 
     `weight_` is (K, width). W is regenerated and not part of the state. The penalty is relative to width / 2d, the
-    expected squared length of h for a unit vector x; unless given, leave-one-out accuracy chooses it.
+    expected squared length of h for a unit vector x; leave-one-out accuracy chooses it unless it is given.
     """
 
     width: int = 5000  # random features, at most ten per sample
-    penalty: float | None = None
+    relative_penalty: float | None = None
 
     dimension_: int = field(init=False, repr=False, compare=False)  # d
 
@@ -41,7 +41,11 @@ class RandomProjection(ClosedForm):
 
     def variants(self) -> list[Self]:
         """One of each penalty, unless it is given."""
-        return [self] if self.penalty is not None else [replace(self, penalty=penalty) for penalty in PENALTIES]
+        return (
+            [self]
+            if self.relative_penalty is not None
+            else [replace(self, relative_penalty=penalty) for penalty in PENALTIES]
+        )
 
     def prepare(self, moments: Moments) -> None:
         """Compute the moments of the random features."""
@@ -79,13 +83,13 @@ class RandomProjection(ClosedForm):
 
     def _lifted(self, moments: Moments) -> tuple[Ridge, Moments]:
         """The ridge regression to solve, and the moments of the random features."""
-        if self.penalty is None:
+        if self.relative_penalty is None:
             raise ValueError("choose one of the variants() first")
-        self._check_positive(width=self.width, penalty=self.penalty)
+        self._check_positive(width=self.width, relative_penalty=self.relative_penalty)
         width = min(self.width, PER_SAMPLE * len(moments))
         if width not in moments.derived:
             moments.derived[width] = Moments(moments.samples, moments.labels, lambda rows: project(rows, width), width)
-        return Ridge(self.penalty * width / (2 * moments.samples.shape[1])), moments.derived[width]
+        return Ridge(self.relative_penalty * width / (2 * moments.samples.shape[1])), moments.derived[width]
 
 
 def project(features: Tensor, width: int) -> Tensor:
