@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import DataError, TrainingError, UsageError
+from engram.features.threads import threads_for
 from engram.network import parallel
 
 FOLDS = 5  # of the cross-validation of classifiers that have no closed form
@@ -88,13 +89,13 @@ class Classifier(ABC):
     def _fitted_state(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         check_samples(self, features, labels)
         state = self._solution(features.detach(), labels.to(features.device))
-        for name in ("weight", "intercept"):
-            if not state[name].isfinite().all():
-                raise TrainingError(
-                    f"{type(self).__name__} overflowed: its features are too large. Normalise them first."
-                )
-            state[name] = state[name].float().contiguous()
-        return {name: tensor.to(features.device) for name, tensor in state.items()}
+        with threads_for(0):
+            if not (state["weight"].isfinite().all() and state["intercept"].isfinite().all()):
+                name = type(self).__name__
+                raise TrainingError(f"{name} overflowed: its features are too large. Normalise them first.")
+            for name in ("weight", "intercept"):
+                state[name] = state[name].float().contiguous()
+            return {name: tensor.to(features.device) for name, tensor in state.items()}
 
     def _affine(self, features: Tensor) -> Tensor:
         self.check_fitted()
@@ -128,7 +129,9 @@ def check_samples(classifier: Classifier, features: Tensor, labels: Tensor) -> N
         raise DataError(f"{name} needs at least one sample, and got the shape {tuple(features.shape)}.")
     if labels.is_floating_point():
         raise DataError(f"{name} needs integer labels, and got {labels.dtype}.")
-    if not all(block.isfinite().all() for block in features.split(CHECKED_ROWS)):
+    with threads_for(0):
+        finite = all(block.isfinite().all() for block in features.split(CHECKED_ROWS))
+    if not finite:
         raise TrainingError(f"{name} got features that are not finite. Lower the learning rate, or check the images.")
 
 
