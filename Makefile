@@ -22,9 +22,9 @@ help: ## Say what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1	\2/p' Makefile
 	@echo 'PYTHON=/path/to/python3.11 chooses the Python of a new .venv; PYTEST_ARGS="-m slow" is passed to pytest.'
 
-demo: .venv/installed ## Install engram into .venv and learn ten digits, two at a time (the result: runs/demo)
-	@echo "==> engram run features --out runs/demo --resume"
-	@$(python) -m engram run features --out runs/demo --resume
+demo: .venv/installed ## Install engram into .venv and learn ten digits, two at a time, by three methods (runs/demo)
+	@echo "==> python examples/demo.py"
+	@$(python) examples/demo.py
 
 test: lint ## Check everything: lint, types, imports between rooms, tests
 	@echo "==> Running the tests"

@@ -98,11 +98,14 @@ def main() -> None:
     suffix = ("" if weights is None else "-weights") + (f"-draw-{draw}" if draw else "")
     later, results = Wishes(), {}
     for method in ("engram", "features", "finetune"):
-        wishes = [Wishes(method=method, weights=weights, seed=draw), later, later, later]
+        network = None if weights else "resnet32"  # from scratch, as these results were made
+        wishes = [Wishes(method=method, network=network, weights=weights, seed=draw), later, later, later]
         results[method] = teach(f"{method}{suffix}", parts, wishes, photos)
     trained = sum(len(part) * load_epochs(f"engram{suffix}", number + 1) for number, part in enumerate(parts[:3]))
     everything = [row for part in parts for row in part]
-    once = Wishes(method="joint", weights=weights, seed=draw, epochs=max(1, round(trained / len(everything))))
+    once = Wishes(
+        method="joint", network=network, weights=weights, seed=draw, epochs=max(1, round(trained / len(everything)))
+    )
     results["joint"] = teach(f"joint{suffix}", [everything], [once], photos)
     (HERE / "results" / f"photos{suffix}.json").write_text(json.dumps(results, indent=2) + "\n")
     last = {name: float(steps[-1]["accuracy"]) for name, steps in results.items()}  # type: ignore[arg-type]

@@ -39,15 +39,23 @@ def datasets(json: Json = False) -> None:
     show("datasets", [{"name": name, "summary": entry.description} for name, entry in DATASETS.items()], json)
 
 
-def networks(json: Json = False) -> None:
+def networks(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME|hf:OWNER/NAME|FOLDER", help="Only this one; nothing is downloaded.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """List the networks: parameters, d, input size, where the weights come from, licence, whether they are here."""
+    from engram.network import describe_network
     from engram.network import networks as all_networks
 
-    rows = all_networks()
+    rows = all_networks() if name is None else [describe_network(name)]
     if json:
         typer.echo(json_format.dumps({"networks": rows}))
         return
     show("networks", [_network_row(row) for row in rows], json)
+    if name is not None:
+        return
     typer.echo(
         "Also: hf:OWNER/NAME, a vision backbone of the Hugging Face hub (extra: hub), or a local folder in its layout; "
         "from Python, your own torch.nn.Module.",
@@ -61,9 +69,9 @@ def _network_row(row: dict[str, Any]) -> dict[str, str]:
     return {
         "name": row["name"],
         "parameters": millions,
-        "dimension": f"d = {row['dimension']}" if row["dimension"] else "d = inputs",
+        "dimension": f"d = {row['dimension'] or ('inputs' if row['name'] == 'identity' else '?')}",
         "size": f"{row['input_size']} px" if row["input_size"] else "any size",
-        "offline": "here" if row["offline"] else "not installed",
+        "offline": "here" if row["offline"] else "not here",
         "weights": f"{row['summary']}; weights: {where}",
     }
 

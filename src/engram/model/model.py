@@ -17,7 +17,7 @@ from engram.model.evidence import Evidence
 from engram.model.manifest import Manifest
 from engram.model.reading import Reader
 from engram.model.writing import KEEP, Writer
-from engram.network import threads_for
+from engram.network import portable_name, threads_for
 
 NOTHING_ELSE = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0)]
@@ -145,6 +145,8 @@ def settings_of(learner: Learner) -> dict[str, Any]:
 def _settings(learner: Learner) -> dict[str, Any]:
     objective = next(name for name, kind in OBJECTIVES.items() if kind is type(learner.objective))
     settings = {**learner.settings(), "objective": objective}
+    if isinstance(learner.network, str):
+        settings["network"] = portable_name(learner.network)
     return {name: value for name, value in settings.items() if name not in NOT_KEPT}
 
 

@@ -6,9 +6,11 @@ from engram.network.catalogue import (
     NAMES,
     check_name,
     choose_extractor,
+    describe_network,
     input_size,
     is_pretrained,
     networks,
+    portable_name,
 )
 from engram.network.extraction import extract
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
@@ -33,6 +35,7 @@ __all__ = [
     "Training",
     "check_name",
     "choose_extractor",
+    "describe_network",
     "extract",
     "extractor_for_weights",
     "input_size",
@@ -40,6 +43,7 @@ __all__ = [
     "make_network",
     "networks",
     "parallel",
+    "portable_name",
     "remembering",
     "restore_network",
     "threads_for",

@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,6 +71,15 @@ def check_name(network: str) -> None:
     """Refuse a network that does not exist."""
     if network not in (*NAMES, "auto") and not hub.is_hub_name(network):
         raise unknown("network", network, [*NAMES, "auto"], "engram networks")
+
+
+def portable_name(network: str) -> str:
+    """The name that a saved model gives its network: of a local folder, no more than its own name.
+
+    The model has all that is needed to build the network again, so the folder may be gone.
+    """
+    local = network not in (*NAMES, "auto") and not network.startswith(hub.PREFIX)
+    return f"{hub.PREFIX}{Path(network).name}" if local else network
 
 
 def choose_extractor(shape: tuple[int, ...]) -> str:
@@ -153,6 +163,25 @@ def networks() -> list[dict[str, Any]]:
             )
         )
     return [asdict(entry) for entry in entries]
+
+
+def describe_network(network: str) -> dict[str, Any]:
+    """One network, for `engram networks NAME`; of one on the hub, what is known without a download."""
+    check_name(network)
+    if not hub.is_hub_name(network):
+        return next(entry for entry in networks() if entry["name"] == network)
+    known = hub.describe(network)
+    entry = NetworkEntry(
+        name=network,
+        summary=str(known.get("model_type", "vision backbone, not downloaded yet")),
+        parameters=known.get("parameters"),
+        dimension=known.get("dimension"),
+        input_size=known.get("input_size"),
+        weights=f"{known['source']}" + (f" at {known['commit']}" if known.get("commit") else ""),
+        licence=str(known.get("licence") or ""),
+        offline=bool(known["cached"]),
+    )
+    return asdict(entry)
 
 
 def _parameters(module: nn.Module) -> int:

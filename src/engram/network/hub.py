@@ -43,6 +43,8 @@ CLASS_TOKEN = {"deit", "vit", "vit_msn"}  # without a pooling layer, their first
 
 Positive = Annotated[float, Field(gt=0)]
 
+PREFIX = "hf:"  # of a repository on the hub
+
 
 class Description(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """Everything that is needed to rebuild a backbone without the hub, except its weights."""
@@ -119,13 +121,13 @@ class HubExtractor(Pretrained):
 
 def is_hub_name(network: str) -> bool:
     """Whether this is `hf:...`, or a local folder with a network in the hub's layout."""
-    return network.startswith("hf:") or Path(network, "config.json").is_file()
+    return network.startswith(PREFIX) or Path(network, "config.json").is_file()
 
 
 def load_hub(network: str, progress: Progress = SILENT) -> HubExtractor:
     """The backbone with its weights, from the hub (or its cache) or from a local folder."""
     _require_transformers()
-    folder = download(network, progress) if network.startswith("hf:") else Path(network)
+    folder = download(network, progress) if network.startswith(PREFIX) else Path(network)
     details = read_description(network, folder)
     measure(details)
     weights = read_weights(folder)
@@ -141,7 +143,7 @@ def load_hub(network: str, progress: Progress = SILENT) -> HubExtractor:
 def describe(network: str) -> dict[str, Any]:
     """What is known of a network without downloading it. If it is not cached: only that."""
     _require_transformers()
-    folder = find_cached(network) if network.startswith("hf:") else Path(network)
+    folder = find_cached(network) if network.startswith(PREFIX) else Path(network)
     if folder is None:
         return {"source": network, "cached": False}
     details = read_description(network, folder)
@@ -179,7 +181,7 @@ def read_description(network: str, folder: Path) -> Description:
         config = _config(network, settings)
         settings = {name: getattr(config, name) for name in {"model_type", *_own(type(config))}}
         size, mean, std = read_inputs(network, folder, settings)
-    from_hub = network.startswith("hf:")
+    from_hub = network.startswith(PREFIX)
     return _validated(
         {
             **{"config": settings, "size": size, "mean": mean, "std": std},

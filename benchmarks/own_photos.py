@@ -1,0 +1,360 @@
+"""`engram learn` on photos of one's own, beside what a user would write instead, in one run.
+
+    ENGRAM_DATA=… python benchmarks/own_photos.py SECTION...
+
+accuracy  after each update, beside colour histogram + nearest mean, frozen network + nearest mean, frozen + LDA,
+          fine-tuning at every update (draw 0, 30 photos a class), and an SVM on everything at once; with bytes, seconds
+trust     the accuracy that `learn` prints against test photos: six classes in three updates, 20 draws
+tuned     the same where the network is trained at every update: the printed estimate against test photos
+herding   the same where only some of the photos are stored: does choosing them make the number optimistic?
+bytes     accuracy against bytes: features per class and codecs
+unknown   "none of these" on photos of classes that were never taught
+speed     an update of 150 photos against the bare forward pass of these photos, and that against plain eager mode
+
+Photos: $ENGRAM_DATA/objects (40 classes of Caltech-101, 30 + 15 each, not ImageNet) and $ENGRAM_DATA/photos (12 classes
+of ImageNet, 80 + 20 each, 84 pixels). The result of each section: benchmarks/results/own_photos-SECTION.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.svm import LinearSVC
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from engram.data import Samples
+from engram.data.images import decode
+from engram.model import Learned, ModelFolder, Wishes, evaluate, learn, load
+from engram.model.accuracy import Accuracy
+from engram.network import extract, make_network
+from engram.network.efficientnet import load_efficientnet
+
+DATA = Path(os.environ["ENGRAM_DATA"])
+RESULTS = Path(__file__).parent / "results"
+NETWORK = "efficientnet-lite0"
+SIZE = 224
+
+Photos = dict[str, list[Path]]  # of each class
+
+
+def photos_of(dataset: str, part: str) -> Photos:
+    return {each.name: sorted(each.iterdir()) for each in sorted((DATA / dataset / part).iterdir())}
+
+
+def drawn(dataset: str, draw: int, classes: int, per_class: int) -> tuple[Photos, Photos]:
+    """Training photos, and test photos of the same classes, in an order of classes that goes by the draw."""
+    train, test, draws = photos_of(dataset, "train"), photos_of(dataset, "test"), random.Random(draw)
+    names = draws.sample(sorted(train), classes)
+    return {name: draws.sample(train[name], per_class) for name in names}, {name: test[name] for name in names}
+
+
+def updates_of(photos: Photos, per_update: int) -> list[Photos]:
+    names = list(photos)
+    return [{name: photos[name] for name in names[i : i + per_update]} for i in range(0, len(names), per_update)]
+
+
+@contextmanager
+def place() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="own_photos-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def laid_out(folder: Path, photos: Photos) -> Path:
+    """The photos as a user has them: a folder with a sub-folder per class."""
+    for name, paths in photos.items():
+        (folder / name).mkdir(parents=True)
+        for path in paths:
+            (folder / name / path.name).symlink_to(path)
+    return folder
+
+
+# Features, extracted once for all alternatives
+
+_cache: dict[Path, Tensor] = {}
+
+
+def features_of(photos: Photos) -> tuple[Tensor, list[str]]:
+    """Unit features of the frozen network, and the class of each."""
+    paths = [path for each in photos.values() for path in each]
+    missing = [path for path in paths if path not in _cache]
+    if missing:
+        images = Samples.of(
+            torch.stack([decode(path, size=SIZE) for path in missing]), torch.zeros(len(missing)).long()
+        )
+        found = extract(make_network(NETWORK, "cosine", images, seed=0), images)
+        _cache.update(zip(missing, normalize(found), strict=True))
+    return torch.stack([_cache[path] for path in paths]), [name for name, each in photos.items() for _ in each]
+
+
+def histogram_of(photos: Photos) -> tuple[Tensor, list[str]]:
+    """8 x 8 x 8 colour histograms of unit length."""
+    rows = []
+    for path in (path for each in photos.values() for path in each):
+        pixels = decode(path, size=64).long().flatten(0, 1) // 32  # (4096, 3)
+        rows.append(torch.bincount(pixels @ torch.tensor([64, 8, 1]), minlength=512).float().sqrt())
+    return normalize(torch.stack(rows)), [name for name, each in photos.items() for _ in each]
+
+
+def nearest_mean(train: tuple[Tensor, list[str]], test: tuple[Tensor, list[str]]) -> float:
+    names = sorted(set(train[1]))
+    labels = torch.tensor([names.index(name) for name in train[1]])
+    means = normalize(torch.stack([train[0][labels == label].mean(0) for label in range(len(names))]))
+    answers = (test[0] @ means.T).argmax(1).tolist()
+    return statistics.fmean(names[answer] == name for answer, name in zip(answers, test[1], strict=True))
+
+
+def fitted(make: Callable[[], Any]) -> Callable[[tuple[Tensor, list[str]], tuple[Tensor, list[str]]], float]:
+    def score(train: tuple[Tensor, list[str]], test: tuple[Tensor, list[str]]) -> float:
+        return float(make().fit(train[0].numpy(), train[1]).score(test[0].numpy(), test[1]))
+
+    return score
+
+
+lda = fitted(lambda: LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.5))
+svm = fitted(lambda: LinearSVC(C=1.0))
+
+
+# Ours
+
+
+def taught(
+    folder: Path, updates: Sequence[Photos], test: Photos, wishes: Sequence[Wishes] = ()
+) -> Iterator[tuple[Learned, float, int]]:
+    """`engram learn`, update by update: what it said, accuracy on test photos of all classes so far, their number."""
+    model, known = ModelFolder(folder / "model"), {}
+    for number, update in enumerate(updates):
+        source = laid_out(folder / f"update-{number}", update)
+        learned = learn(model, source, wishes[min(number, len(wishes) - 1)] if wishes else None)
+        known |= {name: test[name] for name in update}
+        shutil.rmtree(folder / "test", ignore_errors=True)
+        found = evaluate(load(model), laid_out(folder / "test", known))
+        yield learned, found.accuracy, found.pictures
+
+
+def accuracy() -> list[dict[str, Any]]:
+    rows = []
+    for dataset, classes, per_update in (("objects", 40, 5), ("photos", 12, 3)):
+        for per_class in (5, 10, 30):
+            for draw in range(4):
+                train, test = drawn(dataset, draw, classes, per_class)
+                row: dict[str, Any] = {"dataset": dataset, "per_class": per_class, "draw": draw}
+                with place() as folder:
+                    steps = list(taught(folder, updates_of(train, per_update), test))
+                row["engram learn"] = [found for _, found, _ in steps]
+                row["seconds"] = [round(learned.seconds, 2) for learned, _, _ in steps]
+                row["stored_bytes"] = steps[-1][0].kept_bytes
+                row["classifier"] = steps[-1][0].classifier
+                known: Photos = {}
+                alternatives: dict[str, list[float]] = {}
+                for update in updates_of(train, per_update):
+                    known |= update
+                    of_known = {name: test[name] for name in known}
+                    frozen, tested = features_of(known), features_of(of_known)
+                    alternatives.setdefault("histogram, nearest mean", []).append(
+                        nearest_mean(histogram_of(known), histogram_of(of_known))
+                    )
+                    alternatives.setdefault("frozen, nearest mean", []).append(nearest_mean(frozen, tested))
+                    alternatives.setdefault("frozen, LDA", []).append(lda(frozen, tested))
+                    alternatives.setdefault("everything at once, SVM", []).append(svm(frozen, tested))
+                row |= alternatives
+                if draw == 0 and per_class == 30:
+                    with place() as folder:
+                        plain = Wishes(
+                            method="finetune",
+                            tune="every",
+                            epochs=6,
+                            settings={"tuned_weights": "all", "rate": 0.5, "precision": "bfloat16"},
+                        )
+                        row["fine-tuning at every update"] = [
+                            found for _, found, _ in taught(folder, updates_of(train, per_update), test, [plain])
+                        ]
+                rows.append(row)
+                ends = {name: round(value[-1], 3) for name, value in row.items() if isinstance(value, list)}
+                print(dataset, per_class, draw, json.dumps(ends), row["classifier"], flush=True)
+    return rows
+
+
+def trust(wishes: Sequence[Wishes] = (), draws: int = 20, per_class: int = 30) -> list[dict[str, Any]]:
+    rows = []
+    for draw in range(draws):
+        train, test = drawn("objects", draw, 6, per_class)
+        with place() as folder:
+            for learned, found, tested in taught(folder, updates_of(train, 2), test, wishes):
+                rows.append(told(draw, learned, found, tested))
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def told(draw: int, learned: Learned, found: float, tested: int) -> dict[str, Any]:
+    """What was printed beside what test photos say, which are a sample too."""
+    right = round(found * tested)
+    truth = Accuracy(right, tested)
+    row: dict[str, Any] = {"draw": draw, "classes": learned.classes, "test": found, "test_photos": tested}
+    if learned.accuracy is None or learned.interval is None:
+        return row | {"printed": None}
+    low, high = learned.interval
+    return row | {
+        "printed": learned.accuracy,
+        "interval": [low, high],
+        "held_out": learned.held_out,
+        "estimated": learned.estimated,
+        "test_inside": low <= found <= high,
+        "intervals_overlap": low <= truth.high and truth.low <= high,
+    }
+
+
+def tuned() -> dict[str, Any]:
+    """Networks that are trained at every update: from scratch, and pretrained and tuned gently."""
+    scratch = [Wishes(network="resnet32", image_size=32), Wishes()]
+    gentle = [Wishes(tune="every", epochs=10, settings={"precision": "bfloat16"}), Wishes(tune="every", epochs=10)]
+    first = [Wishes(tune="first", epochs=10, settings={"precision": "bfloat16"}), Wishes()]
+    return {
+        "from scratch, every update": trust(scratch, 4),
+        "pretrained, every update": trust(gentle, 4),
+        "pretrained, first update": trust(first, 4),
+    }
+
+
+def herding() -> dict[str, Any]:
+    """All 40 classes at once: the number printed against test photos, by how many of 30 photos are stored."""
+    found = {}
+    for stored in (3, 5, 10, 20, 30):
+        rows = []
+        for draw in range(4):
+            train, test = drawn("objects", draw, 40, 30)
+            with place() as folder:
+                wishes = [Wishes(features_per_class=stored)]
+                rows += [told(draw, *each) for each in taught(folder, [train], test, wishes)]
+        found[stored] = rows
+        print(stored, [(round(row["printed"], 3), round(row["test"], 3)) for row in rows], flush=True)
+    return {str(stored): rows for stored, rows in found.items()}
+
+
+def bytes_() -> list[dict[str, Any]]:
+    rows = []
+    for codec, codec_bytes in (("float32", None), ("int8", None), ("pq", 320), ("pq", 160), ("pq", 80)):
+        for stored in (1, 2, 5, 10, 30):
+            found = []
+            for draw in range(2):
+                train, test = drawn("objects", draw, 40, 30)
+                settings = {"codec": codec, **({"codec_bytes": codec_bytes} if codec_bytes else {})}
+                with place() as folder:
+                    wishes = Wishes(features_per_class=stored, settings=settings)
+                    *_, (learned, accuracy, _) = taught(folder, updates_of(train, 5), test, [wishes])
+                found.append((accuracy, learned.kept_bytes))
+            rows.append(
+                {
+                    "codec": f"{codec} {codec_bytes}" if codec_bytes else codec,
+                    "features_per_class": stored,
+                    "accuracy": statistics.fmean(each for each, _ in found),
+                    "bytes": found[0][1],
+                }
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def unknown() -> list[dict[str, Any]]:
+    """20 classes are taught, 20 are not: how many photos of each are accepted at a threshold, and the AUROC."""
+    rows = []
+    for draw in range(4):
+        for per_class in (5, 30):
+            train, test = drawn("objects", draw, 40, per_class)
+            names = list(train)
+            taught_, never = names[:20], names[20:]
+            with place() as folder:
+                model = ModelFolder(folder / "model")
+                learn(model, laid_out(folder / "train", {name: train[name] for name in taught_}))
+                loaded = load(model)
+                scores = {}
+                for kind, some in (("known", taught_), ("unknown", never)):
+                    images = torch.stack([decode(path, size=SIZE) for name in some for path in test[name]])
+                    scores[kind] = loaded.probabilities(images).max(1).values
+            greater = (scores["known"][:, None] > scores["unknown"]).double().mean()
+            row = {"draw": draw, "per_class": per_class, "auroc": float(greater)}
+            for threshold in (0.3, 0.5, 0.7, 0.9):
+                row[f"accepted at {threshold}"] = [
+                    float((scores[kind] >= threshold).double().mean()) for kind in ("known", "unknown")
+                ]
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    return rows
+
+
+def speed() -> dict[str, Any]:
+    """Best of three of each, side by side; decoding is part of both."""
+    train, _ = drawn("objects", 0, 40, 30)
+    *before, last = updates_of(train, 5)
+    paths = [path for each in last.values() for path in each]
+    with place() as folder:
+        model = ModelFolder(folder / "model")
+        for number, update in enumerate(before):
+            learn(model, laid_out(folder / f"update-{number}", update))
+        source = laid_out(folder / "last", last)
+        blank = Samples.of(torch.zeros(16, SIZE, SIZE, 3, dtype=torch.uint8), torch.zeros(16).long())
+        network = make_network(NETWORK, "cosine", blank, seed=0).frozen()
+        plain = load_efficientnet(NETWORK).eval()
+        mean, std = network.mean, network.std
+        found: dict[str, list[float]] = {"update": [], "forward": [], "eager": []}
+        for trial in range(3):
+            copy = folder / f"copy-{trial}"
+            shutil.copytree(folder / "model", copy)
+            begin = time.perf_counter()
+            learn(ModelFolder(copy), source)
+            found["update"].append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            images = torch.stack([decode(path, size=SIZE) for path in paths])
+            with torch.inference_mode():
+                for some in images.split(16):
+                    network.features(some)
+            found["forward"].append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            images = torch.stack([decode(path, size=SIZE) for path in paths])
+            with torch.inference_mode():
+                for some in images.split(32):
+                    plain(((some.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous())
+            found["eager"].append(time.perf_counter() - begin)
+    best = {name: min(values) for name, values in found.items()}
+    result = {
+        "photos": len(paths),
+        **{f"{name}_seconds": round(value, 3) for name, value in best.items()},
+        "update_over_forward": round(best["update"] / best["forward"], 2),
+        "eager_over_forward": round(best["eager"] / best["forward"], 2),
+    }
+    print(json.dumps(result))
+    return result
+
+
+SECTIONS: dict[str, Callable[[], Any]] = {
+    **{"accuracy": accuracy, "trust": trust, "tuned": tuned, "herding": herding},
+    **{"bytes": bytes_, "unknown": unknown, "speed": speed},
+}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("section", nargs="+", choices=SECTIONS)
+    for section in arguments.parse_args().section:
+        found = SECTIONS[section]()
+        (RESULTS / f"own_photos-{section}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
