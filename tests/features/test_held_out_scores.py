@@ -14,7 +14,7 @@ from engram.features import CLASSIFIERS, LDA, Auto, LinearSVM, NearestMean, Rand
 from engram.features.classifiers import base, moments
 from engram.features.classifiers.closed_form import ClosedForm
 from engram.features.classifiers.moments import Moments
-from engram.features.classifiers.random_projection import project
+from engram.features.classifiers.random_projection import project, random_signs
 from engram.network import parallel
 
 CASES = {
@@ -122,7 +122,7 @@ def test_the_nearest_mean_leaves_out_one_sample_as_a_refit_does(case: str) -> No
 def test_a_random_projection_leaves_out_one_sample_as_a_refit_does(case: str, width: int) -> None:
     features, labels = samples(case)
     width = min(width, 10 * len(features))
-    lifted = project(features, width).double()
+    lifted = project(features, random_signs(features.shape[1], width)).double()
     penalty = 0.1 * width / (2 * features.shape[1])
     expected = by_refitting(features, labels, lambda i: ridge_without(lifted, labels, i, penalty))
     found = RandomProjection(width, relative_penalty=0.1).held_out_scores(features, labels)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engram.features.classifiers.base import positions
 
-MOST_JUDGED = 5000  # samples; the standard error of an accuracy is then below 0.7 %
+MOST_JUDGED = 5000  # samples; the standard error of an accuracy is then at most 0.7 %
 
 
 def judged_rows(members: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class Moments:
     labels: Tensor  # (n,)
     lift: Callable[[Tensor], Tensor] | None = None  # applied to rows (b, d): (b, w)
     lifted_width: int | None = None  # w
-    derived: dict[object, Moments] = field(default_factory=dict)  # those of lifted samples, by what lifts them
+    derived: dict[object, Moments] = field(default_factory=dict)  # those of lifted samples, by a key of the lift
 
     def __post_init__(self) -> None:
         if self.samples.device.type == "mps":  # Apple GPUs lack float64

@@ -17,7 +17,7 @@ from engram.features.classifiers.ridge import Ridge
 from engram.features.threads import threads_for
 
 SEED = 2023  # of the random signs; saved models depend on it
-PER_SAMPLE = 10  # random features per sample; more do not help
+PER_SAMPLE = 10  # random features per sample; more did not help on digits
 PENALTIES = (0.01, 0.1, 0.001, 1.0)  # ties go to the first
 
 
@@ -41,11 +41,9 @@ class RandomProjection(ClosedForm):
 
     def variants(self) -> list[Self]:
         """One of each penalty, unless it is given."""
-        return (
-            [self]
-            if self.relative_penalty is not None
-            else [replace(self, relative_penalty=penalty) for penalty in PENALTIES]
-        )
+        if self.relative_penalty is not None:
+            return [self]
+        return [replace(self, relative_penalty=penalty) for penalty in PENALTIES]
 
     def prepare(self, moments: Moments) -> None:
         """Compute the moments of the random features."""
@@ -68,7 +66,7 @@ class RandomProjection(ClosedForm):
         """The least-squares estimate of +1 for the class and −1 for the rest: (n, K)."""
         self.check_fitted()
         self._check_width(features, self.dimension_)
-        return self._affine(project(features, self.weight_.shape[1]))
+        return self._affine(project(features, self._signs))
 
     def state(self) -> dict[str, Tensor]:
         """Return the fitted state; W is not part of it."""
@@ -78,7 +76,7 @@ class RandomProjection(ClosedForm):
         """Restore what `state` returned."""
         self._require(tensors, "classes", "intercept", "weight", "dimension")
         self.dimension_ = int(tensors["dimension"])
-        random_signs(self.dimension_, tensors["weight"].shape[1])  # generated here, not while a graph is traced
+        self._signs = random_signs(self.dimension_, tensors["weight"].shape[1])  # not while a graph is traced
         return super().restore(tensors)
 
     def _lifted(self, moments: Moments) -> tuple[Ridge, Moments]:
@@ -88,15 +86,14 @@ class RandomProjection(ClosedForm):
         self._check_positive(width=self.width, relative_penalty=self.relative_penalty)
         width = min(self.width, PER_SAMPLE * len(moments))
         if width not in moments.derived:
-            moments.derived[width] = Moments(moments.samples, moments.labels, lambda rows: project(rows, width), width)
+            signs = random_signs(moments.samples.shape[1], width)
+            moments.derived[width] = Moments(moments.samples, moments.labels, lambda rows: project(rows, signs), width)
         return Ridge(self.relative_penalty * width / (2 * moments.samples.shape[1])), moments.derived[width]
 
 
-def project(features: Tensor, width: int) -> Tensor:
-    """relu(x W / √d) for every row x of features (n, d): (n, width), float32."""
-    dimension = features.shape[1]
-    signs = random_signs(dimension, width).to(features.device)
-    return torch.relu(features.detach().float() @ signs / dimension**0.5)
+def project(features: Tensor, signs: Tensor) -> Tensor:
+    """relu(x W / √d) for every row x of features (n, d) and signs W (d, width): (n, width), float32."""
+    return torch.relu(features.detach().float() @ signs.to(features.device) / len(signs) ** 0.5)
 
 
 @lru_cache(maxsize=4)
