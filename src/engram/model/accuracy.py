@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-CONFIDENCE = 0.95
+Z = 1.959964  # standard deviations of a normal distribution within which 95 % lie
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,11 @@ class Accuracy:
 
 
 def interval(right: int, total: int) -> tuple[float, float]:
-    """The exact 95 % confidence interval of `right / total` (Clopper and Pearson, 1934)."""
-    from scipy.special import betaincinv  # slow to import
+    """The 95 % confidence interval of `right / total` (Agresti and Coull, 1998).
 
-    tail = (1 - CONFIDENCE) / 2
-    low = float(betaincinv(right, total - right + 1, tail)) if right else 0.0
-    high = float(betaincinv(right + 1, total - right, 1 - tail)) if right < total else 1.0
-    return low, high
+    Near 1, where the accuracy on photos often is, it is wider than Wilson's, and covers more often than it says.
+    """
+    n = total + Z**2
+    share = (right + Z**2 / 2) / n
+    margin = Z * math.sqrt(share * (1 - share) / n)
+    return max(0.0, share - margin), min(1.0, share + margin)

@@ -58,7 +58,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The exact 95 % confidence interval of the accuracy."""
+        """The 95 % confidence interval of the accuracy."""
         return self.overall.low, self.overall.high
 
     @property
