@@ -74,6 +74,8 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     # Infinity is refused with NaN: no setting means it, and a result file cannot hold it.
     config = pydantic.ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
     adapter = pydantic.TypeAdapter(kind, config=config)
+    if value is None and "none" in typing.get_args(kind):  # where the word is one of the choices, it means itself
+        value = "none"
     if isinstance(value, str) and any(typing.get_origin(each) is tuple for each in (kind, *typing.get_args(kind))):
         value = [part for part in value.split(",") if part.strip()]
     try:
