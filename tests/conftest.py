@@ -67,6 +67,12 @@ def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 
 @pytest.fixture(scope="session")
+def calibrated_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """The small model with 24 features a class instead of 6: enough of held-out pictures to calibrate it."""
+    return taught(tmp_path_factory.mktemp("calibrated"), features_per_class=24)
+
+
+@pytest.fixture(scope="session")
 def photos() -> Path:
     """Real photographs, `train` and `test`, in folders by class."""
     folder = Path(os.environ.get("ENGRAM_DATA") or "/nowhere", "photos")

@@ -31,16 +31,17 @@ def draw(folder: Path, names: tuple[str, ...], count: int) -> Path:
     return folder
 
 
-def taught(place: Path, **wishes: Any) -> ModelFolder:
+def taught(place: Path, *, features_per_class: int = 6, **wishes: Any) -> ModelFolder:
     """A model in `place`/model of three classes, learned in two generations; their pictures in `place`/1 and /2.
 
     The second brings a new class, and more of one that is known. It learns as the paper's do, and keeps float32: tests
-    can compare numbers.
+    can compare numbers. Its network is trained from scratch, on half of the pictures.
     """
     folder = ModelFolder(place / "model")
     settings = {"adapter_steps": 60, "adapter_width": 64}
     wishes.setdefault("method", "hybrid" if "images_per_class" in wishes else "features")
-    quick = Wishes(image_size=SIDE, epochs=10, features_per_class=6, hold_out=0.5, settings=settings, **wishes)
+    wishes |= {"network": "auto", "features_per_class": features_per_class, "settings": settings}
+    quick = Wishes(image_size=SIDE, epochs=10, hold_out=0.5, **wishes)
     learn(folder, draw(place / "1", (TULIP, DAISY), 24), quick)
     learn(folder, draw(place / "2", (FORMULA, TULIP), 24), quick)
     return folder

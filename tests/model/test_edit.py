@@ -146,9 +146,10 @@ def test_nothing_of_a_forgotten_class_is_in_any_file(kind: str, request: pytest.
 
 
 def test_the_others_answer_as_before_and_all_that_is_counted_follows(
-    small_model: ModelFolder, model: ModelFolder
+    calibrated_model: ModelFolder, tmp_path: Path
 ) -> None:
-    images, names = pictures(small_model)
+    model = copied(calibrated_model, tmp_path / "model")
+    images, names = pictures(calibrated_model)
     before, was = answers(load(model), images), load(model).facts
     forget(model, [DAISY])
     after = load(model)
@@ -156,10 +157,23 @@ def test_the_others_answer_as_before_and_all_that_is_counted_follows(
     right = [sum(said[number] == names[number] for number in others) for said in (before, answers(after, images))]
     assert right[1] >= right[0] >= 0.95 * len(others)
     assert after.facts.seen == (48, 24) and was.seen == (48, 24, 24)
-    assert after.facts.calibration.temperature == was.calibration.temperature != 1
-    assert after.facts.calibration.images == 0  # what was measured was another classifier
+    assert (was.calibration.images, after.facts.calibration.images) == (36, 24)  # it is another classifier now
+    assert was.evidence.total == (12, 12, 12) and after.facts.evidence.total == (12, 12)
+    assert after.facts.evidence.estimated == was.evidence.estimated is True
     assert after.facts.adaptation == was.adaptation
-    assert after.learner.memory.features.counts.tolist() == [6, 6]
+    assert after.learner.memory.features.counts.tolist() == [24, 24]
+
+
+def test_with_too_few_held_out_pictures_left_the_temperature_stays(
+    calibrated_model: ModelFolder, tmp_path: Path
+) -> None:
+    model = copied(calibrated_model, tmp_path / "model")
+    before = load(model).facts.calibration
+    forget(model, [DAISY, FORMULA])  # one class alone can be judged by nothing
+    after = load(model).facts
+    assert before.temperature != 1 and before.images == 36
+    assert (after.calibration.temperature, after.calibration.images) == (before.temperature, 0)
+    assert after.evidence.accuracy() is None
 
 
 def test_it_says_beforehand_what_goes_and_changes_nothing(hybrid_model: ModelFolder) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from engram.errors import DataError
 from engram.model import ModelFolder, forget, inspect, load, merge, rename, rollback, save, verify
+from engram.model.accuracy import interval
 from engram.model.model import with_facts
 
 
@@ -34,11 +35,15 @@ def test_all_that_is_counted_is_what_is_on_the_disk(kind: str, request: pytest.F
     assert sizes["folder"] == sum(each.stat().st_size for each in every_file) > 2 * sizes["network"]
 
 
-def test_what_it_is_and_how_good_it_was_found_to_be(small_model: ModelFolder) -> None:
-    found, facts = inspect(small_model), load(small_model).facts
+def test_what_it_is_and_how_good_it_was_found_to_be(calibrated_model: ModelFolder) -> None:
+    found, facts = inspect(calibrated_model), load(calibrated_model).facts
     assert (found.method, found.network, found.image_size, found.budget) == ("features", "small", 16, None)
-    assert (found.generation, found.features_per_class) == (2, 6)
-    assert found.calibration == facts.calibration and found.calibration.images == 24
+    assert (found.generation, found.features_per_class) == (2, 24)
+    assert found.classifier == "linear SVM (C 1)"
+    assert found.evidence == facts.evidence and found.evidence.total == (12, 12, 12) and found.evidence.estimated
+    assert found.accuracy == sum(facts.evidence.right) / 36
+    assert found.interval == pytest.approx(interval(sum(facts.evidence.right), 36))
+    assert found.calibration == facts.calibration and found.calibration.images == 36
     assert found.adaptation == facts.adaptation and found.adaptation is not None and found.adaptation.images == 24
     assert found.settings["epochs"] == 10 and found.settings["momentum"] == 0.9
     assert found.changed == {name: value for name, value in found.settings.items() if value != found.defaults[name]}
@@ -46,7 +51,7 @@ def test_what_it_is_and_how_good_it_was_found_to_be(small_model: ModelFolder) ->
         "epochs": 10,
         "batch_size": 32,
         "schedule": "one-cycle",
-        "features_per_class": 6,
+        "features_per_class": 24,
     }.items() <= found.changed.items()
     assert "momentum" not in found.changed and "objective" not in found.changed
 
@@ -76,7 +81,8 @@ def test_the_history_says_what_each_did_which_are_there_and_which_is_in_use(
         *[(False, False, {})] * 4,
         (True, True, {"classes": 1, "features": 6, "images": 0}),
     ]
-    assert found.calibration.images == 0 and found.calibration.temperature != 1
+    held_out = load(folder).learner.memory.features.held_out
+    assert held_out is not None and sum(found.evidence.total) == int(held_out.sum()) > 0
 
 
 def test_of_generations_that_are_gone_the_history_has_numbers_not_names(

@@ -126,7 +126,7 @@ def test_a_model_gives_the_same_answers_after_it_was_saved(tmp_path: Path) -> No
     inputs = torch.randint(0, 256, (24, SIDE, SIDE, 3), generator=draws, dtype=torch.uint8)
     samples = Samples.of(inputs, torch.arange(24) % 2)
     wishes = Wishes(network="small", epochs=1, settings=QUICK)
-    taught, _, _ = teach(None, propose_samples(None, {"a": 12, "b": 12}, (SIDE, SIDE, 3), wishes), samples, wishes)
+    taught = teach(None, propose_samples(None, {"a": 12, "b": 12}, (SIDE, SIDE, 3), wishes), samples, wishes).model
     folder = ModelFolder(tmp_path / "model")
     with folder.writing() as writer:
         save(writer, taught, action="learn")
@@ -326,10 +326,13 @@ def test_what_is_held_out_judges_and_is_kept_all_the_same(tmp_path: Path) -> Non
     learned = learn(folder, draw(tmp_path / "first", ("a", "b"), 40), wishes)
     assert [each.images for each in learned.judged] == [12, 12] and learned.calibration.images == 24
     assert learned.accuracy is not None and all(each.before is None for each in learned.judged)
+    assert (learned.held_out, learned.held_out_classes, learned.estimated) == (24, 2, False)
     assert load(folder).learner.memory.features.counts.tolist() == [40, 40]
     learned = learn(folder, draw(tmp_path / "second", ("c", "a"), 20), wishes)
     kinds = {each.name: (each.kind, each.images, each.before is not None) for each in learned.judged}
-    assert kinds == {"a": ("more", 6, True), "b": ("old", 0, True), "c": ("new", 6, False)}
+    # 12 of the first 40 and 6 of the next 20: those of earlier updates still count, by their adapted features.
+    assert kinds == {"a": ("more", 18, True), "b": ("old", 12, True), "c": ("new", 6, False)}
+    assert (learned.held_out, learned.held_out_classes, learned.estimated) == (36, 3, True)
     assert learned.adaptation is not None and learned.adaptation.images == 12
     assert learned.adaptation.adapted == (learned.adaptation.omega >= learned.adaptation.omega_unadapted)
 
@@ -400,7 +403,9 @@ def test_without_holding_out_nothing_is_judged(tmp_path: Path) -> None:
         draw(tmp_path / "pictures", ("a", "b"), 6),
         Wishes(image_size=SIDE, epochs=1, hold_out=0),
     )
-    assert learned.accuracy is None and learned.judged == () and learned.calibration.temperature == 1
+    assert learned.accuracy is None and learned.interval is None and learned.held_out == 0
+    assert [(each.images, each.before, each.after) for each in learned.judged] == [(0, None, None)] * 2
+    assert learned.calibration.temperature == 1 and not load(ModelFolder(tmp_path / "model")).is_calibrated
 
 
 def test_below_the_accuracy_asked_for_nothing_is_published(small_model: ModelFolder, tmp_path: Path) -> None:
@@ -522,12 +527,15 @@ def test_what_is_proposed_is_what_is_done(small_model: ModelFolder, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("side", "expected"), [(40, 32), (20, 20), (300, 32)])
-def test_a_new_model_sees_pictures_at_their_own_size_up_to_a_limit(side: int, expected: int, tmp_path: Path) -> None:
+def test_a_network_from_scratch_sees_pictures_at_their_own_size_up_to_a_limit(
+    side: int, expected: int, tmp_path: Path
+) -> None:
     (tmp_path / "p" / "a").mkdir(parents=True)
     for number in range(3):
         pixels = np.zeros((side, side + 10 * number, 3), dtype=np.uint8)
         (tmp_path / "p" / "a" / f"{number}.png").write_bytes(encoded(pixels, "PNG"))
-    assert propose(None, scan(tmp_path / "p"), Wishes()).image_size == expected
+    assert propose(None, scan(tmp_path / "p"), Wishes(network="auto")).image_size == expected
+    assert propose(None, scan(tmp_path / "p"), Wishes()).image_size == 224  # the pretrained network's own
 
 
 def test_more_pictures_are_gone_through_less_often(tmp_path: Path) -> None:

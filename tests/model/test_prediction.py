@@ -42,6 +42,7 @@ class Told:
     """A model that is as sure as it is told to be."""
 
     image_size = SIDE
+    is_calibrated = True
 
     def __init__(self, *rows: tuple[float, ...]) -> None:
         self.rows = torch.tensor(rows)
@@ -134,6 +135,17 @@ def test_what_is_as_likely_as_asked_for_is_not_rejected(tmp_path: Path) -> None:
     assert rejected(0.625) == [True, False, False]
     assert rejected(0.6251) == [True, True, False]
     assert rejected(1) == [True, True, True]
+
+
+def test_nothing_is_rejected_by_probabilities_that_were_never_calibrated(model: Model, tmp_path: Path) -> None:
+    assert not model.is_calibrated
+    told = Told((0.5, 0.5))
+    told.is_calibrated = False
+    for reject in (0.0, 0.5):
+        with pytest.raises(UsageError, match="never calibrated"):
+            predict(model, fill(tmp_path, "a.png"), reject=reject)
+        with pytest.raises(UsageError, match="never calibrated"):
+            predict(told, [], reject=reject)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

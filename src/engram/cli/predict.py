@@ -53,11 +53,6 @@ def predict(
     from engram.model import predict as predict_pictures
 
     loaded = load(ModelFolder(model), generation=generation, device=device)
-    if reject is not None and not loaded.is_calibrated:
-        raise UsageError(
-            "This model's probabilities were never calibrated, so --reject cannot go by them. Teach it more pictures: "
-            "calibration needs twenty in all, and two of a class."
-        )
     paths, left_out = pictures_among(_listed(pictures))
     predictions: list[Prediction] = []
     unreadable: list[LeftOut] = []

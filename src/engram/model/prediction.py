@@ -14,6 +14,7 @@ from torch import Tensor
 from engram.data.left_out import LeftOut
 from engram.data.pictures import decoded, pictures_below
 from engram.errors import UsageError
+from engram.model.calibration import FEWEST
 from engram.model.model import Model
 from engram.progress import SILENT, Progress
 
@@ -47,11 +48,17 @@ def predict(
 ) -> Iterator[Prediction | LeftOut]:
     """What a model says of each picture, in order, or why it cannot be read. A few are in memory at a time.
 
-    With `reject`, a picture whose likeliest class is less probable than that is said to be none of them.
+    With `reject`, a picture whose likeliest class is less probable than that is said to be none of them. This needs a
+    calibrated model.
     """
     if model.image_size is None:
         raise UsageError("This model has learned vectors, not pictures. Ask it from Python.")
     _check(top, reject)
+    if reject is not None and not model.is_calibrated:
+        raise UsageError(
+            "This model's probabilities were never calibrated, so no image can be rejected by them. Calibration needs "
+            f"{FEWEST} held-out images, of classes with at least two: teach it more images."
+        )
     return _predictions(model, paths, model.image_size, top, reject, progress)
 
 

@@ -139,7 +139,7 @@ def propose_samples(
     asked = learner.features_per_class if isinstance(learner, Features) else None
     arrived = [arriving.get(name, 0) for name in names]
     learner, kept = _within(learner, arrived, budget, shape)
-    return Proposal(
+    proposal = Proposal(
         learner=learner,
         names=names,
         labels=labels,
@@ -151,6 +151,9 @@ def propose_samples(
         budget=budget,
         features_per_class=asked,
     )
+    if proposal.trains:
+        check_validation(wishes, arriving.values())
+    return proposal
 
 
 def expected_seconds(proposal: Proposal) -> float:
