@@ -20,7 +20,8 @@ from rich.cells import cell_len
 from engram import storage
 from engram.cli import forget as forgetting
 from engram.cli import main
-from engram.model import ModelFolder, load, rename, rollback
+from engram.model import ModelFolder, forget, load, rename, rollback
+from engram.model.accuracy import interval
 
 
 class Ended(NamedTuple):
@@ -70,7 +71,8 @@ def test_inspect_shows_classes_bytes_and_history_in_aligned_columns(small_model:
     assert "features; network small, pictures at 16 pixels a side" in out
     assert "4.5 KB (4,608 bytes): features 4,608, images 0; no budget" in out
     assert re.search(r"^adaptation   ω [01]\.\d{3}, unadapted 0\.\d{3}, on 24 samples that were held out$", out, re.M)
-    assert re.search(r"^calibration  temperature .*, error 0\.\d{3} \(0\.\d{3} before\), on 24", out, re.M)
+    assert re.search(r"^classifier   linear SVM \(C 1\)$", out, re.M)
+    assert re.search(r"^calibration  never calibrated$", out, re.M)
     assert "epochs 10 (70)" in out and "momentum" not in out
     lines = out.splitlines()
     header = lines.index("features  images  bytes  seen  class")
@@ -82,6 +84,32 @@ def test_inspect_shows_classes_bytes_and_history_in_aligned_columns(small_model:
     ]
     assert re.fullmatch(r"1  [\d-]{10} [\d:]{8}  learn   kept    2 new \(48 samples\)", lines[-2])
     assert re.fullmatch(r"2  .*  learn   in use  1 new \(24 samples\), 1 known \(24 samples\)", lines[-1])
+
+
+def test_inspect_shows_accuracy_with_its_interval_and_the_calibration_measured(
+    calibrated_model: ModelFolder, engram: Engram
+) -> None:
+    facts = load(calibrated_model).facts
+    low, high = interval(sum(facts.evidence.right), 36)
+    out = " ".join(engram("inspect", calibrated_model.path).out.split())
+    accuracy = f"accuracy {sum(facts.evidence.right) / 36:.3f} (95 % interval {low:.3f} to {high:.3f}) over all classes"
+    assert f"{accuracy}, on 36 held-out pictures; an estimate, as the network has changed since" in out
+    measured = f"expected calibration error {facts.calibration.error_after:.3f} on 36 held-out pictures"
+    assert f"calibration temperature {facts.calibration.temperature:.3g}, {measured}" in out
+    found = json.loads(engram("inspect", calibrated_model.path, "--json").out)
+    assert found["accuracy"] == sum(facts.evidence.right) / 36 and found["interval"] == [low, high]
+    assert found["evidence"] == {"right": [*facts.evidence.right], "total": [12, 12, 12], "estimated": True}
+    assert found["classifier"] == "linear SVM (C 1)"
+
+
+def test_inspect_says_that_accuracy_is_not_known_where_nothing_was_held_out(
+    calibrated_model: ModelFolder, tmp_path: Path, engram: Engram
+) -> None:
+    model = copied(calibrated_model, tmp_path / "model")
+    forget(model, [DAISY, FORMULA])
+    assert re.search(r"^accuracy     not known: .* engram evaluate$", engram("inspect", model.path).out, re.M)
+    found = json.loads(engram("inspect", model.path, "--json").out)
+    assert (found["accuracy"], found["interval"]) == (None, None)
 
 
 def test_inspect_as_json_is_one_object_with_everything(hybrid_model: ModelFolder, engram: Engram) -> None:

@@ -24,12 +24,21 @@ from engram.model import ModelFolder, load, rename
 
 
 @pytest.fixture
-def place(small_model: ModelFolder, tmp_path: Path) -> Path:
-    """Where the model is called model, and a.png, b.png and c.png are of its three classes, in this order."""
-    (tmp_path / "model").symlink_to(small_model.path)
+def place(calibrated_model: ModelFolder, tmp_path: Path) -> Path:
+    """Where a calibrated model is called model, and a.png, b.png and c.png are of its three classes, in this order."""
+    (tmp_path / "model").symlink_to(calibrated_model.path)
     for letter, name, folder in zip("abc", NAMES, "112", strict=True):
-        (tmp_path / f"{letter}.png").write_bytes((small_model.path.parent / folder / name / "0.png").read_bytes())
+        (tmp_path / f"{letter}.png").write_bytes((calibrated_model.path.parent / folder / name / "0.png").read_bytes())
     return tmp_path
+
+
+@pytest.fixture
+def uncalibrated(small_model: ModelFolder, place: Path) -> Path:
+    """The same place with a model, called model, whose probabilities were never calibrated."""
+    assert not load(small_model).is_calibrated
+    (place / "model").unlink()
+    (place / "model").symlink_to(small_model.path)
+    return place
 
 
 def probabilities(place: Path, *names: str) -> torch.Tensor:
@@ -56,7 +65,8 @@ def test_as_json_there_is_one_object(place: Path) -> None:
     done = run("predict", "model", "a.png", "c.png", "--json", "--top", "2", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
-    assert set(told) == {"predictions", "left_out"} and told["left_out"] == []
+    assert set(told) == {"predictions", "left_out", "calibrated"}
+    assert told["left_out"] == [] and told["calibrated"] is True
     expected = probabilities(place, "a.png", "c.png").sort(dim=1, descending=True)
     for row, (path, prediction) in enumerate(zip(("a.png", "c.png"), told["predictions"], strict=True)):
         assert set(prediction) == {"path", "top"} and prediction["path"] == path
@@ -98,6 +108,26 @@ def test_what_is_too_unlikely_is_none_of_these(form: str, place: Path) -> None:
     else:
         lines = done.stdout.splitlines()
         assert [re.match(r"[ab]\.png: none of these \(.*\)$", line) is not None for line in lines] == expected
+
+
+def test_without_calibration_classes_are_named_in_their_order_and_no_probability_is_printed(uncalibrated: Path) -> None:
+    expected = probabilities(uncalibrated, "a.png", "c.png").sort(dim=1, descending=True)
+    ordered = [[NAMES[column] for column in row] for row in expected.indices.tolist()]
+    done = run("predict", "model", "a.png", "c.png", cwd=uncalibrated)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"a.png: {', '.join(ordered[0])}\nc.png: {', '.join(ordered[1])}\n"
+    told = json.loads(run("predict", "model", "a.png", "c.png", "--json", cwd=uncalibrated).stdout)
+    assert told["calibrated"] is False
+    assert [[each["class"] for each in prediction["top"]] for prediction in told["predictions"]] == ordered
+
+
+@pytest.mark.parametrize("form", ["text", "json", "csv"])
+def test_without_calibration_nothing_can_be_rejected(form: str, uncalibrated: Path) -> None:
+    asked = () if form == "text" else (f"--{form}",)
+    done = run("predict", "model", "a.png", "--reject", "0.5", *asked, cwd=uncalibrated)
+    assert (done.returncode, done.stdout) == (2, "") and "never calibrated" in done.stderr
+    done = run("predict", "model", "a.png", "--reject", "2", *asked, cwd=uncalibrated)
+    assert (done.returncode, done.stdout) == (2, "") and "is 0 to 1; found 2.0." in done.stderr
 
 
 # What may be named
@@ -182,9 +212,9 @@ def test_names_that_are_no_text_come_through_every_form(place: Path) -> None:
 HOSTILE = ("[red]x", "@SUM(A1)", "\u202egnp.evil", "😀 :smile:", "x" * 200, 'שלום, "a"')
 
 
-def test_hostile_names_of_classes_come_through_every_form(small_model: ModelFolder, place: Path) -> None:
+def test_hostile_names_of_classes_come_through_every_form(calibrated_model: ModelFolder, place: Path) -> None:
     (place / "model").unlink()
-    model = copied(small_model, place / "model")
+    model = copied(calibrated_model, place / "model")
     for name in HOSTILE[:3]:
         rename(model, load(model).names[HOSTILE.index(name)], name)
     for names in (HOSTILE[:3], HOSTILE[3:]):
