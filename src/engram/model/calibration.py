@@ -14,7 +14,7 @@ BINS = 15
 # Held-out images below which a temperature would say more about chance than about the model. With ten (two classes of
 # five photos each) the expected calibration error falls from .29 to .10, the mean of 60 draws from twelve classes.
 FEWEST = 10
-HOTTEST, COLDEST = 100.0, 0.01
+HOTTEST, COLDEST = 1e5, 1e-3  # the scores of LDA on unit vectors are in the thousands
 HALVINGS = 50
 
 

@@ -54,23 +54,27 @@ class Auto(Classifier):
 
     chosen_: ClosedForm = field(init=False, repr=False, compare=False)
     description_: str = field(init=False, repr=False, compare=False)
+    # Of the last fit: held-out scores of the same samples usually follow, and need them too.
+    _moments: Moments | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def description(self) -> str:
         return self.description_ if "chosen_" in vars(self) else "best by leave-one-out"
 
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        moments = Moments(features, labels)
+        moments = self._moments = Moments(features, labels)
         with threads_for(moments.multiplications):
             index, chosen = choose(moments)
             return {**chosen.solve(moments), "chosen": torch.tensor(index)}
 
     def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        if "chosen_" in vars(self):
-            return self.chosen_._held_out(features, labels, rows)
-        moments = Moments(features, labels.to(features.device))
+        labels, moments, self._moments = labels.to(features.device), self._moments, None  # used once, then freed
+        if moments is None or not (_equal(moments.samples, features) and _equal(moments.labels, labels)):
+            moments = Moments(features, labels)
         with threads_for(moments.multiplications):
-            return choose(moments)[1].held_out(moments, rows.to(moments.samples.device))
+            fitted = "chosen_" in vars(self)
+            chosen = best(self.chosen_.variants(), moments) if fitted else choose(moments)[1]
+            return chosen.held_out(moments, rows.to(moments.samples.device))
 
     def scores(self, features: Tensor) -> Tensor:
         """The scores of the chosen classifier: (n, K)."""
@@ -92,6 +96,10 @@ class Auto(Classifier):
         self.chosen_ = copy.copy(CANDIDATES[index].classifier).restore(tensors)
         self.description_ = self.chosen_.description
         return super().restore(tensors)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.to(other.device), other)
 
 
 def choose(moments: Moments) -> tuple[int, ClosedForm]:
