@@ -194,7 +194,7 @@ def _dry_run(folder: ModelFolder, source: Path, wishes: Wishes, progress: Progre
     per_class = getattr(learner, "features_per_class", None)
     lines = [
         f"would {what} {shown(folder.path)}: {_counts(proposal.new, proposal.more)}",
-        f"network {_network(proposal)} at {proposal.image_size} pixels, {_training(proposal)}; "
+        f"network {shown(proposal.network)} at {proposal.image_size} pixels, {_training(proposal)}; "
         f"about {minutes(seconds)} here",
         f"kept: at most {megabytes(proposal.kept_bytes)}"
         + (f", up to {counted(per_class, 'feature')} a class" if per_class else "")
@@ -214,21 +214,13 @@ def _training(proposal: Proposal) -> str:
     return f"not trained ({proposal.tuning.reason})"
 
 
-def _network(proposal: Proposal) -> str:
-    from engram.network import choose_extractor
-
-    name = proposal.learner.network
-    size = proposal.image_size
-    return choose_extractor((size, size, 3)) if name == "auto" else str(name)
-
-
 def _plain(proposal: Proposal, left_out: Sequence[LeftOut]) -> dict[str, Any]:
     return {
         "new": dict(proposal.new),
         "more": dict(proposal.more),
         "classes": len(proposal.names),
         "method": proposal.learner.name,
-        "network": _network(proposal),
+        "network": proposal.network,
         "image_size": proposal.image_size,
         "epochs": proposal.learner.training.epochs if proposal.trains else 0,
         "kept_bytes": proposal.kept_bytes,

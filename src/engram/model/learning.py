@@ -182,7 +182,7 @@ def _publish(
         judged=taught.judged,
         calibration=facts.calibration,
         adaptation=facts.adaptation,
-        network=str(learner.network),
+        network=proposal.network,
         tuned=taught.tuning.tunes,
         tuning=taught.tuning.reason,
         classifier=learner.classifier_description,

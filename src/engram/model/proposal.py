@@ -41,7 +41,7 @@ from engram.model.recipe import (
     choose_size,
     picture_settings,
 )
-from engram.network import NAMES, extractor_for_weights, input_size, is_pretrained
+from engram.network import NAMES, choose_extractor, extractor_for_weights, input_size, is_pretrained
 from engram.text import shown, unfit
 
 SMALLEST = 5  # of a class with fewer pictures none is held out
@@ -107,6 +107,12 @@ class Proposal:
     def image_size(self) -> int:
         """The side of the squares that pictures become."""
         return self.shape[0]
+
+    @property
+    def network(self) -> str:
+        """The name of the network; "auto" stands for one that depends on the shape."""
+        name = self.learner.network
+        return choose_extractor(self.shape) if name == "auto" else str(name)
 
     @property
     def trains(self) -> bool:
