@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from engram.methods import METHODS, Learner, make
 
 __version__ = "0.1.0"
+
+# Torch's threads wait for each other by spinning. Where another process needs the same cores, as a server that answers
+# while it is taught, that takes several times longer than giving them up. It is read when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Where each public name lives. It is imported when first used: torch alone takes seconds, and `--help` needs none.
 _HOMES = {
