@@ -322,7 +322,7 @@ def speed() -> dict[str, Any]:
             begin = time.perf_counter()
             images = torch.stack([decode(path, size=SIZE) for path in paths])
             with torch.inference_mode():
-                for some in images.split(16):
+                for some in images.split(8):
                     network.features(some)
             found["forward"].append(time.perf_counter() - begin)
             begin = time.perf_counter()

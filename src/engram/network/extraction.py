@@ -19,7 +19,7 @@ from engram.progress import SILENT, Progress
 
 BATCH = 500  # large enough to keep every core busy, small enough to stay in cache
 PIXELS = BATCH * 96 * 96  # of larger images fewer, as what a network makes of them on its way would fill the memory
-PRETRAINED_BATCH = 16  # images of 224 pixels or so: of more, what a layer gives does not stay in the cache
+PRETRAINED_BATCH = 8  # images of 224 pixels or so: of more, the output of a layer does not stay in the cache
 
 
 def extract(network: Network, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:

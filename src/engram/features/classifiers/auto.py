@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engram.errors import DataError
 from engram.features.classifiers.base import Classifier
-from engram.features.classifiers.closed_form import ClosedForm, best
+from engram.features.classifiers.closed_form import ClosedForm, best, compare
 from engram.features.classifiers.lda import LDA
 from engram.features.classifiers.moments import Moments
 from engram.features.classifiers.nearest_mean import NearestMean
@@ -42,6 +42,20 @@ CANDIDATES = (
 FALLBACK = 5  # the nearest mean, if no class has two samples to compare by
 
 
+class _Judged(NamedTuple):
+    """Held-out scores that the choice was made by."""
+
+    features: Tensor  # (n, d)
+    labels: Tensor  # (n,)
+    rows: Tensor  # (m,), sorted
+    scores: Tensor  # (m, K)
+
+    def covers(self, features: Tensor, labels: Tensor, rows: Tensor) -> bool:
+        """Whether they are of these samples, and of all these rows."""
+        same = features.shape == self.features.shape and torch.equal(features, self.features)
+        return same and torch.equal(labels, self.labels) and bool(torch.isin(rows, self.rows).all())
+
+
 @dataclass
 class Auto(Classifier):
     """Ridge regression, LDA, nearest mean or random projection, whichever has the best leave-one-out accuracy.
@@ -54,23 +68,25 @@ class Auto(Classifier):
 
     chosen_: ClosedForm = field(init=False, repr=False, compare=False)
     description_: str = field(init=False, repr=False, compare=False)
-    # Of the last fit: held-out scores of the same samples usually follow, and need them too.
-    _moments: Moments | None = field(default=None, init=False, repr=False, compare=False)
+    # Of the last fit: held-out scores of the same samples are usually asked for next, and are known from the choice.
+    _judged: _Judged | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def description(self) -> str:
         return self.description_ if "chosen_" in vars(self) else "best by leave-one-out"
 
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        moments = self._moments = Moments(features, labels)
+        moments = Moments(features, labels)
         with threads_for(moments.multiplications):
-            index, chosen = choose(moments)
+            index, chosen, rows, scores = choose(moments)
+            self._judged = _Judged(features, labels, rows, scores)
             return {**chosen.solve(moments), "chosen": torch.tensor(index)}
 
     def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        labels, moments, self._moments = labels.to(features.device), self._moments, None  # used once, then freed
-        if moments is None or not (_equal(moments.samples, features) and _equal(moments.labels, labels)):
-            moments = Moments(features, labels)
+        labels, judged, self._judged = labels.to(features.device), self._judged, None  # used once, then freed
+        if judged is not None and judged.covers(features, labels, rows):
+            return judged.scores[torch.searchsorted(judged.rows, rows)]
+        moments = Moments(features, labels)
         with threads_for(moments.multiplications):
             fitted = "chosen_" in vars(self)
             chosen = best(self.chosen_.variants(), moments) if fitted else choose(moments)[1]
@@ -98,14 +114,14 @@ class Auto(Classifier):
         return super().restore(tensors)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.to(other.device), other)
+def choose(moments: Moments) -> tuple[int, ClosedForm, Tensor, Tensor]:
+    """The index in `CANDIDATES` of the most accurate one, and its variant with the most accurate settings.
 
-
-def choose(moments: Moments) -> tuple[int, ClosedForm]:
-    """The index in `CANDIDATES` of the most accurate one, and its variant with the most accurate settings."""
+    Also the samples that it was compared on (m,), sorted, and its held-out scores of them (m, K).
+    """
     if len(moments.classes) == 1 or not (moments.counts > 1).any():
-        return FALLBACK, CANDIDATES[FALLBACK].classifier
+        nothing = torch.empty(0, dtype=torch.int64)
+        return FALLBACK, CANDIDATES[FALLBACK].classifier, nothing, torch.empty(0, len(moments.classes))
     indices, variants = zip(
         *(
             (index, variant)
@@ -115,5 +131,5 @@ def choose(moments: Moments) -> tuple[int, ClosedForm]:
         ),
         strict=True,
     )
-    chosen = best(variants, moments)
-    return indices[variants.index(chosen)], chosen
+    chosen, rows, scores = compare(variants, moments)
+    return indices[variants.index(chosen)], chosen, rows, scores

@@ -59,17 +59,21 @@ class ClosedForm(Classifier):
 
 def best(candidates: Sequence[Form], moments: Moments) -> Form:
     """The candidate with the highest leave-one-out accuracy; the first of equals, or if no class has two samples."""
+    return compare(candidates, moments)[0]
+
+
+def compare(candidates: Sequence[Form], moments: Moments) -> tuple[Form, Tensor, Tensor]:
+    """The best candidate, the samples that candidates were compared on (m,), and its held-out scores of them (m, K)."""
     rows = judged_rows(moments.members)
     if len(candidates) == 1 or not len(rows):
-        return candidates[0]
-
-    def judge(candidate: Form) -> float:
-        return balanced_accuracy(candidate.held_out(moments, rows, coarse=True), moments.members[rows])
+        return candidates[0], rows[:0], torch.empty(0, len(moments.classes))
 
     for candidate in candidates:
         candidate.prepare(moments)
-    accuracies = for_each(judge, candidates)
-    return candidates[accuracies.index(max(accuracies))]
+    scores = for_each(lambda candidate: candidate.held_out(moments, rows, coarse=True), candidates)
+    accuracies = [balanced_accuracy(each, moments.members[rows]) for each in scores]
+    chosen = accuracies.index(max(accuracies))
+    return candidates[chosen], rows, scores[chosen]
 
 
 class Whitening:
