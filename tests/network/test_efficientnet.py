@@ -234,10 +234,10 @@ def test_images_of_any_size_are_resized_to_its_own(height: int, width: int) -> N
 
 
 def test_larger_images_are_shrunk_as_pillow_does() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3)).astype(np.uint8)
+    noise = np.random.default_rng(0).integers(80, 176, (300, 400, 3)).astype(np.uint8)
     expected = np.asarray(Image.fromarray(noise).resize((224, 224), Image.Resampling.BICUBIC)).astype(float)
     found = resized(torch.from_numpy(noise)[None], 224)[0].numpy()
-    assert np.abs(found - expected).max() < 2.5  # levels of 255; Pillow rounds twice
+    assert np.abs(found - expected).max() < 1.5  # of 255 levels; Pillow rounds twice
 
 
 # Its file
