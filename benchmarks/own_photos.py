@@ -7,6 +7,7 @@ accuracy  after each update, beside colour histogram + nearest mean, frozen netw
 trust     the accuracy that `learn` prints against test photos: six classes in three updates, 20 draws
 tuned     the same where the network is trained at every update: the printed estimate against test photos
 herding   the same where only some of the photos are stored: does choosing them make the number optimistic?
+classifiers  every classifier on features of the frozen network, with 5 to 100 photos a class
 bytes     accuracy against bytes: features per class and codecs
 unknown   "none of these" on photos of classes that were never taught
 speed     an update of 150 photos against the bare forward pass of these photos, and that against plain eager mode
@@ -38,6 +39,7 @@ from torch.nn.functional import normalize
 
 from engram.data import Samples
 from engram.data.images import decode
+from engram.features import LDA, Auto, Classifier, LinearSVM, NearestMean, RandomProjection, Ridge, Softmax
 from engram.model import Learned, ModelFolder, Wishes, evaluate, learn, load
 from engram.model.accuracy import Accuracy
 from engram.network import extract, make_network
@@ -52,7 +54,22 @@ Photos = dict[str, list[Path]]  # of each class
 
 
 def photos_of(dataset: str, part: str) -> Photos:
+    if dataset == "tiny-imagenet-50":
+        return tiny_imagenet(part)
     return {each.name: sorted(each.iterdir()) for each in sorted((DATA / dataset / part).iterdir())}
+
+
+def tiny_imagenet(part: str) -> Photos:
+    """100 photos of 64 pixels of each class, or all of the validation part; they are ImageNet's."""
+    folder = DATA / "tiny-imagenet-50"
+    if part == "train":
+        return {each.name: sorted((each / "images").iterdir())[:100] for each in sorted((folder / "train").iterdir())}
+    found: Photos = {}
+    for line in (folder / "val" / "val_annotations.txt").read_text().splitlines():
+        name, label = line.split("\t")[:2]
+        if (folder / "val" / "images" / name).exists():
+            found.setdefault(label, []).append(folder / "val" / "images" / name)
+    return found
 
 
 def drawn(dataset: str, draw: int, classes: int, per_class: int) -> tuple[Photos, Photos]:
@@ -247,6 +264,42 @@ def herding() -> dict[str, Any]:
     return {str(stored): rows for stored, rows in found.items()}
 
 
+def classifiers() -> list[dict[str, Any]]:
+    made: dict[str, Callable[[], Classifier]] = {
+        "nearest mean": NearestMean,
+        "ridge": Ridge,
+        "LDA": lambda: LDA(0.2),
+        "random projection": RandomProjection,
+        "softmax": lambda: Softmax(C=10.0),
+        "SVM": LinearSVM,
+        "auto": Auto,
+    }
+    rows = []
+    for dataset, sizes in (
+        ("objects", (5, 10, 30)),
+        ("photos", (5, 10, 30, 80)),
+        ("tiny-imagenet-50", (5, 10, 30, 100)),
+    ):
+        for per_class in sizes:
+            row: dict[str, Any] = {"dataset": dataset, "per_class": per_class}
+            for draw in range(2 if dataset == "tiny-imagenet-50" else 4):
+                classes = {"objects": 40, "photos": 12}.get(dataset, 50)
+                train, test = drawn(dataset, draw, classes, per_class)
+                (features, names), (tested, truth) = features_of(train), features_of(test)
+                labels = torch.tensor([list(train).index(name) for name in names])
+                expected = torch.tensor([list(train).index(name) for name in truth])
+                for name, make in made.items():
+                    begin = time.perf_counter()
+                    found = make().fit(features, labels)
+                    seconds = time.perf_counter() - begin
+                    right = float((found.scores(tested).argmax(1) == expected).double().mean())
+                    row.setdefault(name, []).append(right)
+                    row.setdefault(f"{name}, seconds", []).append(round(seconds, 3))
+            rows.append(row)
+            print(dataset, per_class, {name: round(statistics.fmean(row[name]), 3) for name in made}, flush=True)
+    return rows
+
+
 def bytes_() -> list[dict[str, Any]]:
     rows = []
     for codec, codec_bytes in (("float32", None), ("int8", None), ("pq", 320), ("pq", 160), ("pq", 80)):
@@ -344,7 +397,7 @@ def speed() -> dict[str, Any]:
 
 SECTIONS: dict[str, Callable[[], Any]] = {
     **{"accuracy": accuracy, "trust": trust, "tuned": tuned, "herding": herding},
-    **{"bytes": bytes_, "unknown": unknown, "speed": speed},
+    **{"classifiers": classifiers, "bytes": bytes_, "unknown": unknown, "speed": speed},
 }
 
 
