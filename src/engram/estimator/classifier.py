@@ -35,47 +35,60 @@ BLOCK = 256  # inputs that are answered for at once
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier that learns new classes, again and again, without the samples of the old ones.
 
-    `partial_fit` takes samples of new classes, of known ones, or of both. What it keeps of them is a network, and a
-    short vector for each of a few samples of a class; `fit` begins anew. Inputs are float vectors (n, d) or uint8
-    images (n, height, width) or (n, height, width, channels). They are scaled by the statistics of the first ones.
+    `partial_fit` takes samples of new classes, of known ones, or of both; `fit` starts over. It stores a network and a
+    feature vector for each of a few samples per class, and no input. Inputs are float vectors (n, d), or uint8 images
+    (n, height, width) or (n, height, width, channels).
+
+    By default no network is trained: vectors are features already, and images of at least 24 pixels a side are seen by
+    a network with ImageNet weights. Accuracy after many updates is then as if all classes had come at once.
 
     Parameters
     ----------
     method : str, default="engram"
-        Any of those that `engram methods` lists.
+        One of those that `engram methods` lists.
     network : str or torch.nn.Module, default="auto"
-        What turns an input into features: "auto" goes by the inputs, an MLP for vectors and for images by their size;
-        or "mlp", "small", "resnet32", "resnet18", "resnet18-small", or a module of one's own.
+        What turns an input into features. "auto" uses vectors as they are ("identity", which only scales their columns
+        by the statistics of the first update), "efficientnet-lite0" with ImageNet weights for images of at least 24
+        pixels a side, and trains a small network on smaller ones. Others: those that `engram networks` lists, such as
+        "mlp" or "resnet32", which are trained from scratch; "hf:..." for one of the Hugging Face hub; or a module.
+    tune : {"auto", "none", "first", "every"}, default="auto"
+        When the network is trained: never, in the first update, or in every one. "auto" trains a network that starts
+        from random weights in every update that has classes to tell apart, and a pretrained one in the first, if
+        held-out samples show that it gains from it.
+    classifier : str, default="auto"
+        What classifies features, for methods that store them: "ridge", "lda", "nearest-mean", "random-projection",
+        "svm" or "softmax". "auto" chooses by leave-one-out accuracy on the stored features, if the network is
+        pretrained; for a network that is trained from scratch it is the method's own.
     epochs : int, default=None
-        How often what arrives is gone through. None chooses by how much it is, and leaves the network as it is where
-        there is nothing new to tell apart.
+        Passes over the samples of an update, if a network or a head is trained. None chooses by the number of samples.
+        A number also trains a network from scratch in updates of a single class, which None skips.
     features_per_class : int, default=250
-        How many vectors of each class are kept, by methods that keep any.
+        Most features that are stored per class, by methods that store any.
     images_per_class : int, default=None
-        How many inputs of each class are kept as they are, by methods that keep any, such as "hybrid". None is the
-        method's own number.
+        Inputs that are stored per class, by methods that store any, such as "hybrid". None is the method's own number.
     budget : int, default=None
-        Bytes that all that is kept may take; `features_per_class` then is the most that there can be.
+        Most bytes that the memory may take; `features_per_class` is then an upper bound.
     validation_fraction : float, default=0.0
-        The share of each class on which the network is not trained: probabilities are calibrated on it. Without any,
-        they follow from the scores as they are.
+        The share of each class that is held out, if the network is trained, to calibrate probabilities. Where it is not
+        trained, probabilities are calibrated by leave-one-out, and nothing needs to be held out.
     random_state : int, RandomState instance or None, default=None
-        Where the randomness of a new model comes from. The same number gives the same model.
+        The seed of a new model. The same number gives the same model.
     device : str, default="auto"
-        "cpu", "cuda", "mps", or the fastest there is.
+        "cpu", "cuda", "mps", or the fastest available.
     settings : dict, default=None
         Any other setting of the method by its name, such as `{"rate": 0.1, "flip": True}`.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        The labels that are known, sorted: the order of the columns, whatever the order of arrival.
+        The known labels, sorted: the order of the columns, whatever the order of arrival.
     n_features_in_ : int
-        The length of a vector; there is none for images.
+        The length of a vector; not defined for images.
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        The names of the columns of the data frames it was taught with, if they are all texts.
+        The column names of the data frames it was taught with, if all of them are strings.
     model_ : engram.model.Model
-        What was learned; `model_.learner.memory.nbytes` is what it keeps, in bytes.
+        What was learned. `model_.learner.memory.nbytes` is the size of its memory in bytes, and
+        `model_.facts.evidence.accuracy()` the leave-one-out accuracy over all classes.
 
     Examples
     --------
@@ -88,9 +101,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     ...     classifier = classifier.partial_fit(X[new], y[new])
     >>> classifier.classes_
     array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
-    >>> bool(classifier.score(X, y) > 0.85)
+    >>> bool(classifier.model_.facts.evidence.accuracy().value > 0.97)  # leave-one-out, over all ten
     True
-    >>> classifier.model_.learner.memory.nbytes  # at most 250 vectors of 64 numbers of each class, a byte each
+    >>> classifier.model_.learner.memory.nbytes  # at most 250 vectors of 64 numbers per class, a byte each
     115520
     """
 
@@ -99,6 +112,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         method: str = METHOD,
         *,
         network: str | nn.Module = "auto",
+        tune: str = "auto",
+        classifier: str = "auto",
         epochs: int | None = None,
         features_per_class: int = 250,
         images_per_class: int | None = None,
@@ -110,6 +125,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     ) -> None:
         self.method = method
         self.network = network
+        self.tune = tune
+        self.classifier = classifier
         self.epochs = epochs
         self.features_per_class = features_per_class
         self.images_per_class = images_per_class

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engram.errors import UsageError, unknown
 from engram.network import hub
 from engram.network.efficientnet import VARIANTS, EfficientNetLite, load_efficientnet
-from engram.network.extractors import MLP, SMALL_SIDE, ResNet18, ResNet32, SmallCNN
+from engram.network.extractors import MLP, SMALL_SIDE, PaddedVectors, ResNet18, ResNet32, SmallCNN
 from engram.network.pretrained import Pretrained
 from engram.progress import SILENT, Progress
 
@@ -46,7 +46,7 @@ FROM_SCRATCH: dict[str, Callable[..., nn.Module]] = {
     "small": SmallCNN,
     "mlp": MLP,
 }
-IDENTITY = "identity"  # vectors are features already
+IDENTITY = "identity"  # vectors are features already; only their columns are scaled
 NAMES = (*VARIANTS, *FROM_SCRATCH, IDENTITY)
 FOR_VECTORS = ("mlp", IDENTITY)
 
@@ -56,7 +56,7 @@ SUMMARIES = {
     "resnet18-small": "ResNet-18 with a stem for images of 32 to 64 pixels",
     "small": "three convolutions for images of a few pixels",
     "mlp": "two hidden layers, for vectors",
-    IDENTITY: "vectors are used as features as they are",
+    IDENTITY: "vectors are used as features, only scaled",
 }
 
 
@@ -111,7 +111,9 @@ def make_extractor(
         return load_efficientnet(name)
     if hub.is_hub_name(name):
         return hub.load_hub(name, progress)
-    return nn.Identity() if name == IDENTITY else FROM_SCRATCH[name](shape[-1], last_relu=last_relu)
+    if name == IDENTITY:
+        return PaddedVectors(shape[-1])
+    return FROM_SCRATCH[name](shape[-1], last_relu=last_relu)
 
 
 def empty_extractor(

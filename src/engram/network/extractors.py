@@ -136,6 +136,29 @@ class MLP(nn.Module):
         return self.layers(vectors)  # type: ignore[no-any-return]
 
 
+class PaddedVectors(nn.Module):
+    """Vectors (n, d) as features, with a constant appended if they are short, and zeros up to a multiple of 8.
+
+    Features are scaled to unit length. In many dimensions the length tells little, but in a few it may be what tells
+    classes apart, such as size: the constant keeps it. The multiple of 8 makes scores independent of a sample's place
+    in its batch, since matrix products round rows of other lengths differently, and allows product quantisation.
+    """
+
+    short = 31  # dimensions, at most, of vectors that get a constant
+    multiple = 8
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        # Standardised columns have a deviation of about 1, so the length of a vector is about √d.
+        self.constant = 3 * inputs**0.5 if inputs <= self.short else None
+        self.zeros = -(inputs + (self.constant is not None)) % self.multiple
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        if self.constant is not None:
+            vectors = F.pad(vectors, (0, 1), value=self.constant)
+        return F.pad(vectors, (0, self.zeros))
+
+
 def fold_batch_norms(extractor: nn.Module) -> nn.Module:
     """Fold batch norms, as they act in evaluation, into the convolutions before them: the same features, faster.
 

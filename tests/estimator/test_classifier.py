@@ -41,8 +41,8 @@ EXPECTED_FAILURES: dict[str, str] = {}
 
 @parametrize_with_checks(
     [
-        IncrementalClassifier(epochs=10),
-        IncrementalClassifier("hybrid", epochs=5, images_per_class=3, validation_fraction=0.2),
+        IncrementalClassifier(),
+        IncrementalClassifier("hybrid", network="mlp", epochs=5, images_per_class=3, validation_fraction=0.2),
         IncrementalClassifier("lwf", epochs=10),
     ],
     expected_failed_checks=lambda _: EXPECTED_FAILURES,
@@ -182,7 +182,8 @@ def test_the_columns_are_sorted_and_say_the_same(blobs: tuple[Array, Array]) -> 
         assert np.array_equal(classifier.classes_[columns], classifier.predict(X))
     own = classifier.model_.scores(torch.tensor(X, dtype=torch.float32))
     assert np.allclose(scores[:, 3], own[:, 0], atol=1e-5)  # pear came first
-    assert np.allclose(probabilities, torch.softmax(torch.tensor(scores), dim=1))  # nothing was held out
+    temperature = classifier.model_.facts.calibration.temperature
+    assert np.allclose(probabilities, torch.softmax(torch.tensor(scores) / temperature, dim=1))
 
 
 @pytest.mark.parametrize("method", ["features", "icarl", "lwf"])
@@ -195,14 +196,27 @@ def test_an_answer_depends_on_no_other_input(method: str, blobs: tuple[Array, Ar
     assert classifier.score(X, y) == classifier.score(*blobs)
 
 
-def test_what_is_held_out_calibrates_the_probabilities() -> None:
+@pytest.mark.parametrize(("network", "samples"), [("mlp", 100), ("auto", 400)])
+def test_held_out_samples_calibrate_the_probabilities(network: str, samples: int) -> None:
+    """A network that is trained leaves a quarter for it; with one that is not, every sample is left out once."""
     X, y = make_blobs(400, 4, centers=4, cluster_std=2.0, center_box=(-8, 8), random_state=1)
-    classifier = quick(validation_fraction=0.25, epochs=10).fit(X, y)
+    classifier = quick(network=network, validation_fraction=0.25, epochs=10).fit(X, y)
     found = classifier.model_.facts.calibration
-    assert found.images == 100 and found.temperature != 1
-    assert found.error_after is not None and found.error_before is not None and found.error_after < found.error_before
+    assert found.images == samples
+    assert found.error_after is not None and found.error_before is not None
+    assert found.error_after <= found.error_before and found.error_after < 0.05
     scores = torch.tensor(classifier.decision_function(X))
     assert np.allclose(classifier.predict_proba(X), torch.softmax(scores / found.temperature, dim=1))
+
+
+def test_probabilities_are_about_as_often_right_as_they_say() -> None:
+    X, y = load_digits(return_X_y=True)
+    X, rest, y, others = train_test_split(X, y, test_size=0.5, stratify=y, random_state=0)
+    classifier = IncrementalClassifier(random_state=0)
+    for first in (0, 5):
+        new = (first <= y) & (y < first + 5)
+        classifier.partial_fit(X[new], y[new])
+    assert abs(classifier.predict_proba(rest).max(axis=1).mean() - classifier.score(rest, others)) < 0.03
 
 
 # `classes=`.
@@ -373,6 +387,10 @@ def test_what_cannot_be_learned_from_is_refused(X: Any, y: Any, kind: type[Excep
         ({"settings": {"rat": 1}}, "has no setting 'rat'. Did you mean 'rate'?"),
         ({"settings": {"rate": -1}}, "The setting 'rate' cannot be -1"),
         ({"settings": {"seed": 1}}, "`settings` cannot hold 'seed'. Give it as the parameter random_state"),
+        ({"settings": {"classifier": "lda"}}, "`settings` cannot hold 'classifier'. Give it as the parameter"),
+        ({"classifier": "tree"}, "The setting 'classifier' cannot be 'tree'"),
+        ({"method": "lwf", "classifier": "lda"}, "The method 'lwf' answers by its head"),
+        ({"tune": "often"}, "The setting 'tune' cannot be 'often'"),
         ({"settings": [1]}, "`settings` must map names to values; found"),
         ({"random_state": "one"}, "cannot be used to seed"),
     ],
@@ -413,7 +431,7 @@ def test_nothing_is_answered_or_saved_before_something_was_learned(tmp_path: Pat
 
 def test_after_an_error_all_is_as_it_was(blobs: tuple[Array, Array]) -> None:
     X, y = blobs
-    classifier = quick().fit(X, y)
+    classifier = quick(network="mlp").fit(X, y)
     before, memory = classifier.decision_function(X), classifier.model_.learner.memory
     classifier.set_params(settings={"rate": 1e30})
     with pytest.raises(EngramError, match="not finite"):
@@ -441,13 +459,14 @@ def test_a_model_keeps_its_method_and_network(blobs: tuple[Array, Array]) -> Non
     classifier = quick().fit(*blobs)
     with pytest.raises(ValueError, match="This model learns by the method 'features', and keeps to it"):
         classifier.set_params(method="lwf").partial_fit(*blobs)
-    with pytest.raises(ValueError, match="This model has the network 'auto', and keeps it"):
+    with pytest.raises(ValueError, match="This model has the network 'identity', and keeps it"):
         classifier.set_params(method="features", network="mlp").partial_fit(*blobs)
 
 
 def test_other_settings_hold_from_the_next_time_on(blobs: tuple[Array, Array]) -> None:
     X, y = blobs
-    classifier = quick(features_per_class=5, settings={"rate": np.float64(0.3)}).fit(X[y < 2], y[y < 2])
+    classifier = quick(network="mlp", features_per_class=5, settings={"rate": np.float64(0.3)})
+    classifier.fit(X[y < 2], y[y < 2])
     assert classifier.model_.learner.training.rate == 0.3
     assert classifier.model_.learner.memory.features.counts.tolist() == [5, 5]
     classifier.set_params(features_per_class=np.int64(3), settings=None, epochs=2).partial_fit(X[y == 2], y[y == 2])
@@ -456,8 +475,9 @@ def test_other_settings_hold_from_the_next_time_on(blobs: tuple[Array, Array]) -
 
 
 def test_a_budget_is_kept_to(blobs: tuple[Array, Array]) -> None:
-    classifier = quick(budget=4 * 7 * 64 * 4).fit(*blobs)
-    assert classifier.model_.learner.memory.nbytes == 4 * 7 * 64 * 4
+    seven = 4 * 7 * 8 * 4  # of each of four classes, 8 numbers of 4 bytes
+    classifier = quick(budget=seven + 4).fit(*blobs)
+    assert classifier.model_.learner.memory.nbytes == seven
 
 
 # Randomness.
@@ -465,10 +485,10 @@ def test_a_budget_is_kept_to(blobs: tuple[Array, Array]) -> None:
 
 def test_the_same_random_state_gives_the_same(blobs: tuple[Array, Array]) -> None:
     X, y = blobs
-    one = quick(random_state=3).fit(X, y)
-    assert same_answers(quick(random_state=3).fit(X, y), one, X)
-    assert same_answers(quick(random_state=np.int64(3)).fit(X, y), one, X)
-    other = quick(random_state=4).fit(X, y)
+    one = quick(network="mlp", random_state=3).fit(X, y)
+    assert same_answers(quick(network="mlp", random_state=3).fit(X, y), one, X)
+    assert same_answers(quick(network="mlp", random_state=np.int64(3)).fit(X, y), one, X)
+    other = quick(network="mlp", random_state=4).fit(X, y)
     assert not np.array_equal(one.decision_function(X), other.decision_function(X))
 
 
@@ -536,11 +556,14 @@ def test_frames_and_series_are_learned_from(blobs: tuple[Array, Array], tmp_path
     assert np.array_equal(loaded.predict(frame), classifier.predict(frame))
 
 
+@pytest.mark.parametrize("network", ["auto", "mlp"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_pickled_or_copied_classifier_goes_on_as_the_first_would(method: str, blobs: tuple[Array, Array]) -> None:
+def test_a_pickled_or_copied_classifier_goes_on_as_the_first_would(
+    method: str, network: str, blobs: tuple[Array, Array]
+) -> None:
     X, y = blobs
     settings = {"adapter": "ridge"} if method == "hybrid" else None  # whose adapter is a function
-    classifier = quick(method, settings=settings, epochs=2).partial_fit(X[y < 2], y[y < 2])
+    classifier = quick(method, network=network, settings=settings, epochs=2).partial_fit(X[y < 2], y[y < 2])
     classifier.partial_fit(X[y == 2], y[y == 2])
     twins = [pickle.loads(pickle.dumps(classifier)), copy.deepcopy(classifier)]
     classifier.partial_fit(X[y > 1], y[y > 1])
@@ -572,19 +595,19 @@ def test_one_that_started_from_weights_goes_on_from_its_own(pictures: tuple[Arra
 # The folder of a model.
 
 
+@pytest.mark.parametrize("network", ["auto", "mlp"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_saved_classifier_answers_and_goes_on_as_the_first_would(
-    method: str, blobs: tuple[Array, Array], tmp_path: Path
+    method: str, network: str, blobs: tuple[Array, Array], tmp_path: Path
 ) -> None:
     X, y = blobs
     images = {"images_per_class": 3} if method in ("hybrid", "icarl", "lucir") else {}
-    classifier = quick(method, epochs=2, **images, settings={"momentum": 0.8}).partial_fit(X[y < 2], y[y < 2])
+    classifier = quick(method, network=network, epochs=2, **images, settings={"momentum": 0.8})
+    classifier.partial_fit(X[y < 2], y[y < 2])
     classifier.save(tmp_path / "model")
     loaded = IncrementalClassifier.load(tmp_path / "model")
     assert same_answers(loaded, classifier, X)
-    kept = ("method", "network", "epochs", "images_per_class", "budget", "validation_fraction", "random_state")
-    assert [loaded.get_params()[name] for name in kept] == [classifier.get_params()[name] for name in kept]
-    assert loaded.settings["momentum"] == 0.8
+    assert loaded.get_params() == classifier.get_params()
     assert loaded.n_features_in_ == 4
     again = [each.partial_fit(X[y > 0], y[y > 0]) for each in (classifier, loaded)]
     assert same_answers(*again, X)
@@ -601,6 +624,66 @@ def test_what_was_left_to_choose_is_left_to_choose_after_loading(blobs: tuple[Ar
     assert loaded.classes_.tolist() == [0, 1, 2, 3, 9]
     for part in ((y == 2), (y > 0)):
         assert same_answers(loaded.partial_fit(X[part], y[part]), classifier.partial_fit(X[part], y[part]), X)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"tune": "first", "network": "mlp"},
+        {"tune": "none"},
+        {"classifier": "lda"},
+        {"classifier": "ridge", "network": "mlp"},
+        {"settings": {"shrinkage": 0.4, "codec": "int8"}},
+        {"method": "lwf", "settings": {"objective": "eeil"}},
+    ],
+    ids=str,
+)
+def test_parameters_are_the_same_after_loading(
+    parameters: dict[str, Any], blobs: tuple[Array, Array], tmp_path: Path
+) -> None:
+    classifier = quick(**{"method": "features", "epochs": 1, **parameters}).fit(*blobs)
+    classifier.save(tmp_path / "model")
+    loaded = IncrementalClassifier.load(tmp_path / "model")
+    assert loaded.get_params() == classifier.get_params()
+    assert same_answers(clone(loaded).fit(*blobs), classifier, blobs[0])
+
+
+def test_tune_says_when_the_network_is_trained(blobs: tuple[Array, Array]) -> None:
+    X, y = blobs
+
+    def weights(classifier: IncrementalClassifier) -> torch.Tensor:
+        return torch.cat([each.flatten() for each in classifier.model_.learner.trained.extractor.parameters()])
+
+    trained = {}
+    for tune in ("first", "every"):
+        classifier = quick(network="mlp", tune=tune, epochs=2).partial_fit(X[y < 2], y[y < 2])
+        before = weights(classifier)
+        trained[tune] = not torch.equal(before, weights(classifier.partial_fit(X[y > 1], y[y > 1])))
+    assert trained == {"first": False, "every": True}
+    with pytest.raises(ValueError, match=r"The network 'mlp' starts from random weights and must be trained"):
+        quick(network="mlp", tune="none").fit(X, y)
+
+
+def test_the_classifier_is_chosen_unless_it_is_named(blobs: tuple[Array, Array]) -> None:
+    X, y = blobs
+    assert quick(classifier="lda").fit(X, y).model_.learner.classifier_description == "LDA (shrinkage 0.2)"
+    chosen = quick().fit(X, y).model_.learner
+    assert chosen.settings()["classifier"] == "auto"
+    changed = quick().partial_fit(X[y < 2], y[y < 2]).set_params(classifier="nearest-mean")
+    changed.partial_fit(X[y > 1], y[y > 1])
+    assert changed.model_.learner.classifier_description == "nearest mean"
+
+
+def test_an_estimator_learns_even_if_accuracy_falls() -> None:
+    """`engram learn` refuses such an update. A person is not there to be asked here."""
+    draws = np.random.RandomState(0)
+    X, more = draws.normal(size=(60, 4)), draws.normal(size=(60, 4))
+    X[:30] += 6
+    classifier = quick().partial_fit(X, np.repeat([0, 1], 30))
+    assert classifier.score(X, np.repeat([0, 1], 30)) == 1
+    classifier.partial_fit(more, np.repeat([2, 3], 30))  # nobody could tell 1, 2 and 3 apart
+    assert classifier.classes_.tolist() == [0, 1, 2, 3]
+    assert classifier.model_.facts.evidence.accuracy([1]).value < 0.7
 
 
 def test_a_model_of_pictures_goes_on_at_the_rate_of_the_command_line(tmp_path: Path) -> None:
@@ -654,26 +737,6 @@ def test_names_given_by_hand_turn_labels_into_texts(blobs: tuple[Array, Array], 
     loaded = IncrementalClassifier.load(folder.path)
     assert loaded.classes_.tolist() == ["0", "2", "one"]
     assert loaded.partial_fit(X[y == 3], np.array(["three"] * sum(y == 3))).classes_.tolist()[-1] == "three"
-
-
-# What it is for.
-
-
-def test_digits_in_five_steps_are_remembered() -> None:
-    X, y = load_digits(return_X_y=True)
-    X, rest, y, others = train_test_split(X, y, test_size=0.6, stratify=y, random_state=0)
-
-    def taught(method: str) -> IncrementalClassifier:
-        classifier = IncrementalClassifier(method, random_state=0)
-        for first in range(0, 10, 2):
-            new = (y == first) | (y == first + 1)
-            classifier.partial_fit(X[new], y[new])
-        return classifier
-
-    ours, features, finetune = taught(IncrementalClassifier().method), taught("features"), taught("finetune")
-    assert min(ours.score(rest, others), features.score(rest, others)) > 0.65
-    assert finetune.score(rest, others) < 0.3
-    assert 3 * ours.model_.learner.memory.nbytes < features.model_.learner.memory.nbytes < X.shape[0] * 64 * 4 + 1
 
 
 def test_what_others_taught_a_model_meanwhile_is_not_lost_by_saving(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""How accurate `IncrementalClassifier` is by default, beside classifiers that see all classes at once."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler, normalize
+
+from engram.data import Samples
+from engram.data.pictures import read, scan
+from engram.estimator import IncrementalClassifier
+from engram.network import extract, make_network
+
+Array = NDArray[Any]
+Split = tuple[Array, Array, Array, Array]  # training inputs, test inputs, training labels, test labels
+
+OBJECTS = Path(os.environ.get("ENGRAM_DATA", "nowhere")) / "objects"
+needs_objects = pytest.mark.skipif(not OBJECTS.is_dir(), reason="ENGRAM_DATA with objects/ is not there")
+
+
+def in_updates(classifier: IncrementalClassifier, X: Array, y: Array, order: Array, size: int) -> IncrementalClassifier:
+    """Teach classes in this order, `size` at a time."""
+    for start in range(0, len(order), size):
+        new = np.isin(y, order[start : start + size])
+        classifier.partial_fit(X[new], y[new])
+    return classifier
+
+
+def nearest_mean(X: Array, rest: Array, y: Array, others: Array) -> float:
+    """The accuracy of the nearest class mean of unit vectors."""
+    means = normalize(np.stack([normalize(X[y == label]).mean(axis=0) for label in np.unique(y)]))
+    return float((np.unique(y)[(normalize(rest) @ means.T).argmax(axis=1)] == others).mean())
+
+
+def everything_at_once(X: Array, rest: Array, y: Array, others: Array) -> float:
+    """The accuracy of logistic regression on standardised vectors of all classes."""
+    return float(make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(X, y).score(rest, others))
+
+
+@pytest.mark.parametrize(
+    ("load", "size", "loses"),
+    [(load_digits, 2, 0.0), (load_iris, 1, 0.02), (load_wine, 1, 0.02), (load_breast_cancer, 1, 0.015)],
+    ids=["digits", "iris", "wine", "breast cancer"],
+)
+def test_vectors_in_updates_are_told_apart_as_if_all_had_come_at_once(
+    load: Callable[..., tuple[Array, Array]], size: int, loses: float
+) -> None:
+    """The mean over splits and class orders; `loses` is about twice its standard error."""
+    X, y = load(return_X_y=True)
+    gains = []
+    for seed in range(3 if load is load_digits else 8):
+        split: Split = train_test_split(X, y, test_size=0.5, stratify=y, random_state=seed)
+        order = np.random.RandomState(seed).permutation(np.unique(y))
+        ours = in_updates(IncrementalClassifier(random_state=0), split[0], split[2], order, size)
+        gains.append(ours.score(split[1], split[3]) - everything_at_once(*split))
+    assert np.mean(gains) >= -loses, gains
+
+
+@pytest.mark.parametrize("change", ["offset", "units"])
+def test_offsets_and_units_of_columns_do_not_matter(change: str) -> None:
+    X, y = load_wine(return_X_y=True)
+    draws = np.random.RandomState(0)
+    other = X + 20 * X.std(axis=0) if change == "offset" else X * 10 ** draws.uniform(-3, 3, X.shape[1])
+    split: Split = train_test_split(other, y, test_size=0.5, stratify=y, random_state=1)
+    ours = in_updates(IncrementalClassifier(random_state=0), split[0], split[2], np.arange(3), 1)
+    assert ours.score(split[1], split[3]) > everything_at_once(*split) - 0.04
+
+
+def test_of_few_vectors_the_length_counts_too() -> None:
+    """Two classes in one direction: large ones and small ones."""
+    draws = np.random.RandomState(0)
+    y = np.repeat([0, 1], 50)
+    X = np.array([1.0, 2.0, 3.0]) * (1 + y)[:, np.newaxis] + 0.1 * draws.normal(size=(100, 3))
+    assert in_updates(IncrementalClassifier(random_state=0), X, y, np.arange(2), 1).score(X, y) == 1.0
+
+
+def test_digits_in_five_updates_are_remembered() -> None:
+    X, y = load_digits(return_X_y=True)
+    X, rest, y, others = train_test_split(X, y, test_size=0.6, stratify=y, random_state=0)
+
+    def taught(method: str, network: str = "auto") -> IncrementalClassifier:
+        return in_updates(IncrementalClassifier(method, network=network, random_state=0), X, y, np.arange(10), 2)
+
+    ours = taught(IncrementalClassifier().method)
+    evidence = ours.model_.facts.evidence.accuracy()
+    assert ours.score(rest, others) > 0.96
+    assert evidence is not None and evidence.total == len(X) and abs(evidence.value - ours.score(rest, others)) < 0.02
+    assert taught("features", "mlp").score(rest, others) > 0.65  # trained in every update, and adapted
+    assert taught("finetune", "mlp").score(rest, others) < 0.3
+    assert taught("finetune").score(rest, others) < 0.3  # its head forgets, although its features stay
+
+
+def embedded(folder: Path, classes: int) -> tuple[Array, Array]:
+    """Features of the photos of a folder by efficientnet-lite0, and their labels."""
+    pictures = read(scan(folder), 224)
+    chosen = (pictures.samples.labels < classes).nonzero().squeeze(1)
+    samples: Samples = pictures.samples.select(chosen)
+    network = make_network("efficientnet-lite0", "cosine", samples, seed=0).eval().requires_grad_(False)
+    return extract(network, samples).numpy(), samples.labels.numpy()
+
+
+@needs_objects
+def test_embeddings_are_told_apart_at_least_as_well_as_by_their_nearest_mean() -> None:
+    """Two standard errors of the mean difference over four orders and 300 test images are about one point."""
+    (X, y), (rest, others) = (embedded(OBJECTS / part, 20) for part in ("train", "test"))
+    for per_class in (5, 30):
+        gains = []
+        for seed in range(4):
+            draws = np.random.RandomState(seed)
+            some = np.concatenate([draws.permutation(np.flatnonzero(y == each))[:per_class] for each in range(20)])
+            ours = in_updates(IncrementalClassifier(random_state=0), X[some], y[some], draws.permutation(20), 5)
+            gains.append(ours.score(rest, others) - nearest_mean(X[some], rest, y[some], others))
+        assert np.mean(gains) > -0.01, gains
+
+
+@needs_objects
+def test_photos_as_arrays_are_seen_by_the_pretrained_network() -> None:
+    def photos(part: str) -> tuple[Array, Array]:
+        pictures = read(scan(OBJECTS / part), 96)
+        few = (pictures.samples.labels < 6).nonzero().squeeze(1)
+        return pictures.samples.batch(few).numpy(), pictures.samples.labels[few].numpy()
+
+    (X, y), (rest, others) = photos("train"), photos("test")
+    ours = in_updates(IncrementalClassifier(random_state=0), X, y, np.arange(6), 3)
+    assert ours.model_.learner.network == "efficientnet-lite0" and ours.score(rest, others) > 0.9
+    assert ours.model_.facts.evidence.accuracy() is not None
+    before = [tensor.clone() for tensor in ours.model_.learner.trained.extractor.state_dict().values()]
+    again = IncrementalClassifier(random_state=0).fit(X[:60], y[:60]).model_.learner.trained.extractor.state_dict()
+    assert all(torch.equal(one, other) for one, other in zip(before, again.values(), strict=True))  # as published
