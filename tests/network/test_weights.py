@@ -1,0 +1,123 @@
+"""Weights from files: `.pth` as training scripts save them, and nothing in them is ever executed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engram.errors import DataError
+from engram.network.catalogue import FROM_SCRATCH
+from engram.network.weights import extractor_for_weights, load_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
+
+LEGACY = {"_use_new_zipfile_serialization": False}  # as PyTorch saved before 1.6
+
+
+def weights(name: str = "resnet32") -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return FROM_SCRATCH[name](3).state_dict()
+
+
+WRAPPED: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "a state dict": lambda found: found,
+    "under state_dict": lambda found: {"state_dict": found, "epoch": 3},
+    "under model": lambda found: {"model": found},
+    "by DataParallel": lambda found: {f"module.{name}": tensor for name, tensor in found.items()},
+    "with a classifier": lambda found: {**found, "fc.weight": torch.zeros(9, 64), "fc.bias": torch.zeros(9)},
+    "without counters": lambda found: {name: t for name, t in found.items() if "num_batches" not in name},
+}
+
+
+@pytest.mark.parametrize("ending", [".pth", ".pt", ".bin"])
+@pytest.mark.parametrize("form", WRAPPED)
+def test_a_pytorch_file_is_read_as_training_scripts_save_it(form: str, ending: str, tmp_path: Path) -> None:
+    saved, path = weights(), tmp_path / f"weights{ending}"
+    torch.save(WRAPPED[form](saved), path)
+    assert extractor_for_weights(path) == "resnet32"
+    torch.manual_seed(1)
+    extractor = FROM_SCRATCH["resnet32"](3)
+    assert not torch.equal(extractor.state_dict()["conv1.weight"], saved["conv1.weight"])
+    load_weights(extractor, path)
+    for name, tensor in extractor.state_dict().items():
+        assert torch.equal(tensor, saved[name]), name
+
+
+def test_a_file_of_an_old_pytorch_is_read(tmp_path: Path) -> None:
+    torch.save(weights(), tmp_path / "old.pth", **LEGACY)
+    assert extractor_for_weights(tmp_path / "old.pth") == "resnet32"
+
+
+class Attack:
+    """What, once unpickled, has made a file."""
+
+    def __init__(self, evidence: Path) -> None:
+        self.evidence = evidence
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.evidence,)
+
+
+def as_pickle(content: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content))
+
+
+def as_zip(content: Any, path: Path) -> None:
+    torch.save(content, path)
+
+
+def as_legacy(content: Any, path: Path) -> None:
+    torch.save(content, path, **LEGACY)
+
+
+@pytest.mark.parametrize("save", [as_zip, as_legacy, as_pickle])
+@pytest.mark.parametrize("beside_weights", [False, True])
+def test_code_in_a_file_of_weights_is_refused_and_never_run(
+    save: Callable[[Any, Path], None], beside_weights: bool, tmp_path: Path
+) -> None:
+    evidence, path = tmp_path / "evidence", tmp_path / "weights.pth"
+    attack = Attack(evidence)
+    save({**weights(), "extra": attack} if beside_weights else attack, path)
+    with pytest.raises(DataError) as caught:
+        extractor_for_weights(path)
+    assert str(path) in str(caught.value) and "never loaded" in str(caught.value)
+    with pytest.raises(DataError):
+        load_weights(FROM_SCRATCH["resnet32"](3), path)
+    assert not evidence.exists()
+    pickle.loads(pickle.dumps(attack))  # which would have done it
+    assert evidence.exists()
+
+
+@pytest.mark.parametrize("content", [[1, 2, 3], {"lr": 0.1}, torch.zeros(3), {}])
+def test_a_pytorch_file_without_a_state_dict_is_refused(content: Any, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "other.pth")
+    with pytest.raises(DataError, match=r"other\.pth"):
+        extractor_for_weights(tmp_path / "other.pth")
+
+
+def test_a_damaged_or_absent_pytorch_file_is_named(tmp_path: Path) -> None:
+    torch.save(weights(), tmp_path / "cut.pth")
+    content = (tmp_path / "cut.pth").read_bytes()
+    noise = torch.Generator().manual_seed(0)
+    random = [bytes(torch.randint(0, 256, (size,), generator=noise).tolist()) for size in (1, 10, 100, 1000)]
+    for damaged in (b"", b"junk", b"\x80\x02junk", b"\x80\x04.", *random, content[: len(content) // 2]):
+        (tmp_path / "cut.pth").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"cut\.pth cannot be read as PyTorch weights"):
+            extractor_for_weights(tmp_path / "cut.pth")
+    with pytest.raises(DataError, match=r"There is no file .*absent\.pth"):
+        extractor_for_weights(tmp_path / "absent.pth")
+
+
+def test_weights_of_another_network_say_which_one_does_not_fit(tmp_path: Path) -> None:
+    torch.save({"layer.weight": torch.zeros(3)}, tmp_path / "other.pth")
+    with pytest.raises(DataError, match=r"other\.pth does not hold the weights of a network that engram can build"):
+        extractor_for_weights(tmp_path / "other.pth")
+    torch.save(weights("small"), tmp_path / "small.pth")
+    with pytest.raises(DataError, match=r"small\.pth does not fit ResNet32"):
+        load_weights(FROM_SCRATCH["resnet32"](3), tmp_path / "small.pth")
