@@ -35,6 +35,13 @@ def test_as_json_there_is_one_object_with_exact_numbers(tmp_path: Path) -> None:
     )
 
 
+def test_one_network_may_be_asked_for_and_auto_is_none(tmp_path: Path) -> None:
+    told = json.loads(run("networks", "small", "--json", cwd=tmp_path).stdout)["networks"]
+    assert [(entry["name"], entry["dimension"]) for entry in told] == [("small", 64)]
+    done = run("networks", "auto", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "") and "There is no network 'auto'." in done.stderr
+
+
 @pytest.mark.parametrize("command", [("networks",), ("learn", "model", "pictures", "--network")])
 def test_an_unknown_network_suggests_the_nearest(command: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "pictures" / "cat").mkdir(parents=True)

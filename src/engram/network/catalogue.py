@@ -169,9 +169,10 @@ def networks() -> list[dict[str, Any]]:
 
 def describe_network(network: str) -> dict[str, Any]:
     """One network, for `engram networks NAME`; of one on the hub, what is known without a download."""
-    check_name(network)
-    if not hub.is_hub_name(network):
+    if network in NAMES:
         return next(entry for entry in networks() if entry["name"] == network)
+    if not hub.is_hub_name(network):
+        raise unknown("network", network, NAMES, "engram networks")
     known = hub.describe(network)
     entry = NetworkEntry(
         name=network,
