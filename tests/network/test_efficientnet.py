@@ -170,7 +170,7 @@ def test_folding_batch_norms_changes_nothing_but_rounding() -> None:
     frozen = made.frozen(exact=True)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in frozen.modules())
     assert any(isinstance(module, nn.BatchNorm2d) for module in made.modules())
-    assert frozen.dtype == torch.float32
+    assert not frozen.coarse
     with torch.no_grad():
         torch.testing.assert_close(frozen.features(images), made.features(images), rtol=1e-3, atol=1e-4)
 
@@ -179,7 +179,7 @@ def test_features_in_bfloat16_point_the_same_way(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: True)
     made, images = network(), pictures(8)
     frozen = made.frozen()
-    assert frozen.dtype == torch.bfloat16 and made.dtype == torch.float32
+    assert frozen.coarse and not made.coarse
     with torch.no_grad():
         found, expected = frozen.features(images), made.features(images)
     assert found.dtype == torch.float32
@@ -190,7 +190,7 @@ def test_features_in_bfloat16_point_the_same_way(monkeypatch: pytest.MonkeyPatch
 
 def test_where_there_is_no_arithmetic_for_bfloat16_features_are_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: False)
-    assert network().frozen().dtype == torch.float32
+    assert not network().frozen().coarse
 
 
 # What it recognises

@@ -268,7 +268,7 @@ class Learner(ABC):
         )
         return made.eval().requires_grad_(False).to(choose_device(self.device))
 
-    def _lesson(self, task: Task, start: Network | None, progress: Progress, tunes: bool) -> Lesson:
+    def _lesson(self, task: Task, start: Network | None, progress: Progress, tunes: bool = True) -> Lesson:
         samples, held_out = self.rehearsal(task), self.held_out(task)
         columns = self.columns(task, samples.labels)
         trained, apart = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)

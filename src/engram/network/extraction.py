@@ -36,8 +36,8 @@ def extract(network: Network, samples: Samples, progress: Progress = SILENT, pha
 def _known(network: Network, samples: Samples) -> Iterator[object]:
     """All that features depend on: the head does not matter."""
     yield from ("features", network.extractor, network.side, network.mean.device.type)
-    if network.dtype != torch.float32:
-        yield network.dtype
+    if network.coarse:
+        yield "bfloat16"
     for name, tensor in network.state_dict().items():
         if not name.startswith("head."):
             yield from (name, tensor)

@@ -70,7 +70,7 @@ class Network(nn.Module):
     std: Tensor
     is_frozen = False
     tuned: Tuned = "all"
-    dtype = torch.float32  # in which the extractor computes
+    coarse = False  # whether the extractor computes in bfloat16
 
     def __init__(self, extractor: nn.Module, head: Head, mean: Tensor, std: Tensor, side: int | None = None) -> None:
         super().__init__()
@@ -87,8 +87,10 @@ class Network(nn.Module):
             inputs = middle(inputs, self.side)
         if isinstance(self.extractor, Pretrained):
             inputs = resized(inputs.to(self.mean.device), self.extractor.input_size)
-        features = self.extractor(normalise(inputs, self.mean, self.std).to(self.dtype))
-        return features.float()  # type: ignore[no-any-return]
+        inputs = normalise(inputs, self.mean, self.std)
+        if self.coarse:
+            return self.extractor(inputs.to(torch.bfloat16)).float()  # type: ignore[no-any-return]
+        return self.extractor(inputs)  # type: ignore[no-any-return]
 
     def train(self, mode: bool = True) -> Network:
         """As for any module, but where only scales and shifts are trained, batch norms keep their statistics."""
@@ -124,7 +126,7 @@ class Network(nn.Module):
         answering = copy.deepcopy(self).eval()
         answering.extractor = fold_batch_norms(answering.extractor)
         if isinstance(self.extractor, Pretrained) and not exact and computes_in_bfloat16(self.mean.device):
-            answering.dtype = torch.bfloat16
+            answering.coarse = True
             answering.extractor.to(torch.bfloat16)
         answering.is_frozen = True
         return answering.requires_grad_(False)
