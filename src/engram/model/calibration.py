@@ -6,7 +6,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from engram.model.model import Calibration
 
@@ -52,25 +51,22 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
 
 
 def calibrate(scores: Tensor, columns: Tensor, before: Calibration) -> Calibration:
-    """A temperature from held-out scores (n, K), where that is better than the one there was; never from a few.
+    """A temperature from held-out scores (n, K); from a few, the one before.
 
-    What it gains is measured on halves, each with the temperature of the other: a sample must not judge itself.
+    It is always the one of these scores: classifiers differ in scale, and where every answer is right any temperature
+    that is low enough would look perfect. Its error is measured on halves, each with the temperature of the other.
     """
     n = len(columns)
     if n < FEWEST:
         return Calibration(temperature=before.temperature)
     halves = torch.arange(n) % 2 == 0
-    earlier = torch.log_softmax(scores.double() / before.temperature, dim=1)
-    later = torch.empty_like(earlier)
+    probabilities = torch.empty_like(scores, dtype=torch.float64)
     for part in (halves, ~halves):
         temperature = fit_temperature(scores[~part], columns[~part])
-        later[part] = torch.log_softmax(scores[part].double() / temperature, dim=1)
-    error = calibration_error(earlier.exp(), columns)
-    if F.nll_loss(later, columns) >= F.nll_loss(earlier, columns):
-        return Calibration(temperature=before.temperature, images=n, error_before=error, error_after=error)
+        probabilities[part] = torch.softmax(scores[part].double() / temperature, dim=1)
     return Calibration(
         temperature=fit_temperature(scores, columns),
         images=n,
-        error_before=error,
-        error_after=calibration_error(later.exp(), columns),
+        error_before=calibration_error(torch.softmax(scores.double() / before.temperature, dim=1), columns),
+        error_after=calibration_error(probabilities, columns),
     )
