@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from folders_made import paint
 from models_made import DAISY, NAMES, SIDE, TULIP, copied, draw
 from pictures_made import encoded
 from torch.nn import functional as F
@@ -44,22 +45,6 @@ WISHES = Wishes(epochs=2, trains=True, settings=QUICK)
 def model_of(folder: ModelFolder, path: Path) -> tuple[ModelFolder, Model]:
     folder = copied(folder, path)
     return folder, load(folder)
-
-
-COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (40, 60, 220), "white": (230, 230, 230)}
-COLOURS |= {"black": (20, 20, 20), "yellow": (230, 220, 40)}
-
-
-def paint(folder: Path, names: tuple[str, ...], count: int, seed: int = 0) -> Path:
-    """Pictures of one colour a class, in uneven light: what a network learns from a few of them."""
-    draws = np.random.default_rng(seed)
-    for name in names:
-        (folder / name).mkdir(parents=True)
-        for number in range(count):
-            light = draws.uniform(0.7, 1.1) + draws.normal(0, 0.1, (SIDE, SIDE, 1))
-            pixels = np.clip(light * np.array(COLOURS[name]), 0, 255).astype(np.uint8)
-            (folder / name / f"{number}.png").write_bytes(encoded(pixels, "PNG"))
-    return folder
 
 
 def entries(path: Path) -> dict[str, bytes | None]:

@@ -1,0 +1,238 @@
+"""`learn` with a pretrained network that is not trained: only features, classifier and accuracy change."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from folders_made import COLOURS, paint
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.data.pictures import read, scan
+from engram.features import Coding
+from engram.model import Model, ModelFolder, Wishes, evaluate, learn, load, predict, propose, verify
+from engram.network.efficientnet import Variant
+from engram.progress import SILENT
+
+EXACT = Wishes(settings={"codec": "float32"})
+ALL = tuple(COLOURS)
+
+
+def extractor(model: Model) -> dict[str, Tensor]:
+    return model.learner.trained.extractor.state_dict()
+
+
+def stored(model: Model, name: str) -> Tensor:
+    features = model.learner.memory.features
+    return features.rows[features.columns == model.column(name)]
+
+
+def networks(folder: ModelFolder) -> list[str]:
+    return [path.name for path in (folder.path / "networks").iterdir()]
+
+
+@pytest.fixture(scope="module")
+def two_colours(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A model of red and green, six pictures of each, with exact features. Copy it to change it."""
+    place = tmp_path_factory.mktemp("two")
+    folder = ModelFolder(place / "model")
+    learn(folder, paint(place / "pictures", ("red", "green"), 6), EXACT)
+    return folder
+
+
+@pytest.fixture
+def folder(two_colours: ModelFolder, tmp_path: Path) -> ModelFolder:
+    shutil.copytree(two_colours.path, tmp_path / "model")
+    return ModelFolder(tmp_path / "model")
+
+
+def test_the_default_is_a_pretrained_network_that_is_not_trained(two_colours: ModelFolder) -> None:
+    model = load(two_colours)
+    assert (model.learner.network, model.image_size, model.learner.trained.dimension) == (
+        "efficientnet-lite0",
+        224,
+        1280,
+    )
+    published = model.learner.initial_network(read(scan(two_colours.path.parent / "pictures"), 224).samples)
+    own = extractor(model)
+    assert all(torch.equal(tensor, own[name]) for name, tensor in published.extractor.state_dict().items())
+
+
+def test_a_second_update_leaves_network_and_old_features_bit_identical(folder: ModelFolder, tmp_path: Path) -> None:
+    before, files = load(folder), networks(folder)
+    learn(folder, paint(tmp_path / "new", ("blue", "white"), 6))
+    after = load(folder)
+    assert after.names == ("green", "red", "blue", "white")
+    assert all(torch.equal(tensor, extractor(after)[name]) for name, tensor in extractor(before).items())
+    for name in before.names:
+        assert torch.equal(stored(after, name), stored(before, name))
+    assert networks(folder) == files and len(files) == 1  # two generations share one file
+    assert load(folder, generation=1).names == ("green", "red") and verify(folder).problems == ()
+
+
+def test_features_are_stored_in_a_byte_a_number_by_default_and_stay_where_they_were(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 6))
+    before = load(folder)
+    assert before.learner.memory.nbytes == Coding(codec="int8").nbytes(12, 1280)
+    learn(folder, paint(tmp_path / "2", ("blue",), 6))
+    for name in before.names:
+        assert F.cosine_similarity(stored(load(folder), name), stored(before, name)).min() > 0.9999
+
+
+def test_stored_are_the_unit_features_of_the_pictures(two_colours: ModelFolder) -> None:
+    model, pictures = load(two_colours), read(scan(two_colours.path.parent / "pictures"), 224)
+    expected = F.normalize(model.learner.extract(pictures.samples))
+    for label, name in enumerate(pictures.class_names):
+        own = expected[pictures.samples.labels == label]
+        assert torch.equal((stored(model, name) @ own.T).argmax(1).sort().values, torch.arange(6))
+        torch.testing.assert_close((stored(model, name) @ own.T).amax(1), torch.ones(6))
+
+
+# What may arrive
+
+
+def test_classes_may_arrive_one_at_a_time(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    for number, name in enumerate(ALL):
+        learned = learn(folder, paint(tmp_path / name, (name,), 5))
+        assert learned.classes == number + 1 and learned.new == {name: 5} and not learned.tuned
+        assert learned.held_out == (5 * (number + 1) if number else 0)  # one class alone can be judged by nothing
+    model = load(folder)
+    assert model.names == ALL and model.facts.seen == (5,) * 6
+    assert evaluate(model, paint(tmp_path / "again", ALL, 5, seed=1)).accuracy >= 0.9
+    assert len(networks(folder)) == 1 and verify(folder).problems == ()
+
+
+def test_a_class_may_have_one_picture(folder: ModelFolder, tmp_path: Path) -> None:
+    learned = learn(folder, paint(tmp_path / "one", ("blue",), 1))
+    assert load(folder).facts.evidence.total == (6, 6, 0)  # without it, nothing would be left of its class
+    assert (learned.held_out, learned.held_out_classes, learned.classes) == (12, 2, 3)
+    assert evaluate(load(folder), paint(tmp_path / "again", ("blue",), 5, seed=1)).accuracy >= 0.8
+    learned = learn(folder, paint(tmp_path / "more", ("blue",), 1, seed=2))
+    assert load(folder).facts.evidence.total == (6, 6, 2) and learned.held_out_classes == 3
+
+
+def test_a_first_model_may_have_one_picture_of_each_class(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    learned = learn(folder, paint(tmp_path / "ones", ("red", "green", "blue"), 1))
+    assert (learned.accuracy, learned.held_out, learned.classifier) == (None, 0, "nearest mean")
+    assert evaluate(load(folder), paint(tmp_path / "again", ("red", "green", "blue"), 5, seed=1)).accuracy > 0.8
+
+
+def test_thirty_pictures_of_one_class_do_not_swallow_two_of_another(tmp_path: Path) -> None:
+    folder, pictures = ModelFolder(tmp_path / "model"), tmp_path / "pictures"
+    paint(pictures, ("red",), 30)
+    paint(pictures, ("green",), 2)
+    learned = learn(folder, pictures)
+    assert load(folder).learner.memory.features.counts.tolist() == [2, 30]
+    assert load(folder).facts.evidence.total == (2, 30) and learned.held_out == 32
+    found = evaluate(load(folder), paint(tmp_path / "again", ("red", "green"), 10, seed=1))
+    assert found.mean_accuracy >= 0.9
+
+
+def test_more_of_a_known_class_joins_it(folder: ModelFolder, tmp_path: Path) -> None:
+    before = load(folder)
+    learned = learn(folder, paint(tmp_path / "more", ("red",), 4, seed=3))
+    after = load(folder)
+    assert (learned.new, learned.more) == ({}, {"red": 4}) and after.names == before.names
+    assert after.facts.seen == (6, 10) and after.facts.evidence.total == (6, 10)
+    old, new = stored(before, "red"), stored(after, "red")
+    assert all(bool((new == row).all(1).any()) for row in old) and len(new) == 10
+    assert torch.equal(stored(after, "green"), stored(before, "green"))
+
+
+def test_what_is_trimmed_to_a_budget_is_not_judged_by_any_more(folder: ModelFolder, tmp_path: Path) -> None:
+    learn(folder, paint(tmp_path / "new", ("blue",), 6), Wishes(budget=3 * 4 * 1280 * 4))
+    model = load(folder)
+    assert model.learner.memory.features.counts.tolist() == [4, 4, 4]
+    assert model.facts.evidence.total == (4, 4, 4) and model.facts.seen == (6, 6, 6)
+
+
+def test_images_may_be_kept_beside_the_features_of_a_frozen_network(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 4), Wishes(images_per_class=1))
+    learn(folder, paint(tmp_path / "2", ("blue",), 4))
+    memory = load(folder).learner.memory
+    assert memory.images.counts.tolist() == [1, 1, 1] and memory.features.counts.tolist() == [4, 4, 4]
+    assert load(folder).facts.evidence.total == (4, 4, 4)
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("classifier", "description"),
+    [("lda", "LDA (shrinkage 0.2)"), ("nearest-mean", "nearest mean"), ("ridge", "ridge (penalty 1)")],
+)
+def test_the_classifier_that_is_asked_for_answers(
+    classifier: str, description: str, folder: ModelFolder, tmp_path: Path
+) -> None:
+    learned = learn(folder, paint(tmp_path / "new", ("blue",), 6), Wishes(classifier=classifier))
+    assert learned.classifier == load(folder).learner.classifier_description == description
+    assert learned.held_out == 18
+    assert learn(folder, paint(tmp_path / "white", ("white",), 3)).classifier == description  # from now on
+
+
+def test_tuned_on_the_first_update_it_is_frozen_from_then_on(tmp_path: Path) -> None:
+    """Its training images cannot judge it; those of later updates can."""
+    folder = ModelFolder(tmp_path / "model")
+    wishes = Wishes(tune="first", epochs=1, hold_out=0.25, settings={"codec": "float32"})
+    learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 8), wishes)
+    before = load(folder)
+    assert learned.tuned and learned.tuning == "as asked for" and not learned.estimated
+    assert before.facts.evidence.total == (2, 2)
+    learned = learn(folder, paint(tmp_path / "2", ("blue",), 8), replace(wishes, tune=None))
+    after = load(folder)
+    assert not learned.tuned and "first task only" in learned.tuning and not learned.estimated
+    assert after.facts.evidence.total == (2, 2, 8)
+    assert all(torch.equal(tensor, extractor(after)[name]) for name, tensor in extractor(before).items())
+    assert torch.equal(stored(after, "red"), stored(before, "red"))
+
+
+def test_the_same_pictures_teach_the_same(two_colours: ModelFolder, tmp_path: Path) -> None:
+    learn(ModelFolder(tmp_path / "again"), two_colours.path.parent / "pictures", EXACT)
+    one, two = (folder.load()[1] for folder in (two_colours, ModelFolder(tmp_path / "again")))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_model_outlives_the_package_of_its_weights(
+    folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Variant, "path", lambda self: None)
+    pictures = paint(tmp_path / "new", ("blue",), 3)
+    (found,) = predict(load(folder), [pictures / "blue" / "0.png"], top=1)
+    assert found.path == pictures / "blue" / "0.png"
+    learn(folder, pictures)
+    assert load(folder).names == ("green", "red", "blue")
+    assert propose(load(folder), scan(pictures), Wishes()).image_size == 224
+
+
+# Interruptions
+
+
+class Interrupting:
+    """Progress that is interrupted, as by Ctrl-C, when a phase begins."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def phase(self, name: str, steps: int | None = None):  # type: ignore[no-untyped-def]
+        if name == self.name:
+            raise KeyboardInterrupt
+        return SILENT.phase(name, steps)
+
+
+@pytest.mark.parametrize("phase", ["read", "extract", "herd", "classify"])
+def test_an_interruption_leaves_everything_as_it_was(phase: str, folder: ModelFolder, tmp_path: Path) -> None:
+    pictures = paint(tmp_path / "new", ("blue",), 3)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    for place in (folder, ModelFolder(tmp_path / "first")):
+        with pytest.raises(KeyboardInterrupt):
+            learn(place, pictures, None, Interrupting(phase))
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "first").exists()
