@@ -39,6 +39,7 @@ CANDIDATES = (
     Candidate(NearestMean()),
     Candidate(RandomProjection(2000), most_dimensions=256),  # for raw vectors; it adds little to strong features
 )
+SIGNIFICANT = 2.0  # standard deviations: the best of several on a few samples is mostly luck, and ridge mostly best
 FALLBACK = 5  # the nearest mean, if no class has two samples to compare by
 
 
@@ -58,7 +59,7 @@ class _Judged(NamedTuple):
 
 @dataclass
 class Auto(Classifier):
-    """Ridge regression, LDA, nearest mean or random projection, whichever has the best leave-one-out accuracy.
+    """Ridge regression, unless LDA, nearest means or random projection have a higher leave-one-out accuracy.
 
     The accuracy is class-balanced, and measured on at most 5,000 samples. After `fit`, `chosen_` is the classifier and
     `description_` names it; `weight_` and `intercept_` are its own. `held_out_scores` are those of `chosen_`: the
@@ -131,5 +132,5 @@ def choose(moments: Moments) -> tuple[int, ClosedForm, Tensor, Tensor]:
         ),
         strict=True,
     )
-    chosen, rows, scores = compare(variants, moments)
+    chosen, rows, scores = compare(variants, moments, SIGNIFICANT)
     return indices[variants.index(chosen)], chosen, rows, scores

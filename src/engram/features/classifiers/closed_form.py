@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engram.features.classifiers.base import Classifier, disqualify_singletons
-from engram.features.classifiers.judging import balanced_accuracy, judged_rows
+from engram.features.classifiers.judging import judged_rows, most_accurate
 from engram.features.classifiers.moments import Moments, coarsened
 from engram.features.least_squares import regularised_factor
 from engram.features.threads import for_each, threads_for
@@ -62,17 +62,20 @@ def best(candidates: Sequence[Form], moments: Moments) -> Form:
     return compare(candidates, moments)[0]
 
 
-def compare(candidates: Sequence[Form], moments: Moments) -> tuple[Form, Tensor, Tensor]:
-    """The best candidate, the samples that candidates were compared on (m,), and its held-out scores of them (m, K)."""
+def compare(
+    candidates: Sequence[Form], moments: Moments, significance: float | None = None
+) -> tuple[Form, Tensor, Tensor]:
+    """The best candidate, the samples that candidates were compared on (m,), and its held-out scores of them (m, K).
+
+    With a `significance`, the first, unless another is better by so many standard deviations.
+    """
     rows = judged_rows(moments.members)
     if len(candidates) == 1 or not len(rows):
         return candidates[0], rows[:0], torch.empty(0, len(moments.classes))
-
     for candidate in candidates:
         candidate.prepare(moments)
     scores = for_each(lambda candidate: candidate.held_out(moments, rows, coarse=True), candidates)
-    accuracies = [balanced_accuracy(each, moments.members[rows]) for each in scores]
-    chosen = accuracies.index(max(accuracies))
+    chosen = most_accurate(scores, moments.members[rows], significance)
     return candidates[chosen], rows, scores[chosen]
 
 

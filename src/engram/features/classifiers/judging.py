@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +28,22 @@ def judged_rows(members: Tensor) -> Tensor:
     judged = (numbers + 1) * share // size > numbers * share // size
     rows = judged.nonzero().squeeze(1)
     return rows[:: max(1, -(-len(rows) // MOST_JUDGED))]  # thinned if there are more classes than samples allowed
+
+
+def most_accurate(candidates: Sequence[Tensor], members: Tensor, significance: float | None = None) -> int:
+    """The index of the held-out scores (m, K) with the highest balanced accuracy; the first of equals.
+
+    With a `significance` the first candidate is preferred: any other must get more samples right than it does, by so
+    many standard deviations of chance.
+    """
+    first = candidates[0].argmax(dim=1) == members
+    accuracies: list[float] = []
+    for scores in candidates:
+        correct = scores.argmax(dim=1) == members
+        wins, losses = int((correct & ~first).sum()), int((first & ~correct).sum())
+        chance = 0.0 if significance is None or not accuracies else significance * math.sqrt(wins + losses)
+        accuracies.append(balanced_accuracy(scores, members) if wins - losses > chance or not chance else 0.0)
+    return accuracies.index(max(accuracies))
 
 
 def balanced_accuracy(scores: Tensor, members: Tensor) -> float:
