@@ -151,8 +151,9 @@ def learn(
         raise typer.Exit(130) from None
     except NotGoodEnough as error:
         judged = [vars(each) for each in error.judged]
-        plain = {"published": False, "reason": str(error), "judged": judged}
-        typer.echo(json_format.dumps(plain) if json else _table(error.judged))
+        plain = {"published": False, "reason": str(error), "judged": judged, "warnings": error.warnings}
+        text = "\n".join([_table(error.judged), *_warnings(error.warnings)])
+        typer.echo(json_format.dumps(plain) if json else text)
         raise
     tell_left_out(learned.left_out)
     if json:
@@ -257,7 +258,7 @@ def _lines(learned: Learned, model: Path) -> list[str]:
         )
     lines.append(f"network {shown(learned.network)}: {'tuned' if learned.tuned else 'not tuned'} ({learned.tuning})")
     lines.append(f"classifier: {learned.classifier}")
-    lines += [f"warning: {each}" for each in learned.warnings]
+    lines += _warnings(learned.warnings)
     adaptation = learned.adaptation
     if adaptation is not None and adaptation.adapted:
         lines.append(
@@ -270,6 +271,10 @@ def _lines(learned: Learned, model: Path) -> list[str]:
             f"({adaptation.omega:.3f} with adaptation)"
         )
     return lines
+
+
+def _warnings(warnings: Sequence[str]) -> list[str]:
+    return [f"warning: {each}" for each in warnings]
 
 
 def _accuracy(learned: Learned) -> str:

@@ -37,11 +37,11 @@ Carrier = Literal["mlp", "ridge", "identity"]  # the adapter of stored features;
 
 
 class NotGoodEnough(EngramError):
-    """An update that is not good enough to be published. `judged` has the accuracy of each class."""
+    """An update that is not good enough to be published, with the accuracy of each class and what may be the cause."""
 
-    def __init__(self, message: str, judged: tuple[Judgement, ...]) -> None:
+    def __init__(self, message: str, judged: tuple[Judgement, ...], warnings: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.judged = judged
+        self.judged, self.warnings = judged, warnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,11 +360,14 @@ def _refuse(taught: Taught, before: Evidence, wishes: Wishes) -> None:
     old = range(len(before.total))
     earlier, later = before.accuracy(), taught.model.facts.evidence.accuracy(old)
     if earlier is not None and later is not None and falls_sharply(earlier, later):
+        tunes = taught.tuning.tunes
+        remedy = "Leave the network as it is (--tune none)" if tunes else "Check whether new classes repeat old ones"
         raise NotGoodEnough(
             f"Accuracy on the {len(old)} old classes would fall from {earlier} to {later}: nothing was published, and "
-            "the model is as it was. Leave the network as it is (--tune none), give more images of the new classes, "
-            "or publish it all the same (--force).",
+            f"the model is as it was. {remedy}, give more images of the new classes, or publish it all the same "
+            "(--force).",
             taught.judged,
+            taught.warnings,
         )
     known = [each.after for each in taught.judged if each.after is not None]
     if wishes.at_least is None:
@@ -374,6 +377,7 @@ def _refuse(taught: Taught, before: Evidence, wishes: Wishes) -> None:
             "There is nothing to judge this update by: no image was held out. Nothing was published, and the model is "
             "as it was. Leave --validate out, or publish it all the same with --force.",
             taught.judged,
+            taught.warnings,
         )
     # The mean over classes, so that a large class does not hide a small one.
     mean = sum(known) / len(known)
@@ -382,4 +386,5 @@ def _refuse(taught: Taught, before: Evidence, wishes: Wishes) -> None:
             f"Accuracy would be {mean:.3f}, the mean over {len(known)} classes, which is below {wishes.at_least:g}: "
             "nothing was published, and the model is as it was. More images may help.",
             taught.judged,
+            taught.warnings,
         )

@@ -1,0 +1,405 @@
+"""Accuracy is that of held-out images: marked when they arrive, judged without themselves, and never trained on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from features_made import overlapping
+from folders_made import paint
+from models_made import DAISY, FORMULA, SIDE, TULIP, copied, draw
+from torch import Tensor
+from torch.nn import functional as F
+
+from engram.data import Samples, Task
+from engram.features import Memory
+from engram.methods import Kept, Learner, make
+from engram.model import (
+    Evidence,
+    Model,
+    ModelFolder,
+    NotGoodEnough,
+    Wishes,
+    forget,
+    inspect,
+    learn,
+    load,
+    merge,
+    rename,
+    rollback,
+    save,
+    settings_of,
+    verify,
+    with_facts,
+)
+from engram.model.accuracy import Accuracy
+from engram.model.evidence import evidence, falls_sharply, judge, mark_held_out
+from engram.network import Training, extract
+
+
+def left_out(learner: Learner) -> Evidence:
+    """The evidence by its definition: each held-out feature is answered by a classifier refitted without it."""
+    memory, fitted = learner.memory.features, learner.classifier_
+    assert memory.held_out is not None and fitted is not None
+    classifier = getattr(fitted, "chosen_", fitted)  # what Auto has chosen
+    rows, columns = memory.rows, memory.columns
+    right, total = [0] * len(memory.counts), [0] * len(memory.counts)
+    for number in memory.held_out.nonzero().squeeze(1).tolist():
+        if memory.counts[columns[number]] < 2:
+            continue
+        others = torch.arange(len(rows)) != number
+        without = copy.copy(classifier).fit(rows[others], columns[others])
+        answer = int(without.classes_[without.scores(rows[number : number + 1]).argmax()])
+        right[columns[number]] += answer == int(columns[number])
+        total[columns[number]] += 1
+    return Evidence(right=tuple(right), total=tuple(total))
+
+
+def taught(sizes: list[int], classifier: str = "auto") -> Learner:
+    """A learner of vectors of overlapping classes, all of them held out."""
+    features, labels = overlapping(sizes, 24, noise=3.0)
+    samples = Samples.of(features, labels)
+    learner = make("features", network="identity", classifier=classifier)
+    kept = learner.learn(Task(0, samples.classes(), samples, samples))
+    mark_held_out(learner, kept, None, torch.ones(len(samples), dtype=torch.bool))
+    return learner
+
+
+# What accuracy is
+
+
+# Where classes are weighed by their sizes, refitting without a feature changes its class's weight a little, which
+# closed forms leave as it is: so one answer may differ.
+@pytest.mark.parametrize(
+    ("sizes", "classifier", "difference"),
+    [
+        ([20, 20, 20], "nearest-mean", 0),
+        ([12, 2, 9, 1, 15], "nearest-mean", 0),
+        *(([20, 20, 20], classifier, 1) for classifier in ("auto", "ridge", "lda")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*fewer than.*")
+def test_accuracy_is_that_of_classifiers_refitted_without_each_feature(
+    sizes: list[int], classifier: str, difference: int
+) -> None:
+    learner = taught(sizes, classifier)
+    for marks in (torch.ones(sum(sizes), dtype=torch.bool), torch.arange(sum(sizes)) % 3 == 0):
+        learner.memory_ = Memory(learner.memory.features.marked(marks), learner.memory.images)
+        found = evidence(judge(learner), len(sizes), estimated=False)
+        expected = left_out(learner)
+        assert found.total == expected.total and abs(sum(found.right) - sum(expected.right)) <= difference
+        assert 0 < sum(found.right) < sum(found.total)  # all right, or none, would agree with anything
+        if not difference:
+            assert found == expected
+        of_each = torch.bincount(learner.memory.features.columns[marks], minlength=len(sizes)).tolist()
+        assert found.total == tuple(count if size > 1 else 0 for count, size in zip(of_each, sizes, strict=True))
+
+
+@pytest.fixture(scope="module")
+def confused(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A model of three colours with a pretrained network, of which some pictures are labelled wrongly."""
+    place = tmp_path_factory.mktemp("confused")
+    pictures = paint(place / "pictures", ("red", "green", "blue"), 8)
+    for wrong, right in (("red", "green"), ("green", "blue")):
+        for number in range(2):
+            shutil.move(pictures / wrong / f"{number}.png", pictures / right / f"wrong {number}.png")
+    learn(ModelFolder(place / "model"), pictures)
+    return ModelFolder(place / "model")
+
+
+def test_what_learn_prints_is_that_of_refitting_on_the_stored_features(confused: ModelFolder, tmp_path: Path) -> None:
+    expected = left_out(load(confused).learner)
+    facts = load(confused).facts
+    assert (facts.evidence.right, facts.evidence.total) == (expected.right, expected.total)
+    assert expected.total == (10, 8, 6) and 10 < sum(expected.right) < 24
+    folder = copied(confused, tmp_path / "model")
+    learned = learn(folder, paint(tmp_path / "white", ("white",), 5))
+    expected = left_out(load(folder).learner)  # of all four classes, though three are gone
+    accuracy = Accuracy(sum(expected.right), 29)
+    assert learned.accuracy == accuracy.value and learned.interval == (accuracy.low, accuracy.high)
+    assert (learned.held_out, learned.held_out_classes, learned.estimated) == (29, 4, False)
+    assert [each.images for each in learned.judged] == [10, 8, 6, 5]
+    assert [each.after for each in learned.judged] == [
+        right / total for right, total in zip(expected.right, expected.total, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("sizes", [[5], [1, 1, 1]])
+@pytest.mark.filterwarnings("ignore:.*fewer than.*")
+def test_nothing_can_be_said_of_one_class_alone_or_of_single_features(sizes: list[int]) -> None:
+    learner = taught(sizes)
+    assert learner.memory.features.held_out is not None and bool(learner.memory.features.held_out.all())
+    assert judge(learner) is None
+    found = evidence(None, len(sizes), estimated=False)
+    assert found.total == (0,) * len(sizes) and found.accuracy() is None
+
+
+def test_accuracy_of_some_classes_counts_those_alone() -> None:
+    found = Evidence(right=(3, 0, 5), total=(4, 0, 10))
+    assert found.accuracy() == Accuracy(8, 14) and found.classes == 2
+    assert found.accuracy([0]) == Accuracy(3, 4) and found.accuracy([1]) is None
+
+
+# What is held out
+
+
+def rows_of(model: Model) -> tuple[Tensor, Tensor]:
+    """Stored features and their marks."""
+    features = model.learner.memory.features
+    assert features.held_out is not None and len(features.held_out) == len(features)
+    return features.rows, features.held_out
+
+
+class Watched:
+    """The images that a network was trained on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.images: list[Tensor] = []
+        fit = Training.fit
+
+        def watched(training: Training, network: Any, samples: Samples, *others: Any, **options: Any) -> Any:
+            self.images += samples.batch(torch.arange(len(samples)))
+            return fit(training, network, samples, *others, **options)
+
+        monkeypatch.setattr(Training, "fit", watched)
+
+
+@pytest.mark.parametrize("images_per_class", [None, 3])
+def test_features_of_images_that_a_network_was_trained_on_are_never_counted(
+    images_per_class: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch)
+    folder = ModelFolder(tmp_path / "model")
+    wishes = Wishes(
+        method="hybrid" if images_per_class else "features",
+        network="small",
+        image_size=SIDE,
+        epochs=1,
+        hold_out=0.3,
+        images_per_class=images_per_class,
+        settings={"adapter": "identity", "old_weights": 0.0},
+    )
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 10), wishes)
+    model = load(folder)
+    rows, marks = rows_of(model)
+    trained = F.normalize(extract(model.learner.trained, _samples(watched.images)))
+    was_trained_on = (rows @ trained.T).amax(1) > 1 - 1e-6
+    assert len(watched.images) == 14 and int(marks.sum()) == 6
+    assert torch.equal(marks, ~was_trained_on)
+    assert model.facts.evidence.total == (3, 3)
+    # A later update trains on its own images and on those that were kept: those are still not held out.
+    learn(folder, paint(tmp_path / "2", ("blue", "white"), 10, seed=1), replace(wishes, images_per_class=None))
+    after, later = rows_of(load(folder))
+    assert torch.equal(later[: len(marks)], marks) and int(later.sum()) == 12
+    assert torch.equal(after[: len(rows)], rows)
+    assert load(folder).facts.evidence.total == (3, 3, 3, 3)
+
+
+def _samples(images: list[Tensor]) -> Samples:
+    return Samples.of(torch.stack(images), torch.zeros(len(images), dtype=torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer than.*")
+def test_marks_follow_the_features_that_a_memory_keeps() -> None:
+    """By the definition of `Kept`: a position among the new samples, or −1 − i for row i of the old memory."""
+    learner = taught([4, 4])
+    before = torch.tensor([True, False, False, True, False, True, True, False])
+    arrived = torch.tensor([True, False, True])
+    kept = Kept(torch.tensor([-1, -4, 0, -6, 1, 2, -8, -3]), torch.empty(0))
+    for earlier, expected in (
+        (before, [True, True, True, True, False, True, False, False]),
+        (None, [False, False, True, False, False, True, False, False]),  # nothing is known of the old ones
+    ):
+        mark_held_out(learner, kept, earlier, arrived)
+        assert learner.memory.features.held_out is not None
+        assert learner.memory.features.held_out.tolist() == expected
+
+
+EDITS: dict[str, Callable[[ModelFolder], object]] = {
+    "forget": lambda folder: forget(folder, [DAISY]),
+    "merge": lambda folder: merge(folder, DAISY, TULIP),
+    "rename": lambda folder: rename(folder, DAISY, "daisy"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_marks_follow_their_features_through_edits_and_saving(
+    edit: str, calibrated_model: ModelFolder, tmp_path: Path
+) -> None:
+    folder = copied(calibrated_model, tmp_path / "model")
+    before, marks = rows_of(load(folder))
+    EDITS[edit](folder)
+    after, later = rows_of(load(folder))
+    assert len(after) == {"forget": 48, "merge": 48, "rename": 72}[edit]
+    source = (after[:, None] == before[None]).all(2).int().argmax(1)  # which row it was
+    assert torch.equal(after, before[source]) and torch.equal(later, marks[source])
+    found = load(folder).facts.evidence
+    columns = load(folder).learner.memory.features.columns
+    assert found.total == tuple(torch.bincount(columns[later]).tolist()) and sum(found.right) > 0
+    assert found.estimated and verify(folder).problems == ()
+    if edit != "forget":  # which leaves nothing to go back to
+        rollback(folder)
+        assert torch.equal(rows_of(load(folder))[1], marks)
+
+
+@pytest.mark.parametrize("edit", ["forget", "merge"])
+def test_after_an_edit_the_classes_that_are_left_are_judged_again(
+    edit: str, confused: ModelFolder, tmp_path: Path
+) -> None:
+    folder = copied(confused, tmp_path / "model")
+    if edit == "forget":
+        forget(folder, ["blue"])
+    else:
+        merge(folder, "green", "blue")  # then nothing of green is wrongly labelled blue
+    found, expected = load(folder).facts.evidence, left_out(load(folder).learner)
+    assert (found.right, found.total) == (expected.right, expected.total)
+    before, after = load(confused).facts.evidence.accuracy(), found.accuracy()
+    assert before is not None and after is not None and after.value > before.value
+
+
+def test_a_later_update_that_trains_the_network_makes_accuracy_an_estimate(
+    small_model: ModelFolder, tmp_path: Path
+) -> None:
+    assert not load(small_model, generation=1).facts.evidence.estimated
+    assert load(small_model).facts.evidence.estimated
+    folder = copied(small_model, tmp_path / "model")
+    learned = learn(folder, draw(tmp_path / "rose", ("rose",), 8))
+    assert not learned.tuned and learned.estimated  # it still rests on features that were adapted
+    assert all(each.estimated for each in learned.judged)
+
+
+def test_of_a_model_without_marks_accuracy_is_not_known_until_images_arrive(
+    small_model: ModelFolder, tmp_path: Path
+) -> None:
+    """Models of version 0.1 have no marks, and their manifests no evidence."""
+    folder = copied(small_model, tmp_path / "model")
+    with folder.writing() as writer:
+        model, manifest = load(writer), writer.current()
+        state = {name: each for name, each in model.learner.state().items() if not name.endswith("held_out")}
+        assert len(state) == len(model.learner.state()) - 1
+        writer.publish(
+            state,
+            action="learn",
+            method=model.learner.name,
+            settings=settings_of(model.learner),
+            classes=model.names,
+            details={name: value for name, value in manifest.details.items() if name != "evidence"},
+        )
+    found = inspect(folder)
+    assert (found.accuracy, found.interval, found.evidence) == (None, None, Evidence())
+    assert json.loads(json.dumps(found.to_json()))["accuracy"] is None and verify(folder).problems == ()
+    rename(folder, DAISY, "daisy")
+    assert inspect(folder).accuracy is None
+    learned = learn(folder, draw(tmp_path / "more", ("rose", TULIP), 10), Wishes(epochs=1, hold_out=0.5))
+    after = load(folder)
+    assert after.names == (TULIP, "daisy", FORMULA, "rose")
+    assert after.facts.evidence.total[1:3] == (0, 0) and after.facts.evidence.total[3] > 0
+    assert learned.held_out_classes <= 2 and learned.accuracy is not None
+    assert [each.before for each in learned.judged] == [None] * 4
+
+
+def test_a_method_without_features_is_judged_on_the_images_of_the_update_alone(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    wishes = Wishes(method="lwf", network="small", image_size=SIDE, epochs=2, hold_out=0.3)
+    assert learn(folder, paint(tmp_path / "1", ("red", "green"), 10), wishes).held_out == 6
+    learned = learn(folder, paint(tmp_path / "2", ("blue", "white"), 10), wishes)
+    assert load(folder).facts.evidence.total == (0, 0, 3, 3) and learned.held_out_classes == 2
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "falls"),
+    [
+        ((95, 100), (70, 100), True),
+        ((100, 100), (0, 100), True),
+        ((95, 100), (86, 100), False),  # by less than a tenth
+        ((9, 10), (7, 10), False),  # which may be chance
+        ((1000, 1000), (905, 1000), False),  # sure, and still less than a tenth
+        ((1000, 1000), (880, 1000), True),
+        ((70, 100), (95, 100), False),
+    ],
+)
+def test_a_fall_is_sharp_if_it_is_large_and_not_chance(
+    before: tuple[int, int], after: tuple[int, int], falls: bool
+) -> None:
+    assert falls_sharply(Accuracy(*before), Accuracy(*after)) is falls
+
+
+def test_what_is_not_known_does_not_fall() -> None:
+    assert not falls_sharply(None, Accuracy(0, 100)) and not falls_sharply(Accuracy(100, 100), None)
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelFolder, Path]:
+    """A model of red and green, and the same pictures under other names."""
+    place = tmp_path_factory.mktemp("colours")
+    pictures = paint(place / "1", ("red", "green"), 12)
+    learn(ModelFolder(place / "model"), pictures)
+    for name, other in (("red", "crimson"), ("green", "emerald")):
+        shutil.copytree(pictures / name, place / "again" / other)
+    return ModelFolder(place / "model"), place / "again"
+
+
+def test_an_update_after_which_old_classes_are_no_longer_recognised_is_refused(
+    colours: tuple[ModelFolder, Path], tmp_path: Path
+) -> None:
+    model, again = colours
+    folder = copied(model, tmp_path / "model")
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    with pytest.raises(NotGoodEnough) as caught:
+        learn(folder, again)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+    judged = {each.name: (each.kind, each.images, each.before) for each in caught.value.judged}
+    assert judged == {
+        **{name: ("old", 12, 1.0) for name in ("green", "red")},
+        **{name: ("new", 12, None) for name in ("crimson", "emerald")},
+    }
+    after = [each.after for each in caught.value.judged[:2]]
+    assert all(value is not None and value < 0.5 for value in after)
+    assert str(Accuracy(24, 24)) in str(caught.value) and "--force" in str(caught.value)
+    assert any("crimson" in warning and "red" in warning for warning in caught.value.warnings)
+
+
+def test_forced_the_same_update_is_published(colours: tuple[ModelFolder, Path], tmp_path: Path) -> None:
+    model, again = colours
+    folder = copied(model, tmp_path / "model")
+    learned = learn(folder, again, Wishes(force=True))
+    assert learned.generation == 2 and load(folder).names == ("green", "red", "crimson", "emerald")
+    assert learned.accuracy is not None and learned.accuracy < 0.5
+
+
+def test_a_training_that_ruins_the_old_classes_is_refused(tmp_path: Path) -> None:
+    """An adapter of one hidden unit makes all stored features alike, so that no classifier can tell them apart."""
+    folder = ModelFolder(tmp_path / "model")
+    wishes = Wishes(method="features", network="small", image_size=SIDE, epochs=10, hold_out=0.5)
+    learn(folder, paint(tmp_path / "1", ("red", "green", "blue"), 40), wishes)
+    before = load(folder).facts.evidence.accuracy()
+    assert before is not None and before.value > 0.9
+    ruinous = replace(
+        wishes,
+        epochs=1,
+        settings={"adapter": "mlp", "adapter_start": "random", "adapter_steps": 1, "adapter_width": 1},
+    )
+    few = paint(tmp_path / "2", ("white", "black"), 4)  # too few to hold one out and judge the adapter by it
+    with pytest.raises(NotGoodEnough, match=r"3 old classes would fall .*--tune none"):
+        learn(folder, few, ruinous)
+    assert folder.current().generation == 1
+    learned = learn(folder, few, replace(ruinous, force=True))
+    assert folder.current().generation == 2 and learned.tuned and learned.estimated
+
+
+def test_a_model_of_which_nothing_was_known_cannot_fall(colours: tuple[ModelFolder, Path], tmp_path: Path) -> None:
+    model, again = colours
+    folder = copied(model, tmp_path / "model")
+    with folder.writing() as writer:
+        save(writer, with_facts(load(writer), evidence=Evidence()), action="learn")
+    assert learn(folder, again).generation == 3
