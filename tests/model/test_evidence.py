@@ -171,35 +171,52 @@ class Watched:
         monkeypatch.setattr(Training, "fit", watched)
 
 
-@pytest.mark.parametrize("images_per_class", [None, 3])
+@pytest.mark.parametrize(("method", "images_per_class"), [("features", None), ("hybrid", 3), ("engram", 3)])
 def test_features_of_images_that_a_network_was_trained_on_are_never_counted(
-    images_per_class: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, images_per_class: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(monkeypatch)
     folder = ModelFolder(tmp_path / "model")
+    settings = {"adapter": "identity", "codec": "float32", "old_weights": 0.0}  # what is stored stays as it is
     wishes = Wishes(
-        method="hybrid" if images_per_class else "features",
+        method=method,
         network="small",
         image_size=SIDE,
         epochs=1,
         hold_out=0.3,
         images_per_class=images_per_class,
-        settings={"adapter": "identity", "old_weights": 0.0},
+        settings=settings,
     )
     learn(folder, paint(tmp_path / "1", ("red", "green"), 10), wishes)
     model = load(folder)
     rows, marks = rows_of(model)
-    trained = F.normalize(extract(model.learner.trained, _samples(watched.images)))
-    was_trained_on = (rows @ trained.T).amax(1) > 1 - 1e-6
-    assert len(watched.images) == 14 and int(marks.sum()) == 6
-    assert torch.equal(marks, ~was_trained_on)
-    assert model.facts.evidence.total == (3, 3)
-    # A later update trains on its own images and on those that were kept: those are still not held out.
-    learn(folder, paint(tmp_path / "2", ("blue", "white"), 10, seed=1), replace(wishes, images_per_class=None))
+    assert len(watched.images) == 14 and 0 < int(marks.sum()) <= 6
+    assert not bool((marks & were_among(rows, watched.images, model.learner)).any())
+    learn(folder, paint(tmp_path / "2", ("blue", "white"), 10, seed=1), wishes)
     after, later = rows_of(load(folder))
-    assert torch.equal(later[: len(marks)], marks) and int(later.sum()) == 12
-    assert torch.equal(after[: len(rows)], rows)
-    assert load(folder).facts.evidence.total == (3, 3, 3, 3)
+    assert len(watched.images) == 14 + 14 + (6 if images_per_class else 0)  # those that were kept are replayed
+    assert torch.equal(after[:20], rows) and torch.equal(later[:20], marks)
+    assert not bool((later[:20] & were_among(after[:20], watched.images, model.learner)).any())
+    assert not bool((later[20:] & were_among(after[20:], watched.images, load(folder).learner)).any())
+    if not images_per_class:
+        assert load(folder).facts.evidence.total == (3, 3, 3, 3)
+
+
+def were_among(rows: Tensor, images: list[Tensor], learner: Learner) -> Tensor:
+    """Which stored features are those of some of these images in the network of a learner."""
+    return (rows @ F.normalize(extract(learner.trained, _samples(images))).T).amax(1) > 1 - 1e-6
+
+
+def test_kept_images_count_as_long_as_no_update_trains_on_them(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 6), Wishes(images_per_class=2))
+    assert load(folder).facts.evidence.total == (6, 6)
+    few = paint(tmp_path / "2", ("blue",), 6)
+    learned = learn(copied(folder, tmp_path / "frozen"), few)
+    assert not learned.tuned and learned.held_out == 18
+    tuned = Wishes(tune="every", epochs=1, hold_out=0.5)
+    learned = learn(folder, few, tuned)  # which replays two of red and of green, and nothing says which
+    assert learned.tuned and load(folder).facts.evidence.total[:2] == (0, 0)
 
 
 def _samples(images: list[Tensor]) -> Samples:

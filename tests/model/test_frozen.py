@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from engram.data.pictures import read, scan
 from engram.features import Coding
 from engram.model import Model, ModelFolder, Wishes, evaluate, learn, load, predict, propose, verify
+from engram.network.catalogue import FROM_SCRATCH
 from engram.network.efficientnet import Variant
 from engram.progress import SILENT
 
@@ -192,6 +193,23 @@ def test_tuned_on_the_first_update_it_is_frozen_from_then_on(tmp_path: Path) -> 
     assert after.facts.evidence.total == (2, 2, 8)
     assert all(torch.equal(tensor, extractor(after)[name]) for name, tensor in extractor(before).items())
     assert torch.equal(stored(after, "red"), stored(before, "red"))
+
+
+@pytest.mark.parametrize("tune", [None, "none"])
+def test_a_model_that_started_from_a_file_of_weights_stays_a_pretrained_one(tune: str | None, tmp_path: Path) -> None:
+    """Though its folder has no path to the file, which may be gone."""
+    torch.manual_seed(0)
+    torch.save(FROM_SCRATCH["small"](3).state_dict(), tmp_path / "weights.pth")
+    folder = ModelFolder(tmp_path / "model")
+    wishes = Wishes(weights=tmp_path / "weights.pth", tune=tune)
+    learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 6), wishes)
+    assert not learned.tuned and learned.network == "small"
+    (tmp_path / "weights.pth").unlink()
+    before = load(folder)
+    assert before.learner.is_pretrained and "weights" not in folder.current().settings
+    learned = learn(folder, paint(tmp_path / "2", ("blue", "white"), 6))
+    assert not learned.tuned and not learned.estimated and learned.held_out == 24
+    assert all(torch.equal(tensor, extractor(load(folder))[name]) for name, tensor in extractor(before).items())
 
 
 def test_the_same_pictures_teach_the_same(two_colours: ModelFolder, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class Learner(ABC):
     classes_: tuple[int, ...] = field(default=(), init=False, repr=False)  # labels, in the order of the head's columns
     brought_by_: tuple[int, ...] = field(default=(), init=False, repr=False)  # the task that brought each class
     tasks_: int = field(default=0, init=False, repr=False)  # how many tasks were learned
+    pretrained_: bool = field(default=False, init=False, repr=False)  # whether it had weights before the first task
     shape_: tuple[int, ...] = field(default=(), init=False, repr=False)  # of one input
     memory_: Memory = field(init=False, repr=False)
     _frozen: tuple[Network, Network] | None = field(default=None, init=False, repr=False)  # a network, and it frozen
@@ -117,7 +118,7 @@ class Learner(ABC):
     @property
     def is_pretrained(self) -> bool:
         """Whether the network knows something before the first task."""
-        return is_pretrained(self.network) or self.weights is not None
+        return is_pretrained(self.network) or self.weights is not None or self.pretrained_
 
     @abstractmethod
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
@@ -307,6 +308,7 @@ class Learner(ABC):
         self.network_ = self._with_all_rows(network, memory.features)
         self.memory_ = memory
         self.classifier_ = classifier
+        self.pretrained_ = self.is_pretrained
         self.tasks_ += 1
 
     def _with_all_rows(self, network: Network, features: FeatureMemory) -> Network:
@@ -353,6 +355,7 @@ class Learner(ABC):
             "brought_by": self.brought_by_,
             "shape": self.shape_,
             "tasks": (self.tasks_,),
+            "pretrained": (int(self.pretrained_),),
         }
         return state | {name: torch.tensor(value, dtype=torch.int64) for name, value in numbers.items()}
 
@@ -363,6 +366,7 @@ class Learner(ABC):
             self.brought_by_ = tuple(state["brought_by"].tolist())
             self.shape_ = tuple(state["shape"].tolist())
             self.tasks_ = int(state["tasks"])
+            self.pretrained_ = bool(state.get("pretrained", False))  # version 0.1 did not save it
             tensors = _part(state, "network")
             network = restore_network(
                 self.network, self.head, self.shape_, tensors, last_relu=self.last_relu, side=self.training.crop

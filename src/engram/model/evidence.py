@@ -16,7 +16,7 @@ import pydantic
 import torch
 from torch import Tensor
 
-from engram.methods import Kept, Learner
+from engram.methods import Kept, Learner, decide
 from engram.model.accuracy import Accuracy
 
 FEWEST = 2  # features of a class: of one alone, nothing can be left out
@@ -79,14 +79,24 @@ def mark_held_out(learner: Learner, kept: Kept, before: Tensor | None, arrived: 
     """Mark the stored features of images that no network was trained on.
 
     `before` (bool) marks those of the memory before the update, None: nothing is known of them; `arrived` (bool, (n,))
-    the samples of the update. `kept` says where each stored feature came from.
+    the samples of the update. `kept` says where each stored feature came from. Images that are kept do not count if
+    they will be replayed.
     """
     memory, sources = learner.memory_, kept.features
     if not len(memory.features):
         return
+    if replays(learner):
+        arrived = arrived.clone()
+        arrived[kept.images[kept.images >= 0]] = False
     earlier = before if before is not None else torch.zeros(int(-sources.min().clamp(max=0)), dtype=torch.bool)
     marks = torch.cat([arrived, earlier.flip(0)])[sources]  # a negative source counts from the end
     learner.memory_ = type(memory)(memory.features.marked(marks), memory.images)
+
+
+def replays(learner: Learner) -> bool:
+    """Whether later updates train the network, and so on the images that are kept."""
+    decided = decide(learner.tune, (), first=False, pretrained=learner.is_pretrained)
+    return decided is not None and decided.tunes
 
 
 def falls_sharply(before: Accuracy | None, after: Accuracy | None) -> bool:

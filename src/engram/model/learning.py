@@ -24,7 +24,7 @@ from engram.features import carry_over, kind_of
 from engram.methods import Features, Kept, Learner, Tuning, columns_of
 from engram.model.accuracy import Accuracy
 from engram.model.calibration import calibrate
-from engram.model.evidence import Evidence, Judged, evidence, falls_sharply, judge, mark_held_out
+from engram.model.evidence import Evidence, Judged, evidence, falls_sharply, judge, mark_held_out, replays
 from engram.model.folder import ModelFolder
 from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save
 from engram.model.proposal import SMALLEST, Proposal, Wishes, check_names, check_validation, propose, propose_samples
@@ -207,7 +207,7 @@ def teach(
     if proposal.trains:
         check_validation(wishes, [*proposal.new.values(), *proposal.more.values()])
     before = model.facts if model is not None else Facts()
-    marks = learner.memory.features.held_out
+    marks, images = learner.memory.features.held_out, len(learner.memory.images)
     with threads_for(samples.shape), warnings.catch_warnings():
         # A class may well have fewer pictures than there is room for.
         warnings.filterwarnings("ignore", ".* fewer than .* all are kept", EngramWarning)
@@ -218,6 +218,8 @@ def teach(
             network = learner.network_ or learner.initial_network(samples, progress)
             kept = learner.absorb(_task(index, samples), network, progress)
             arrived, adaptation = torch.ones(len(samples), dtype=torch.bool), None
+        if tuning.tunes and images and model is not None and not replays(model.learner):
+            marks = None  # images were kept that are trained on now: nobody knows which features are theirs
         mark_held_out(learner, kept, marks, arrived)
         estimated = before.evidence.estimated or (tuning.tunes and index > 0)
         judged = judge(learner) or _judge_head(learner, samples.select(arrived.nonzero().squeeze(1)))
