@@ -24,7 +24,7 @@ from engram.progress import SILENT, Progress
 from engram.randomness import seeded
 
 # For vectors that are used as features; measured on embeddings of photos, digits and tables (tests/estimator).
-SHIFT = 2.0  # deviations that every column is moved away from 0
+SHIFT = 1.0  # deviations that every column is moved away from 0
 PRIOR = 0.1  # samples per dimension that weigh as much as the assumption that all columns have one deviation
 FURTHEST = 4.0  # deviations that a value is at most away from its mean
 
