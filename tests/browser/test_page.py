@@ -68,9 +68,9 @@ def files(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir())]
 
 
-def teach(page: Any, pictures: Path) -> None:
+def teach(page: Any, pictures: Path, names: tuple[str, str] = (TULIP, DAISY)) -> None:
     page.get_by_role("button", name="Add a class").click()
-    for number, name in enumerate((TULIP, DAISY)):
+    for number, name in enumerate(names):
         group = page.locator("fieldset").nth(number)
         group.get_by_label("Class", exact=True).fill(name)
         group.locator("input[type=file][multiple]").set_input_files(files(pictures / name)[:20])
@@ -86,6 +86,10 @@ def test_a_model_is_taught_asked_renamed_rolled_back_and_made_to_forget(browser:
 
         teach(page, pictures)
         says(page, ".job h3", "Learned", LESSON)
+        says(page, ".job .phase", "(95 % interval 0.")
+        says(page, ".job .phase", "over all classes, on 40 held-out pictures")
+        says(page, ".job .outcome", "Network efficientnet-lite0, not trained")
+        says(page, "#facts", "(95 % interval 0.")
         rows = page.locator(".job tbody th bdi")
         assert sorted(rows.all_text_contents()) == sorted([TULIP, DAISY])
         says(page, "#summary", "Generation 1: it knows 2 classes")
@@ -97,6 +101,8 @@ def test_a_model_is_taught_asked_renamed_rolled_back_and_made_to_forget(browser:
         playwright.expect(page.locator("#answers .bars, #answers .problem")).to_have_count(3)
         assert page.locator("#answers .bars li:first-child bdi").all_text_contents() == [TULIP, DAISY]
         assert page.locator("#answers .problem").count() == 1
+        shares = [float(text.strip("<> %")) for text in page.locator("#answers .number").all_text_contents()]
+        assert len(shares) == 4 and all(abs(sum(shares[i : i + 2]) - 100) < 0.3 for i in (0, 2))
 
         page.get_by_role("button", name=f"Rename {TULIP}").click()
         page.get_by_role("dialog").get_by_role("textbox").fill("rose")
@@ -168,17 +174,21 @@ def test_photos_are_taught_and_asked_and_a_third_class_comes_later(browser: Any,
         assert names[0] not in page.locator("main").inner_text()
 
 
-def test_a_lesson_is_cancelled_and_nothing_was_changed(browser: Any, tmp_path: Path) -> None:
+def test_an_update_is_cancelled_and_nothing_was_changed(browser: Any, small_model: ModelFolder, tmp_path: Path) -> None:
+    """The network of this model is trained in every update."""
     pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
-    with serving(tmp_path / "model", epochs=100_000) as address:
+    for name, new in ((TULIP, "rose"), (DAISY, "lily")):
+        (tmp_path / "pictures" / name).rename(tmp_path / "pictures" / new)
+    with serving(copied(small_model, tmp_path / "model").path, epochs=100_000) as address:
         page = opened(browser, address).page
-        teach(page, pictures)
+        says(page, "#summary", "it knows 3 classes")
+        teach(page, pictures, ("rose", "lily"))
         says(page, ".job .phase", "Training", LESSON)
-        page.get_by_role("button", name="Cancel this lesson").click()
+        page.get_by_role("button", name="Cancel this update").click()
         says(page, ".job", "Nothing was changed.")
         says(page, ".job h3", "Cancelled")
-        says(page, "#classify", "There is no model yet.")
-    assert not ModelFolder(tmp_path / "model").exists()
+        says(page, "#summary", "Generation 2: it knows 3 classes")
+    assert ModelFolder(tmp_path / "model").generations() == [1, 2]
 
 
 def test_a_first_model_that_is_made_elsewhere_is_seen(browser: Any, small_model: ModelFolder, tmp_path: Path) -> None:
@@ -313,13 +323,41 @@ def test_a_folder_is_a_lesson_of_the_classes_in_it(browser: Any, known: tuple[st
     says(page, "#lesson-size", "48 pictures")
 
 
-def test_what_is_below_the_least_probability_is_none_of_these(browser: Any, known: tuple[str, Path]) -> None:
+def test_what_is_below_the_least_probability_is_none_of_these(
+    browser: Any, calibrated_model: ModelFolder, known: tuple[str, Path]
+) -> None:
+    with serving(calibrated_model.path) as address:
+        page = opened(browser, address).page
+        says(page, "#summary", "it knows 3 classes")
+        playwright.expect(page.locator("#uncalibrated")).to_be_hidden()
+        page.locator("#rejecting").check()
+        page.locator("#reject").fill("100")
+        page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
+        says(page, "#answers", "None of these")
+
+
+def test_probabilities_that_are_not_calibrated_are_not_shown(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
-    says(page, "#summary", "it knows 3 classes")
-    page.locator("#rejecting").check()
-    page.locator("#reject").fill("100")
+    says(page, "#uncalibrated", "Classes are ranked without percentages")
+    playwright.expect(page.locator("#reject-option")).to_be_hidden()
+    says(page, "#facts", "not calibrated: too few held-out pictures")
     page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
-    says(page, "#answers", "None of these")
+    playwright.expect(page.locator("#answers .bars li").first).to_have_text(TULIP)
+    assert page.locator("#answers .number, #answers .bar").count() == 0
+
+
+def test_warnings_about_the_pictures_are_shown(browser: Any, tmp_path: Path) -> None:
+    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
+    with serving(tmp_path / "model") as address:
+        page = opened(browser, address).page
+        page.get_by_role("button", name="Add a class").click()
+        for number, (name, count) in enumerate(((TULIP, 20), (DAISY, 1))):
+            group = page.locator("fieldset").nth(number)
+            group.get_by_label("Class", exact=True).fill(name)
+            group.locator("input[type=file][multiple]").set_input_files(files(pictures / name)[:count])
+        page.get_by_role("button", name="Teach", exact=True).click()
+        playwright.expect(page.get_by_role("list", name="Warnings").get_by_role("listitem")).to_have_count(2)
+        says(page, ".warnings", f"One image only: {DAISY}")
 
 
 def test_a_token_opens_the_page_and_no_script_can_read_it(browser: Any, known: tuple[str, Path]) -> None:

@@ -30,9 +30,16 @@ def test_pictures_are_classified_as_the_model_does(client: TestClient, model: Mo
         assert prediction["rejected"] is False
 
 
-def test_what_is_less_sure_than_asked_for_is_rejected(client: TestClient) -> None:
-    (prediction,) = client.post("/api/classify?reject=1", files=files(picture("grey"))).json()["predictions"]
-    assert prediction["rejected"] is True
+def test_what_is_less_sure_than_asked_for_is_rejected(serve: Serve, calibrated_model: ModelFolder) -> None:
+    said = serve(calibrated_model).post("/api/classify?reject=1", files=files(picture("grey"))).json()
+    assert said["calibrated"] is True and said["predictions"][0]["rejected"] is True
+
+
+def test_nothing_is_rejected_by_probabilities_that_were_never_calibrated(client: TestClient) -> None:
+    said = client.post("/api/classify", files=files(picture("grey"))).json()
+    assert said["calibrated"] is False and said["predictions"][0]["rejected"] is False
+    refused = client.post("/api/classify?reject=0.5", files=files(picture("grey")))
+    assert refused.status_code == 409 and "calibrated" in refused.json()["detail"]
 
 
 def test_what_cannot_be_read_is_said_and_the_others_are_answered(client: TestClient) -> None:
@@ -99,7 +106,16 @@ def test_the_first_lesson_makes_the_model(serve: Serve, tmp_path: Path) -> None:
     assert job["result"]["new"] == {TULIP: 6, DAISY: 6}
     (left,) = job["result"]["left_out"]
     assert left["name"] == "12.png"
-    assert client.get("/api/model").json()["image_size"] == 16
+    model = client.get("/api/model").json()
+    assert (model["image_size"], model["network"]) == (224, "efficientnet-lite0")
+    result = job["result"]
+    assert result["network"] == "efficientnet-lite0" and result["tuned"] is False
+    assert (result["held_out"], result["held_out_classes"]) == (12, 2) and result["accuracy"] is not None
+    low, high = result["interval"]
+    assert 0 <= low < result["accuracy"] <= high <= 1
+    assert (model["accuracy"], model["interval"]) == (result["accuracy"], result["interval"])
+    assert model["classifier"] == result["classifier"] and model["evidence"]["total"] == [6, 6]
+    assert result["warnings"] == [] and result["estimated"] is False
 
 
 def test_a_class_of_which_nothing_can_be_read_fails_the_lesson(client: TestClient) -> None:

@@ -176,11 +176,12 @@ def test_names_that_climb_write_nothing_anywhere(client: TestClient, model: Mode
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of six megabytes."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A disk of six megabytes, or of as many as the test asks for."""
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", place], capture_output=True)
+    size = f"size={getattr(request, 'param', 6)}m"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", place], capture_output=True)
     if mounted.returncode:
         pytest.skip("A disk of its own cannot be mounted here.")
     try:
@@ -203,6 +204,7 @@ def test_on_a_full_disk_pictures_are_refused_with_a_sentence(
     assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 200
 
 
+@pytest.mark.parametrize("small_disk", [32], indirect=True)  # there is room for the network, of 14 MB
 def test_a_lesson_that_finds_the_disk_full_leaves_the_model_as_it_was(serve: Serve, small_disk: Path) -> None:
     folder = ModelFolder(small_disk / "model")
     client = serve(folder)

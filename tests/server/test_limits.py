@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import socket
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -228,3 +230,11 @@ def test_names_of_files_are_told_as_text_that_can_be_shown(client: TestClient) -
     names = [each["name"] for each in client.post("/api/classify", files=sent).json()["predictions"]]
     assert all(name.isprintable() and len(name) <= 200 for name in names)
     assert names[3] == "<b>.png"
+
+
+def test_the_server_starts_without_libraries_that_it_does_not_need() -> None:
+    """Its own processes import them when they are needed, such as for a network of the Hugging Face hub."""
+    heavy = ("faiss", "matplotlib", "onnx", "ray", "scipy", "sklearn", "torchvision", "transformers")
+    code = f"import sys, engram.server; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

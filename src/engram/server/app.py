@@ -27,13 +27,17 @@ from engram.server.forms import CLASSES, FILES, described, files_of, form_of, na
 from engram.server.jobs import Jobs
 from engram.server.limits import Limits
 from engram.server.metrics import Measured, Metrics
-from engram.server.problems import NoModel, handle_problems
+from engram.server.problems import NoModel, Problem, handle_problems
 from engram.server.security import Guard, Security
 from engram.server.sessions import add_sessions
 from engram.server.snapshot import Snapshot, Snapshots
 
 PAGE = Path(__file__).parent / "page"
 PRELOADED = ["engram.server.decoding", "engram.server.teaching"]  # by the process that all others are begun from
+UNCALIBRATED = (
+    "This model's probabilities were never calibrated, so no picture can be rejected by them. Leave out reject, or "
+    "teach the model more pictures."
+)
 PROBLEM = {"description": "What is wrong, in a sentence.", "content": {"application/problem+json": {}}}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: PROBLEM for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 429, 500, 503, 507)
@@ -140,6 +144,8 @@ def add_answers(app: FastAPI, parts: Parts) -> None:
         try:
             files = files_of(form, parts.config)
             snapshot = await run_in_threadpool(parts.snapshot)
+            if reject and not snapshot.model.is_calibrated:
+                raise Problem(409, UNCALIBRATED)
             few = asyncio.Semaphore(2 * parts.config.decoders)  # of one request in memory at a time
             said = [_said(parts, snapshot, file, top, reject, few) for file in files]
             predictions = await asyncio.gather(*said)

@@ -25,7 +25,7 @@ from engram.server.config import Config
 from engram.server.decoding import Decoders
 from engram.server.problems import Problem, sentence_of, too_many
 from engram.server.snapshot import Snapshots
-from engram.server.teaching import FAILED, WAITING, Lesson, Standing, generation_of, pixels_of, work
+from engram.server.teaching import FAILED, WAITING, Lesson, Standing, generation_of, work
 from engram.server.uploads import Upload
 from engram.text import shown
 
@@ -244,7 +244,7 @@ class Jobs:
             nice=self.config.nice,
             busy_seconds=self.config.busy_seconds,
         )
-        result = self._teach(job, lesson, pixels_of(images))
+        result = self._teach(job, lesson, images)
         return {**result, "left_out": left_out}
 
     def _side(self) -> int:
@@ -269,7 +269,7 @@ class Jobs:
             job.progress = standing.to_json()
         return images, kept, left_out
 
-    def _teach(self, job: Job, lesson: Lesson, pixels: bytes) -> dict[str, Any]:
+    def _teach(self, job: Job, lesson: Lesson, images: list[Tensor]) -> dict[str, Any]:
         ours, theirs = multiprocessing.Pipe()
         process = multiprocessing.get_context("forkserver").Process(target=work, args=(theirs, lesson), daemon=True)
         with self._changed:
@@ -279,7 +279,7 @@ class Jobs:
             job.process = process
         theirs.close()
         try:
-            outcome = self._listen(job, ours, pixels)
+            outcome = self._listen(job, ours, images)
         finally:
             ours.close()
             process.kill()
@@ -295,11 +295,13 @@ class Jobs:
             raise Cancelled
         raise EngramError(KILLED_LATE.format(now) if job.saved else KILLED)
 
-    def _listen(self, job: Job, pipe: Connection, pixels: bytes) -> dict[str, Any]:
-        """What the process says but for its progress; no outcome, if it was killed."""
+    def _listen(self, job: Job, pipe: Connection, images: list[Tensor]) -> dict[str, Any]:
+        """Send the images, then collect what the process reports besides progress; no outcome, if it was killed."""
         said: dict[str, Any] = {}
         try:
-            pipe.send_bytes(pixels)
+            for image in images:  # one by one: 2,000 of them are 300 MB, of which no second copy is made
+                pipe.send_bytes(image.flatten().numpy().data)
+            images.clear()
             while not {"done", "failed"} & said.keys():
                 said |= json.loads(pipe.recv_bytes())
                 if "progress" in said:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -35,7 +35,7 @@ HELD = (
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a process is to teach; the pixels follow by its pipe."""
+    """What a process is to teach; the images follow by its pipe, one message each."""
 
     folder: str
     side: int
@@ -53,10 +53,10 @@ def work(pipe: Connection, lesson: Lesson) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it belongs to the server, which ends this process
     signal.signal(signal.SIGTERM, _stopped)
     os.nice(lesson.nice)
-    pixels = pipe.recv_bytes()
+    inputs = _received(pipe, len(lesson.labels), lesson.side)
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
     try:
-        outcome: dict[str, Any] = {"done": _teach(lesson, pixels, pipe).to_json()}
+        outcome: dict[str, Any] = {"done": _teach(lesson, inputs, pipe).to_json()}
     except EngramError as error:
         outcome = {"failed": sentence_of(error, Path(lesson.folder))}
     except MemoryError:
@@ -76,8 +76,15 @@ def _stopped(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _teach(lesson: Lesson, pixels: bytes, pipe: Connection) -> Learned:
-    inputs = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).reshape(-1, lesson.side, lesson.side, 3)
+def _received(pipe: Connection, count: int, side: int) -> torch.Tensor:
+    """The images, uint8 (count, side, side, 3)."""
+    images = torch.empty(count, side, side, 3, dtype=torch.uint8)
+    for image in images:
+        pipe.recv_bytes_into(image.flatten().numpy())
+    return images
+
+
+def _teach(lesson: Lesson, inputs: torch.Tensor, pipe: Connection) -> Learned:
     samples = Samples.of(inputs, torch.tensor(lesson.labels, dtype=torch.int64))
     pictures = Pictures(samples, lesson.class_names, (), ())
     wishes = Wishes(epochs=lesson.epochs, device=lesson.device, image_size=lesson.side)
@@ -170,8 +177,3 @@ class Standing:
 def _send(pipe: Connection, message: dict[str, Any]) -> None:
     with suppress(OSError):  # the server has ended, and so will this process
         pipe.send_bytes(json.dumps(message).encode())
-
-
-def pixels_of(images: Sequence[torch.Tensor]) -> bytes:
-    """Images of one size as bytes."""
-    return torch.stack(list(images)).numpy().tobytes()

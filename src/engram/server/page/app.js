@@ -1,8 +1,8 @@
-// The page: whether one is signed in, whether the server answers, and what the model is now.
+// The page: the session, the connection to the server, and the present model.
 
 import { get, listeners, pause, post, remove } from "./api.js";
 import { keepAnswersOf, setUpClassify } from "./classify.js";
-import { setUpMemory, showMemory } from "./memory.js";
+import { isCalibrated, setUpMemory, showMemory } from "./memory.js";
 import { catchPasted } from "./pictures.js";
 import { knowClasses, setUpTeach, showJobs } from "./teach.js";
 import { counted, find, megabytes, tell } from "./words.js";
@@ -16,7 +16,7 @@ let shown = ""; // the model as it was last shown
 listeners.lost = () => {
   if (lost) return;
   lost = true;
-  tell(connection, "The server does not answer. It is asked again every few seconds; what you have prepared here stays.");
+  tell(connection, "The server does not answer. Trying again every few seconds; nothing you have prepared here is lost.");
   connection.hidden = false;
   reconnect();
 };
@@ -80,11 +80,14 @@ async function showModel() {
   if (text === shown) return;
   shown = text;
   const classes = model?.classes ?? [];
-  tell(find("summary"), model ? `Generation ${model.generation}: it knows ${counted(classes.length, "class")} and keeps ${megabytes(model.bytes.kept)}.` : "There is no model yet.");
+  tell(find("summary"), model ? `Generation ${model.generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(model.bytes.kept)}.` : "There is no model yet.");
   const sees = Boolean(model) && model.image_size !== null;
   find("no-model").hidden = sees;
   find("asking").hidden = !sees;
-  if (model && !sees) tell(find("no-model"), "This model has learned vectors, not pictures. It is asked, and taught, from Python.");
+  if (model && !sees) tell(find("no-model"), "This model takes vectors, not pictures. Use it from Python.");
+  const calibrated = !sees || isCalibrated(model);
+  find("reject-option").hidden = !calibrated;
+  find("uncalibrated").hidden = calibrated;
   tell(find("what-is-kept"), kept(model));
   knowClasses(classes.map((each) => each.name));
   keepAnswersOf(classes.map((each) => each.name));
@@ -93,7 +96,7 @@ async function showModel() {
 
 function kept(model) {
   const images = model?.settings?.images_per_class || model?.bytes?.images;
-  return `Of each picture a short vector of numbers is kept, not the picture${images ? "; but this model was told to keep some of the pictures too" : ""}. Vectors are not anonymous: they tell something of the picture.`;
+  return `Of each picture a feature vector is stored, not the picture itself${images ? ", but this model is set to store some of the pictures too" : ""}. Feature vectors are not anonymous: they reveal something about the picture.`;
 }
 
 function complain(error) {

@@ -1,4 +1,4 @@
-// Ask the model which classes pictures are of.
+// Classify pictures.
 
 import { send } from "./api.js";
 import { dropZone, thumbnail } from "./pictures.js";
@@ -36,17 +36,17 @@ async function classify(files) {
   find("clear-answers").hidden = false;
   let done = 0;
   for (const range of portions(files)) {
-    tell(status, `Looking at ${counted(files.length - done, "picture")} …`);
+    tell(status, `Classifying ${counted(files.length - done, "picture")} …`);
     await portion(files.slice(...range), frames.slice(...range));
     done = range[1];
   }
-  tell(status, `${counted(files.length, "picture")} looked at.`);
+  tell(status, `${counted(files.length, "picture")} classified.`);
 }
 
 async function portion(files, frames) {
   const form = new FormData();
   for (const file of files) form.append("files", file, file.name);
-  const reject = find("rejecting").checked ? `&reject=${least()}` : "";
+  const reject = find("rejecting").checked && !find("reject-option").hidden ? `&reject=${least()}` : "";
   try {
     const waiting = (seconds) => tell(status, `The server is busy. Asking again in ${seconds} s.`);
     const { predictions, calibrated } = await send(`/api/classify?top=5${reject}`, form, { waiting });
@@ -79,7 +79,7 @@ function frame(file) {
   return { item, body };
 }
 
-// Probabilities that were never calibrated only rank the classes: they are not shown.
+// Probabilities that were never calibrated only rank the classes, so they are not shown.
 function fill(body, prediction, calibrated) {
   if (!prediction || prediction.problem) {
     const text = prediction?.problem ?? "There was no answer for this picture.";
@@ -89,7 +89,7 @@ function fill(body, prediction, calibrated) {
   const rows = prediction.top.map((each) =>
     make("li", {}, make("span", {}, named(each.class)), ...(calibrated ? [make("span", { className: "number", textContent: percent(each.probability) }), bar(each.probability)] : [])),
   );
-  const list = make("ol", { className: "bars", "aria-label": "The likeliest classes" }, ...rows);
+  const list = make("ol", { className: "bars", "aria-label": "The most likely classes" }, ...rows);
   const none = prediction.rejected ? make("p", { className: "none" }, "None of these") : null;
   list.classList.toggle("rejected", Boolean(prediction.rejected));
   body.replaceChildren(...[none, list].filter(Boolean));

@@ -1,4 +1,4 @@
-// What the model knows and keeps, and changes to it: forget, rename, merge, go back.
+// What the model knows and stores, and edits: forget, rename, merge, roll back.
 
 import { post } from "./api.js";
 import { question } from "./question.js";
@@ -33,21 +33,25 @@ function facts() {
   const { bytes, classes, calibration } = model;
   const seen = classes.reduce((sum, each) => sum + each.seen, 0);
   const rows = [
-    ["Known", `${counted(classes.length, "class")}, of ${counted(seen, "picture")} seen`],
-    ["Kept", `${megabytes(bytes.kept)}: vectors ${megabytes(bytes.features)}, pictures ${bytes.images ? megabytes(bytes.images) : "none"}`],
+    ["Classes", `${classes.length.toLocaleString("en")}, from ${counted(seen, "picture")}`],
+    ["Stored", `${megabytes(bytes.kept)}: features ${megabytes(bytes.features)}, pictures ${bytes.images ? megabytes(bytes.images) : "none"}`],
   ];
-  if (latest?.seen_bytes) rows.push(["Seen", `the pictures of the last lesson took ${megabytes(latest.seen_bytes)}${bytes.images ? "" : "; none of them is kept"}`]);
-  if (classes.length) rows.push(["A class costs", `${megabytes(bytes.kept / classes.length)} on average, and ${megabytes((bytes.classifier ?? 0) / classes.length)} in the classifier`]);
+  if (latest?.seen_bytes) rows.push(["Last update", `its pictures took ${megabytes(latest.seen_bytes)}${bytes.images ? "" : "; none of them is stored"}`]);
+  if (classes.length) rows.push(["Per class", `${megabytes(bytes.kept / classes.length)} on average, and ${megabytes((bytes.classifier ?? 0) / classes.length)} in the classifier`]);
   rows.push(["Budget", ...budget(bytes.kept)]);
-  rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "it learns vectors" : `sees pictures at ${model.image_size} pixels a side`}`]);
-  rows.push(["Folder", `${megabytes(bytes.folder)}, all generations`]);
+  rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "input: vectors" : `input: ${model.image_size} × ${model.image_size} pixels`}`]);
+  rows.push(["Classifier", model.classifier]);
+  rows.push(["Folder", `${megabytes(bytes.folder)}, with all generations`]);
   rows.push(["Accuracy", accuracy()]);
   rows.push(["Probabilities", calibrated(calibration)]);
   return rows;
 }
 
+// As `Model.is_calibrated` in Python: otherwise probabilities only rank the classes.
+export const isCalibrated = ({ calibration }) => calibration.temperature !== 1 || typeof calibration.error_after === "number";
+
 function budget(kept) {
-  if (model.budget === null || model.budget === undefined) return ["none was set"];
+  if (model.budget === null || model.budget === undefined) return ["none"];
   return [`${percent(kept / model.budget)} of ${megabytes(model.budget)}`, bar(kept / model.budget)];
 }
 
@@ -62,12 +66,13 @@ function accuracy() {
 }
 
 function calibrated(calibration) {
-  if (typeof calibration?.error_after !== "number") return "not measured since the last change";
-  return `expected calibration error ${calibration.error_after.toFixed(3)}, on ${counted(calibration.images, "held-out picture")}`;
+  if (!isCalibrated(model)) return "not calibrated: too few held-out pictures";
+  if (typeof calibration.error_after !== "number") return "calibrated before the last change, not measured since";
+  return `calibrated; expected calibration error ${calibration.error_after.toFixed(3)}, on ${counted(calibration.images, "held-out picture")}`;
 }
 
 function holds(each) {
-  const kinds = [counted(each.features, "vector")];
+  const kinds = [counted(each.features, "feature vector")];
   if (each.images) kinds.push(counted(each.images, "picture"));
   return `${kinds.join(" and ")}, ${megabytes(each.bytes)}`;
 }
@@ -110,7 +115,7 @@ function rename(each) {
   const input = make("input", { type: "text", value: each.name, dir: "auto", autocomplete: "off", maxLength: 10000 });
   question({
     heading: "Rename a class",
-    body: [...field(["Another name for ", named(each.name)], input), "Earlier generations, and the history, know it by the old one."],
+    body: [...field(["Another name for ", named(each.name)], input), "Earlier generations and the history keep the old name."],
     go: "Rename",
     check: () => (!input.value.trim() ? "A class needs a name." : input.value.trim() === each.name ? "That is its name already." : ""),
     act: () => change("/api/rename", { from: each.name, to: input.value.trim() }, "memory-status", `Renamed: it is “${input.value.trim()}” now.`),
@@ -122,9 +127,9 @@ function merge(each) {
   const select = make("select", {}, ...others.map((other) => make("option", { value: other.name, textContent: other.name })));
   question({
     heading: "Merge two classes",
-    body: [...field([named(each.name), " becomes part of"], select), "That class answers for both from then on. What is kept of both is kept of it, as far as there is room."],
+    body: [...field([named(each.name), " becomes part of"], select), "That class stands for both from then on. It takes over the stored features of both, as far as there is room."],
     go: "Merge",
-    act: () => change("/api/merge", { class: each.name, into: select.value }, "memory-status", `Merged: “${select.value}” answers for both now.`),
+    act: () => change("/api/merge", { class: each.name, into: select.value }, "memory-status", `Merged: “${select.value}” stands for both now.`),
   });
 }
 
@@ -134,8 +139,8 @@ function forget(each) {
   question({
     heading: "Forget a class",
     body: [
-      make("p", {}, "This removes what is kept of ", named(each.name, "strong"), `: ${holds(each)}, its part of the classifier, and its name; the details of the history, of all classes; and every generation there is now${there ? ` (${there})` : ""}, so there is no way back.`),
-      "The network’s weights stay as they are: what they learned from these pictures is not unlearned. Copies and exports of the model elsewhere are not touched.",
+      make("p", {}, "This removes everything that is stored of ", named(each.name, "strong"), `: ${holds(each)}, its part of the classifier, and its name; the details of the history, of all classes; and all present generations${there ? ` (${there})` : ""}. It cannot be undone.`),
+      "The network’s weights do not change: if they were trained on these pictures, that is not unlearned. Copies and exports of the model elsewhere are not touched.",
       ...field(["To forget it, type ", named(each.name, "strong")], input),
     ],
     go: "Forget it for good",
@@ -152,7 +157,7 @@ const learned = (event) =>
     .join(", ");
 
 function what({ action, details = {}, ...event }) {
-  if (action === "learn") return ["Learned ", learned(event) || "a lesson"];
+  if (action === "learn") return ["Learned ", learned(event) || "an update"];
   if (action === "rename" && details.from) return ["Renamed ", named(details.from), " to ", named(details.to)];
   if (action === "merge" && details.class) return ["Merged ", named(details.class), " into ", named(details.into)];
   if (action === "forget" && details.classes) return [`Forgot ${counted(details.classes, "class")}`];
@@ -160,7 +165,7 @@ function what({ action, details = {}, ...event }) {
 }
 
 function generationRow(event) {
-  const state = event.in_use ? "in use" : event.kept ? "kept" : "gone";
+  const state = event.in_use ? "in use" : event.kept ? "stored" : "gone";
   const row = make("li", {}, make("div", {},
     make("p", { className: event.in_use ? "in-use" : "" }, `Generation ${event.generation}: `, ...what(event)),
     make("p", { className: "muted small", textContent: `${moment(event.created)}, ${state}` }),
@@ -176,7 +181,7 @@ function generationRow(event) {
 function rollback(event) {
   question({
     heading: `Use generation ${event.generation}?`,
-    body: [`The model answers as it did on ${moment(event.created)}. Generation ${model.generation} is kept: it can be put in use again.`],
+    body: [`The model answers as it did on ${moment(event.created)}. Generation ${model.generation} stays stored, so you can go back to it.`],
     go: `Use generation ${event.generation}`,
     act: () => change("/api/rollback", { to: event.generation }, "history-status", `Generation ${event.generation} is in use.`),
   });

@@ -1,18 +1,18 @@
-// A lesson: classes with their pictures, and the jobs in which they are learned.
+// An update: classes with their pictures, and the jobs in which they are learned.
 
 import { get, pause, remove, send } from "./api.js";
 import { dropZone, isPicture, thumbnail } from "./pictures.js";
 import { counted, find, make, megabytes, minutes, moment, named, tell } from "./words.js";
 
 const SHOWN = 11; // thumbnails of a class, before they are only counted
-const NAMED = 10; // files that were left out
+const NAMED = 10; // skipped files that are named
 const LISTED = 5; // jobs that are over
 const OVER = ["done", "failed", "cancelled"];
-const STATES = { queued: "Waiting", learning: "Learning", done: "Learned", failed: "Not learned", cancelled: "Cancelled" };
-const QUEUED = { queued: "It is learned after what is learned now.", wait: "Another command is at work on the model. It is learned after that." };
+const STATES = { queued: "Waiting", learning: "Learning", done: "Learned", failed: "Failed", cancelled: "Cancelled" };
+const QUEUED = { queued: "It starts when the current update is done.", wait: "Another command is working on the model. It starts after that." };
 const PHASES = {
-  scan: "Looking at the files", read: "Reading the pictures", train: "Training", extract: "Taking vectors",
-  adapt: "Carrying stored vectors over", herd: "Choosing what to keep", classify: "Fitting the classifier",
+  queued: "Starting", scan: "Scanning the files", read: "Reading the pictures", train: "Training the network", extract: "Extracting features",
+  adapt: "Adapting stored features", herd: "Selecting features to store", classify: "Fitting the classifier",
 };
 
 const groups = find("groups");
@@ -40,8 +40,8 @@ function addGroup(name = "", files = []) {
   label.htmlFor = input.id;
   const drop = make("div", { className: "drop" });
   const strip = make("ul", { className: "strip", "aria-label": "Pictures of this class" });
-  const clear = make("button", { type: "button", className: "quiet", textContent: "Without these pictures", hidden: true });
-  const away = make("button", { type: "button", className: "quiet leave", textContent: "Leave this class out" });
+  const clear = make("button", { type: "button", className: "quiet", textContent: "Remove these pictures", hidden: true });
+  const away = make("button", { type: "button", className: "quiet leave", textContent: "Remove this class" });
   const group = make("fieldset", { className: "group" }, make("legend"), label, input, drop, strip, make("p", { className: "row" }, clear, away));
   lesson.set(group, []);
   dropZone(drop, (more) => addFiles(group, more), "of this class");
@@ -68,7 +68,7 @@ function addFiles(group, files) {
   lesson.set(group, [...lesson.get(group), ...pictures]);
   showFiles(group);
   const other = files.length - pictures.length;
-  if (other) tell(status, `${counted(other, "file")} left out: not ${other === 1 ? "a picture" : "pictures"}.`);
+  if (other) tell(status, `${counted(other, "file")} skipped: not ${other === 1 ? "a picture" : "pictures"}.`);
 }
 
 function showFiles(group) {
@@ -80,9 +80,9 @@ function showFiles(group) {
   lessonChanged();
 }
 
-// A thumbnail that is left out when it is pressed.
+// A thumbnail; pressing it removes the picture.
 function picture(group, file) {
-  const button = make("button", { type: "button", className: "picture", title: `Leave ${file.name} out`, "aria-label": `Leave ${file.name} out` }, thumbnail(file));
+  const button = make("button", { type: "button", className: "picture", title: `Remove ${file.name}`, "aria-label": `Remove ${file.name}` }, thumbnail(file));
   button.addEventListener("click", () => {
     const place = [...group.querySelectorAll(".picture")].indexOf(button);
     lesson.set(group, lesson.get(group).filter((each) => each !== file));
@@ -119,7 +119,7 @@ function lessonChanged() {
   tell(find("lesson-size"), files.length ? `${counted(files.length, "picture")}, ${megabytes(bytes)} to send.` : "");
   [...lesson.keys()].forEach((group, index) => {
     const count = lesson.get(group).length;
-    tell(group.querySelector("legend"), `Class ${index + 1} of this lesson${count ? `, ${counted(count, "picture")}` : ""}`);
+    tell(group.querySelector("legend"), `Class ${index + 1}${count ? `, ${counted(count, "picture")}` : ""}`);
     group.querySelector(".leave").hidden = lesson.size === 1;
   });
 }
@@ -161,7 +161,7 @@ async function submit(event) {
     follow(job).querySelector("h3").focus();
   } catch (error) {
     tell(status, "");
-    tell(problem, error.status === 0 ? `${error.message} The lesson is still here: teach it again when the server is back. It is learned once.` : error.message);
+    tell(problem, error.status === 0 ? `${error.message} Your pictures are still here: press Teach again when the server is back. They are learned only once.` : error.message);
   } finally {
     start.disabled = false;
     sending.hidden = true;
@@ -194,7 +194,7 @@ export async function showJobs() {
 function follow(job) {
   const known = shown.get(job.id);
   if (known) return known;
-  const article = make("article", { className: "job", "aria-label": "A lesson" });
+  const article = make("article", { className: "job", "aria-label": "An update" });
   shown.set(job.id, article);
   find("jobs").prepend(article);
   show(article, job);
@@ -209,7 +209,7 @@ async function watch(article, id) {
     try {
       job = await get(`/api/jobs/${encodeURIComponent(id)}`);
     } catch (error) {
-      if (error.status === 404) return tell(article.querySelector(".phase"), "The server does not know this lesson any more.");
+      if (error.status === 404) return tell(article.querySelector(".phase"), "The server no longer knows this update.");
       if (error.status === 401) {
         shown.delete(id); // shown anew once one is signed in
         return article.remove();
@@ -236,13 +236,13 @@ function show(article, job) {
   part(".phase").classList.toggle("problem", job.state === "failed");
   if (!over || part(".outcome")) return;
   if (job.state === "done") latest = job.result;
-  article.append(make("div", { className: "outcome" }, ...warnings(job.result?.warnings ?? []), ...judged(job.result?.judged ?? []), ...leftOut(job.result?.left_out ?? [])));
+  article.append(make("div", { className: "outcome" }, ...how(job.result), ...warnings(job.result?.warnings ?? []), ...judged(job.result?.judged ?? []), ...leftOut(job.result?.left_out ?? [])));
 }
 
 function lay(article, job) {
   const names = Object.entries(job.classes ?? {}).flatMap(([name, count], index) => [index ? ", " : " ", named(name), ` (${count.toLocaleString("en")})`]);
   const bad = make("p", { className: "problem", role: "alert" });
-  const cancel = make("button", { type: "button", className: "quiet cancel", textContent: "Cancel this lesson" });
+  const cancel = make("button", { type: "button", className: "quiet cancel", textContent: "Cancel this update" });
   cancel.addEventListener("click", async () => {
     cancel.disabled = true;
     try {
@@ -254,7 +254,7 @@ function lay(article, job) {
   });
   article.append(
     make("h3", { tabIndex: -1 }, make("span", { className: "state" }), ":", ...names),
-    make("p", { className: "muted small", textContent: `Given ${moment(job.created)}.` }),
+    make("p", { className: "muted small", textContent: `Sent ${moment(job.created)}.` }),
     make("p", { className: "phase", role: "status" }),
     make("progress", { "aria-label": "Progress of this phase" }),
     make("p", { className: "left muted small" }),
@@ -270,31 +270,38 @@ function outcome(job) {
   const sentences = [];
   if (generation !== undefined) sentences.push(`This is generation ${generation}.`);
   sentences.push(accuracyOf(job.result ?? {}));
-  if (typeof kept === "number") sentences.push(`${megabytes(kept)} stored in all${typeof seen === "number" ? `; the pictures of this update took ${megabytes(seen)}` : ""}.`);
+  if (typeof kept === "number") sentences.push(`${megabytes(kept)} of features and pictures stored in all${typeof seen === "number" ? `; the pictures of this update took ${megabytes(seen)}` : ""}.`);
   return sentences.join(" ") || "Done.";
 }
 
-// Accuracy with all that is needed to know what it means, or that it is not known.
+// Which network and which classifier, and whether the network was trained.
+function how(result) {
+  if (!result) return [];
+  const network = `Network ${result.network}, ${result.tuned ? "trained" : "not trained"} (${result.tuning}).`;
+  return [make("p", { className: "muted small", textContent: `${network} Classifier: ${result.classifier}.` })];
+}
+
+// Accuracy with what is needed to interpret it, or that it is not known.
 function accuracyOf({ accuracy, interval, held_out: images, held_out_classes: judged, classes, estimated }) {
   if (typeof accuracy !== "number" || !interval) return "Accuracy is not known: no picture was held out.";
   const over = judged === classes ? "all classes" : `${judged} of ${counted(classes, "class")}`;
-  const label = estimated ? "Accuracy, estimated (the network has changed since older pictures were seen):" : "Accuracy:";
+  const label = estimated ? "Accuracy, estimated (the network has changed since some of the pictures were seen):" : "Accuracy:";
   return `${label} ${accuracy.toFixed(3)} (95 % interval ${interval[0].toFixed(3)} to ${interval[1].toFixed(3)}) over ${over}, on ${counted(images, "held-out picture")}.`;
 }
 
 function warnings(texts) {
-  return texts.length ? [make("ul", { className: "small warnings" }, ...texts.map((text) => make("li", { textContent: text })))] : [];
+  return texts.length ? [make("ul", { className: "warnings", "aria-label": "Warnings" }, ...texts.map((text) => make("li", { textContent: text })))] : [];
 }
 
 function leftOut(files) {
   if (!files.length) return [];
   const items = files.slice(0, NAMED).map((each) => make("li", {}, named(each.name), `: ${each.reason}`));
   if (files.length > NAMED) items.push(make("li", { textContent: `and ${counted(files.length - NAMED, "more file")}` }));
-  return [make("p", { textContent: `${counted(files.length, "file")} left out:` }), make("ul", { className: "small" }, ...items)];
+  return [make("p", { textContent: `${counted(files.length, "file")} skipped:` }), make("ul", { className: "small" }, ...items)];
 }
 
 function judged(judgements) {
-  if (!judgements.length) return [];
+  if (!judgements.some((each) => typeof each.after === "number")) return [];
   const share = (value) => (typeof value === "number" ? value.toFixed(3) : "–");
   const heads = ["Class", "Before", "After", "Held out"].map((text, index) => make("th", { scope: "col", textContent: text, className: index ? "" : "name" }));
   const rows = judgements.map((each) =>
@@ -304,13 +311,13 @@ function judged(judgements) {
     ),
   );
   const table = make("table", {},
-    make("caption", { className: "hidden", textContent: "Accuracy of each class before and after the lesson" }),
+    make("caption", { className: "hidden", textContent: "Accuracy of each class before and after the update" }),
     make("thead", {}, make("tr", {}, ...heads)),
     make("tbody", {}, ...rows),
   );
   const found = [make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Before and after" }, table)];
   if (judgements.some((each) => each.estimated)) {
-    found.push(make("p", { className: "muted small" }, "These are estimates: the network has changed since older pictures were seen."));
+    found.push(make("p", { className: "muted small" }, "These are estimates: the network has changed since some of the pictures were seen."));
   }
   return found;
 }
