@@ -1,0 +1,137 @@
+"""What a person is warned of: a single class, single images, unequal classes, the same image in two classes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders_made import paint
+from models_made import SIDE, draw
+from pictures_made import encoded
+from PIL import Image
+
+from engram.model import ModelFolder, Wishes, learn
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ModelFolder:
+    return ModelFolder(tmp_path / "model")
+
+
+def warned(folder: ModelFolder, pictures: Path, wishes: Wishes | None = None) -> tuple[str, ...]:
+    return learn(folder, pictures, wishes).warnings
+
+
+def test_of_enough_pictures_of_different_things_there_is_no_warning(folder: ModelFolder, tmp_path: Path) -> None:
+    assert warned(folder, paint(tmp_path / "1", ("red", "green"), 5)) == ()
+    assert warned(folder, paint(tmp_path / "2", ("blue",), 5)) == ()
+
+
+def test_a_model_of_one_class_gives_it_for_anything(folder: ModelFolder, tmp_path: Path) -> None:
+    (warning,) = warned(folder, paint(tmp_path / "1", ("red",), 5))
+    assert "knows one class only" in warning
+    assert warned(folder, paint(tmp_path / "2", ("green",), 5)) == ()
+
+
+def test_a_new_class_of_one_picture_is_named(folder: ModelFolder, tmp_path: Path) -> None:
+    pictures = paint(tmp_path / "1", ("red", "green"), 5)
+    paint(pictures, ("blue",), 1)
+    (warning,) = warned(folder, pictures)
+    assert warning.startswith("One image only: blue.") and "red" not in warning
+    assert warned(folder, paint(tmp_path / "2", ("red",), 1, seed=1)) == ()  # of a known class, one more is no problem
+
+
+def test_of_many_classes_of_one_picture_five_are_named(folder: ModelFolder, tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    for number in range(8):
+        path = tmp_path / "1" / f"class {number}" / "0.png"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(encoded(draws.integers(0, 256, (4, 4, 3)).astype(np.uint8), "PNG"))
+    (warning,) = [each for each in warned(folder, tmp_path / "1") if each.startswith("One image")]
+    assert "class 4 and 3 more" in warning and "class 5" not in warning
+
+
+@pytest.mark.parametrize(("large", "warns"), [(19, False), (20, True)])
+def test_ten_times_as_many_pictures_of_one_class_as_of_another_are_very_unequal(
+    large: int, warns: bool, folder: ModelFolder, tmp_path: Path
+) -> None:
+    pictures = paint(tmp_path / "1", ("red",), large)
+    paint(pictures, ("green",), 2)
+    warnings = warned(folder, pictures)
+    assert bool(warnings) is warns
+    if warns:
+        assert "20 images of red, 2 of green" in warnings[0]
+
+
+def test_the_same_picture_in_two_classes_is_named_in_both(folder: ModelFolder, tmp_path: Path) -> None:
+    pictures = paint(tmp_path / "1", ("red", "green", "blue"), 5)
+    shutil.copy(pictures / "red" / "3.png", pictures / "green" / "mistake.png")
+    (warning,) = warned(folder, pictures)
+    for path, name in ((pictures / "red" / "3.png", "red"), (pictures / "green" / "mistake.png", "green")):
+        assert f"{path} ({name})" in warning
+    assert "blue" not in warning
+
+
+def test_a_photo_that_was_saved_anew_is_found_and_photos_of_different_things_are_not(
+    photos: Path, folder: ModelFolder, tmp_path: Path
+) -> None:
+    for source in sorted((photos / "test").iterdir()):
+        (tmp_path / "1" / source.name).mkdir(parents=True)
+        for path in source.iterdir():
+            shutil.copy(path, tmp_path / "1" / source.name)
+    original, copy = tmp_path / "1" / "cannon" / "000.jpg", tmp_path / "1" / "wok" / "mistake.jpg"
+    Image.open(original).save(copy, quality=85)
+    (warning,) = warned(folder, tmp_path / "1")
+    assert f"{original} (cannon)" in warning and f"{copy} (wok)" in warning
+
+
+def test_of_an_earlier_picture_only_the_class_is_known(folder: ModelFolder, tmp_path: Path) -> None:
+    first = paint(tmp_path / "1", ("red", "green"), 5)
+    learn(folder, first)
+    later = paint(tmp_path / "2", ("blue",), 5)
+    shutil.copy(first / "red" / "2.png", later / "blue" / "mistake.png")
+    (warning,) = warned(folder, later)
+    assert f"{later / 'blue' / 'mistake.png'} (blue) and an image of red" in warning
+
+
+def test_the_same_picture_twice_in_one_class_is_no_mistake(folder: ModelFolder, tmp_path: Path) -> None:
+    pictures = paint(tmp_path / "1", ("red", "green"), 5)
+    shutil.copy(pictures / "red" / "3.png", pictures / "red" / "again.png")
+    assert warned(folder, pictures) == ()
+
+
+def test_of_each_pair_of_classes_one_pair_of_pictures_is_named_and_of_many_pairs_five(
+    folder: ModelFolder, tmp_path: Path
+) -> None:
+    names = ("red", "green", "blue", "white")
+    pictures = paint(tmp_path / "1", names, 8)
+    for number, (one, other) in enumerate(itertools.combinations(names, 2)):
+        shutil.copy(pictures / one / f"{number}.png", pictures / other / f"same {number}.png")
+    shutil.copy(pictures / "red" / "7.png", pictures / "green" / "same too.png")  # a second one of red and green
+    *named, last = warned(folder, pictures)
+    assert len(named) == 5 and all(f"{pictures}/" in warning for warning in named)
+    pairs = [frozenset(re.findall(r"\((\w+)\)", warning)) for warning in named]
+    assert len({*pairs}) == 5 and all(len(pair) == 2 for pair in pairs)
+    assert "1 more pair" in last
+
+
+def test_pictures_that_are_all_much_alike_are_not_the_same(folder: ModelFolder, tmp_path: Path) -> None:
+    """Noise around one grey: what all of them have in common does not count."""
+    assert warned(folder, draw(tmp_path / "1", ("a", "b", "c"), 8)) == ()
+
+
+def test_what_a_network_from_scratch_takes_for_alike_is_not_reported(folder: ModelFolder, tmp_path: Path) -> None:
+    pictures = draw(tmp_path / "1", ("a", "b"), 5)
+    shutil.copy(pictures / "a" / "3.png", pictures / "b" / "mistake.png")
+    assert warned(folder, pictures, Wishes(network="small", image_size=SIDE, epochs=1)) == ()
+
+
+def test_names_in_warnings_are_escaped(folder: ModelFolder, tmp_path: Path) -> None:
+    pictures = paint(tmp_path / "1", ("red",), 5)
+    shutil.copytree(pictures / "red", pictures / "\u202eder")
+    warnings = warned(folder, pictures)
+    assert warnings and all("\u202e" not in warning and r"\u202eder" in warning for warning in warnings)
