@@ -14,16 +14,18 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from folders_made import paint
 from learners_made import learned
 from safetensors import safe_open
 from torch import Tensor
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from engram.data import Samples, Stream, Task
+from engram.data.pictures import read, scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.features import CLASSIFIERS, Ridge
 from engram.methods import METHODS, Learner, make
-from engram.model import Calibration, Exported, Facts, Model, ModelFolder, export, load, save
+from engram.model import Calibration, Exported, Facts, Model, ModelFolder, export, learn, load, save
 from engram.model.graph import OPSET, metadata
 from engram.network import CorrectedHead, extractor_for_weights, make_network
 from engram.progress import Stopwatch
@@ -115,6 +117,33 @@ def test_deep_networks_answer_in_onnx_as_they_do_here(network: str, images: Stre
     learner.learn(Task(0, (0, 1), samples, samples))
     export(named(learner), tmp_path / "model.onnx")
     assert_answers_alike(tmp_path / "model.onnx", named(learner), larger[:7])
+
+
+def test_a_pretrained_network_answers_in_onnx_as_it_does_here_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its images are resized inside the graph; whatever it answers in here, the file computes in float32."""
+    folder = ModelFolder(tmp_path / "model")
+    pictures = paint(tmp_path / "pictures", ("red", "green", "blue"), 5)
+    learn(folder, pictures)
+    exported = export(load(folder), tmp_path / "out" / "model.onnx")
+    assert alone(tmp_path / "out") == ["model.onnx"] and exported.bytes > 13_000_000  # the weights are inside
+    assert exported.holds["shape"] == ["batch", 224, 224, 3]
+    onnx.checker.check_model(onnx.load(exported.path), full_check=True)
+    monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: False)
+    samples = read(scan(pictures), 224).samples
+    assert load(folder).learner.answering.dtype == torch.float32
+    assert_answers_alike(exported.path, load(folder), samples.batch(torch.arange(0, 15, 2)[: max(BATCHES)]))
+
+
+def test_a_pretrained_network_for_images_of_another_size_resizes_them_in_onnx_too(
+    images: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: False)
+    model = named(learned("features", images, network="efficientnet-lite0", tune="none", classifier="ridge"))
+    exported = export(model, tmp_path / "model.onnx")
+    assert exported.holds["shape"] == ["batch", 8, 8, 3]
+    assert_answers_alike(exported.path, model, inputs_of(images))
 
 
 def test_a_network_that_sees_the_middle_of_images_does_so_in_onnx_too(images: Stream, tmp_path: Path) -> None:
