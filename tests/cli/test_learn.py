@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from folders_made import paint
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw
 from rich.cells import cell_len
 from terminals import Watched, run, tree
@@ -178,6 +179,36 @@ def test_what_is_not_good_enough_is_shown_and_not_published(form: str, flowers: 
     else:
         assert [line.split()[2:] for line in done.stdout.splitlines()[1:]] == [["3", "new", TULIP], ["3", "new", DAISY]]
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_update_that_harms_the_old_classes_is_refused_unless_it_is_forced(form: str, tmp_path: Path) -> None:
+    paint(tmp_path / "colours", ("red", "green"), 12)
+    assert run("learn", "model", "colours", cwd=tmp_path).returncode == 0
+    for name, other in (("red", "crimson"), ("green", "emerald")):
+        shutil.copytree(tmp_path / "colours" / name, tmp_path / "again" / other)
+    before = tree(tmp_path / "model")
+    asked = ("--json",) if form == "json" else ()
+    done = run("learn", "model", "again", *asked, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Accuracy on the 2 old classes would fall from 1.000 (")
+    assert "--force" in done.stderr
+    same = "Nearly the same image in two classes: again/crimson/"  # which says why
+    if form == "json":
+        told = json.loads(done.stdout)
+        assert told["published"] is False and told["reason"] in done.stderr
+        assert [(each["name"], each["before"]) for each in told["judged"][:2]] == [("green", 1.0), ("red", 1.0)]
+        assert any(warning.startswith(same) for warning in told["warnings"])
+    else:
+        lines = done.stdout.splitlines()
+        assert lines[0] == "before  after  held out  kind  class" and lines[1].startswith(" 1.000  0.")
+        assert any(line.startswith(f"warning: {same}") for line in lines)
+    assert {name: content for name, (_, content) in tree(tmp_path / "model").items()} == {
+        name: content for name, (_, content) in before.items()
+    }
+    done = run("learn", "model", "again", "--force", *asked, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert load(ModelFolder(tmp_path / "model")).names == ("green", "red", "crimson", "emerald")
 
 
 def test_validation_shows_each_class_before_and_after(model: ModelFolder, tmp_path: Path) -> None:
