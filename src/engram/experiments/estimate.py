@@ -31,10 +31,12 @@ def estimate(learner: Learner, stream: Stream, costs: Costs) -> Estimate:
     for task in stream:
         arriving, tested = len(task.train), sum(len(each.test) for each in stream.tasks[: task.index + 1])
         kept = images_before(learner, stream, task.index)
-        cost = costs.taught if task.index and not isinstance(learner, Joint) else costs.first
-        training.append(epochs * (arriving + kept) * cost)
-        passes = 0 if isinstance(learner, Memoryless | Joint) else 2 if isinstance(learner, Features) else 1
-        steps = learner.adaptation.steps_in_all if isinstance(learner, Features) and task.index else 0
+        decided = learner.decided(task, task.index)
+        tunes = decided is None or decided.tunes  # a trial trains for about as long as what it may lead to
+        training.append(epochs * (arriving + kept) * _image_seconds(learner, costs, task.index, tunes))
+        both = isinstance(learner, Features) and tunes  # the old network and the new one see all images
+        passes = 0 if isinstance(learner, Memoryless | Joint) else 2 if both else 1
+        steps = learner.adaptation.steps_in_all if isinstance(learner, Features) and task.index and tunes else 0
         seen += len(task.classes)
         features = learner.features_per_class * seen if isinstance(learner, Features) else 0
         images.append(passes * (arriving + kept) + tested + features)  # the features' images are looked at in measuring
@@ -46,3 +48,13 @@ def estimate(learner: Learner, stream: Stream, costs: Costs) -> Estimate:
         adapting=tuple(adapting),
         kept_bytes=kept_bytes(learner, stream),
     )
+
+
+def _image_seconds(learner: Learner, costs: Costs, task: int, tunes: bool) -> float:
+    """Seconds for one image in one epoch of training; 0 where nothing is trained."""
+    taught = task > 0 and not learner.starts_over
+    if tunes:
+        return costs.taught if taught else costs.first
+    if learner.make_classifier() is not None:
+        return 0.0
+    return costs.head + (costs.extracted if taught else 0.0)

@@ -66,9 +66,10 @@ def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
     for _, jobs in members:
         stream = jobs[0].plan.stream(dataset)
         learner = jobs[0].plan.learner(dataset, stream)
-        kind = (learner.network, learner.head, learner.training.batch_size, *_adapter(learner))
+        trains = any(learner.trains(task, task.index) for task in stream)
+        kind = (learner.network, learner.head, learner.training.batch_size, learner.tuned, trains, *_adapter(learner))
         if kind not in costs:
-            costs[kind] = measure_costs(learner, dataset.train, len(dataset.class_names))
+            costs[kind] = measure_costs(learner, dataset.train, len(dataset.class_names), trains=trains)
         estimates.append(estimate(learner, stream, costs[kind]))
     each = {job.folder: (job, one) for (_, jobs), one in zip(members, estimates, strict=True) for job in jobs}
     left = _left(site, list(each.values()))

@@ -71,7 +71,9 @@ class Plan:
         return fit_budget(learner, self.settings, self.budget, len(stream.classes), stream.tasks[0].train, most)
 
     def _settings(self, dataset: Dataset) -> dict[str, Any]:
-        return override(preset(self.preset, self.method, dataset, self.settings.get("objective")), self.settings)
+        asked = self.settings
+        usual = preset(self.preset, self.method, dataset, asked.get("objective"), asked.get("network"))
+        return override(usual, asked)
 
     def run(
         self,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from engram.data import Dataset
 from engram.errors import unknown
 from engram.methods import METHODS, setting_names
+from engram.network import is_pretrained
 
 PRESETS = ("paper", "short")
 
@@ -55,14 +58,22 @@ SHORT_DEFAULT = {"epochs": 10, "schedule": "one-cycle"}
 # digits' validation split; elsewhere their papers' 0.1.
 RATES: Mapping[str, dict[str, float]] = {"digits": {"eeil": 0.2, "lucir": 0.05, "bic": 0.2}}
 
+# A pretrained network has features of about a thousand numbers: an MLP of 16 d would have 470 million weights.
+PRETRAINED: Mapping[str, Any] = {"adapter_width": 1024}
+
 CLASSES_PER_TASK = {
     **{"digits": 2, "cifar10": 2, "cifar100": 10},
     **{"imagenet100": 10, "imagenet1000": 100, "tiny-imagenet-200": 20},
 }
 
 
-def preset(name: str, method: str, dataset: Dataset, objective: str | None = None) -> dict[str, Any]:
-    """The settings of this preset for a method on a data set, as flat names; the method's own only."""
+def preset(
+    name: str, method: str, dataset: Dataset, objective: str | None = None, network: str | nn.Module | None = None
+) -> dict[str, Any]:
+    """The settings of this preset for a method on a data set, as flat names; the method's own only.
+
+    `network` is the one that was asked for, if any.
+    """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     known = setting_names(method, objective)
@@ -70,6 +81,8 @@ def preset(name: str, method: str, dataset: Dataset, objective: str | None = Non
         known -= {"images_per_class"}  # it may be able to, but keeps them only where they are asked for
     trained_by = objective or METHODS[method].objective
     settings = {"expected_classes": len(dataset.class_names), **_data(dataset), **_kept(method, dataset)}
+    if network is not None and is_pretrained(network):
+        settings |= PRETRAINED
     if name == "paper":
         settings |= PAPER.get(dataset.name, {}).get(trained_by, {})
     else:

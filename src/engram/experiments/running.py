@@ -64,7 +64,7 @@ def run(
         reporting = Reporting(progress if parallel.speaks() else SILENT, told)
         if trainings is not None:
             held.enter_context(trainings.remembering(learner))
-        held.enter_context(threads_for(stream.tasks[0].train.shape))
+        held.enter_context(threads_for(stream.tasks[0].train.shape, learner.network))
         with _told(reporting, request):
             measurements, seconds, taken, made_with = _learn(
                 learner, stream, fingerprints, folder, trainings, reporting, after_task
@@ -187,7 +187,7 @@ def _trained(
     progress: Progress,
 ) -> tuple[Network, bool]:
     """The network trained on the task: now, or before, by a run that shares it; and whether it was before."""
-    if trainings is None:
+    if trainings is None or not learner.trains(task, task.index):
         return learner.train(task, progress, snapshots), False
     with trainings.held(learner, known):
         network = trainings.load(learner, known, task.train.shape)

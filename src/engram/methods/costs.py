@@ -15,6 +15,7 @@ from engram.methods.features import Features
 from engram.methods.learner import Learner, choose_device
 from engram.network import Network, extract, make_network, threads_for
 from engram.network.extraction import BATCH
+from engram.network.pretrained import Pretrained
 
 STEPS = 3  # timed of each kind; the fastest counts
 PIXELS = BATCH * 32 * 32  # in a step; of large images a few tell as much as many
@@ -22,10 +23,11 @@ PIXELS = BATCH * 32 * 32  # in a step; of large images a few tell as much as man
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds on this machine: of an image in training without and with a teacher, of one extracted, of a step."""
+    """Seconds on this machine, per image or per step of an adapter."""
 
-    first: float
-    taught: float
+    first: float  # an image in training without a teacher
+    taught: float  # with one
+    head: float  # an image in training of the head alone, without a teacher
     extracted: float
     adapter_step: float
 
@@ -38,27 +40,33 @@ def measure_costs(
     An adapter would learn from so many `pairs`, of which there may be fewer than it takes at a time. Where nothing is
     trained, only extraction is timed.
     """
-    with threads_for(samples.shape):
-        most = _most(samples.shape)
-        batch = samples.batch(torch.arange(min(len(samples), learner.training.batch_size, most)))
-        side = learner.training.crop
+    with threads_for(samples.shape, learner.network):
+        side, device = learner.training.crop, choose_device(learner.device)
         base = learner.network_ or make_network(
             learner.network, learner.head, samples, seed=0, last_relu=learner.last_relu, side=side
         )
-        student = base.grown(classes, 0).to(choose_device(learner.device))
+        most = _most(base, samples.shape)
+        batch = samples.batch(torch.arange(min(len(samples), learner.training.batch_size, most)))
+        student = base.grown(classes, 0, tuned=learner.tuned).to(device)
         teacher = student.frozen()
         some = samples.select(torch.arange(min(len(samples), most)))
         if not trains:
-            return Costs(0.0, 0.0, _fastest(lambda: extract(teacher, some)) / len(some), 0.0)
+            return Costs(0.0, 0.0, 0.0, _fastest(lambda: extract(teacher, some)) / len(some), 0.0)
+        only_head = base.grown(classes, 0, tuned="head").to(device)
         first = _fastest(lambda: _step(student.train(), None, batch)) / len(batch)
         taught = _fastest(lambda: _step(student.train(), teacher, batch)) / len(batch)
+        head = _fastest(lambda: _step(only_head.train(), None, batch)) / len(batch)
         extracted = _fastest(lambda: extract(teacher, some)) / len(some)
-        return Costs(first, taught, extracted, _adapter_step(learner, student.dimension, pairs))
+        return Costs(first, taught, head, extracted, _adapter_step(learner, student.dimension, pairs))
 
 
-def _most(shape: tuple[int, ...]) -> int:
+def _most(network: Network, shape: tuple[int, ...]) -> int:
     """How many samples of this shape are in a step that is timed, at most."""
-    return BATCH if len(shape) == 1 else max(8, min(BATCH, PIXELS // (shape[0] * shape[1])))
+    if len(shape) == 1:
+        return BATCH
+    pretrained = isinstance(network.extractor, Pretrained)
+    pixels = network.extractor.input_size**2 if pretrained else shape[0] * shape[1]
+    return max(8, min(BATCH, PIXELS // pixels))
 
 
 def _step(student: Network, teacher: Network | None, batch: Tensor) -> None:

@@ -20,12 +20,12 @@ class Joint(Learner):
     """Train a new network on all that was ever seen, after every task."""
 
     shares_training: ClassVar[bool] = False
+    starts_over: ClassVar[bool] = True
 
     objective: Objective = field(default_factory=Classification)
 
     def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
-        tunes = self.tuning(task, progress).tunes or not self.is_pretrained  # from scratch, every time
-        return self.fit(task, progress, snapshots, start=None, tunes=tunes)
+        return self.fit(task, progress, snapshots, start=None, tunes=self.tuning(task, progress).tunes)
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
         images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)

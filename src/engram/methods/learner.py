@@ -22,6 +22,7 @@ from engram.network import (
     Network,
     Snapshots,
     Training,
+    Tuned,
     check_name,
     extract,
     is_pretrained,
@@ -73,6 +74,7 @@ class Learner(ABC):
 
     # Whether training depends on `training_settings` and the stream alone: such networks can be shared.
     shares_training: ClassVar[bool] = True
+    starts_over: ClassVar[bool] = False  # whether each task's network is a new one, trained on all images so far
 
     name: str = field(default="", init=False)  # the entry of METHODS it was made from
     network_: Network | None = field(default=None, init=False, repr=False)
@@ -103,8 +105,7 @@ class Learner(ABC):
 
     def tuning(self, task: Task, progress: Progress = SILENT) -> Tuning:
         """Whether the network is to be trained on this task, and why."""
-        images = task.train.labels.unique(return_counts=True)[1].tolist()
-        decided = decide(self.tune, images, first=not self.tasks_, pretrained=self.is_pretrained)
+        decided = self.decided(task, self.tasks_)
         if decided is not None:
             return decided
         return judge(
@@ -114,6 +115,23 @@ class Learner(ABC):
             seed=self.seed,
             progress=progress,
         )
+
+    def decided(self, task: Task, number: int) -> Tuning | None:
+        """Whether the network is to be trained on this task, which is task `number` from 0; None: a trial decides."""
+        images = task.train.labels.unique(return_counts=True)[1].tolist()
+        first = not number or self.starts_over
+        return decide(self.tune, images, first=first, pretrained=self.is_pretrained)
+
+    def trains(self, task: Task, number: int) -> bool:
+        """Whether anything is trained on this task, if only in a trial: the network, or the head that answers."""
+        decided = self.decided(task, number)
+        return decided is None or decided.tunes or self.make_classifier() is None
+
+    @property
+    def tuned(self) -> Tuned:
+        """Which weights of the extractor change where it is trained."""
+        gentle = self.tuned_weights == "norms" or (self.tuned_weights == "auto" and is_pretrained(self.network))
+        return "norms" if gentle else "all"
 
     @property
     def is_pretrained(self) -> bool:
@@ -177,6 +195,9 @@ class Learner(ABC):
         own = {name: getattr(self, name) for name in names}
         if not self.old_weights:
             own["old_weights_from"] = 0.0  # never, whatever it says
+        if self.tune != "every" and (self.tune != "auto" or self.is_pretrained):
+            # A network that is not tuned has a trained head only where that answers.
+            own["trains_head"] = self.make_classifier() is None
         settings = {**own, **flatten(self.training), **flatten(self.objective)}
         idle = frozenset() if task else {*self.objective.of_later_tasks, "old_weights", "old_weights_from"}
         kept = {name: value for name, value in settings.items() if name not in idle}
@@ -275,11 +296,8 @@ class Learner(ABC):
         trained, apart = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
         base = start or self.initial_network(samples, progress)
         classes = self.classes_with(task)
-        gentle = self.tuned_weights == "norms" or (self.tuned_weights == "auto" and is_pretrained(self.network))
         student = base.grown(
-            len(classes) - base.classes,
-            *(self.seed, "head", self.tasks_),
-            tuned=("norms" if gentle else "all") if tunes else "head",
+            len(classes) - base.classes, *(self.seed, "head", self.tasks_), tuned=self.tuned if tunes else "head"
         ).to(choose_device(self.device))
         return Lesson(
             student=student,

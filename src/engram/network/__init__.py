@@ -14,7 +14,7 @@ from engram.network.catalogue import (
 )
 from engram.network.extraction import extract
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
-from engram.network.network import Network, make_network, restore_network
+from engram.network.network import Network, Tuned, make_network, restore_network
 from engram.network.remembered import Remembered, remembering
 from engram.network.threads import threads_for
 from engram.network.training import Loss, Snapshots, Training
@@ -33,6 +33,7 @@ __all__ = [
     "Remembered",
     "Snapshots",
     "Training",
+    "Tuned",
     "check_name",
     "choose_extractor",
     "describe_network",
