@@ -59,11 +59,11 @@ def main() -> None:
     mean = {
         codec: {way: averaged([each[codec][way] for each in found]) for way in found[0][codec]} for codec in CODINGS
     }
-    columns = ("last", "first_task", "after_one_task", "bytes")
-    print(f"{'':14}{'':12}" + "".join(f"{name:>16}" for name in columns))
+    class_indices = ("last", "first_task", "after_one_task", "bytes")
+    print(f"{'':14}{'':12}" + "".join(f"{name:>16}" for name in class_indices))
     for codec, ways in mean.items():
         for way, numbers in ways.items():
-            print(f"{codec:14}{way:12}" + "".join(f"{numbers[name]:16.6g}" for name in columns))
+            print(f"{codec:14}{way:12}" + "".join(f"{numbers[name]:16.6g}" for name in class_indices))
     setting = {"tasks": TASKS, "classes_per_task": CLASSES, "per_class": PER_CLASS, "dimension": DIMENSION}
     seconds = round(time.perf_counter() - begin, 1)
     drift = {"drift": DRIFT, "cosine_of_one_step": fmean(cosine_of_one_step(seed) for seed in range(options.seeds))}

@@ -28,7 +28,7 @@ from engram.data import Samples, concatenate
 from engram.experiments.checkpoint import RunFolder
 from engram.experiments.plan import Plan
 from engram.methods import Learner
-from engram.methods.learner import columns_of
+from engram.methods.learner import class_indices_of
 from engram.storage import read_json, write_json
 
 RESULT = Path(__file__).parent / "results" / "drift.json"
@@ -70,36 +70,36 @@ def rows_of(origins: Tensor, task: int) -> Tensor:
 
 def measure(learner: Learner, images: Samples, test: Samples) -> dict[str, Any]:
     memory = learner.memory.features
-    carried, columns = F.normalize(memory.rows), memory.columns
-    if not torch.equal(columns_of(images.labels, learner.classes_), columns):
+    carried, class_indices = F.normalize(memory.rows), memory.class_indices
+    if not torch.equal(class_indices_of(images.labels, learner.classes_), class_indices):
         raise SystemExit("The rows of the memory are not in the order of the tasks.")
     true, asked = F.normalize(learner.extract(images)), F.normalize(learner.extract(test))
-    answers, brought_by = columns_of(test.labels, learner.classes_), torch.tensor(learner.brought_by_)
-    means, true_means = means_of(carried, columns), means_of(true, columns)
+    answers, task_of_class = class_indices_of(test.labels, learner.classes_), torch.tensor(learner.task_of_class_)
+    means, true_means = means_of(carried, class_indices), means_of(true, class_indices)
     errors, between = true_means - means, true_means - true_means.mean(0)
 
     def right(vectors: Tensor) -> dict[str, Any]:
-        classifier = learner.make_classifier().fit(F.normalize(vectors), columns)  # type: ignore[attr-defined]
+        classifier = learner.make_classifier().fit(F.normalize(vectors), class_indices)  # type: ignore[attr-defined]
         correct = (classifier.scores(asked).argmax(1) == answers).float()
-        tasks = brought_by[answers]
+        tasks = task_of_class[answers]
         by_task = [round(correct[tasks == task].mean().item(), 3) for task in tasks.unique()]
         return {"accuracy": round(correct.mean().item(), 4), "by_task": by_task}
 
     squares = errors.square().sum(1) / between.square().sum(1).mean()
-    by_task = [squares[brought_by == task].mean().item() for task in brought_by.unique()]
+    by_task = [squares[task_of_class == task].mean().item() for task in task_of_class.unique()]
     return {
         "carried": right(carried),
-        "true means": right(carried + errors[columns]),
-        "true spread": right(true - errors[columns]),
+        "true means": right(carried + errors[class_indices]),
+        "true spread": right(true - errors[class_indices]),
         "true": right(true),
         # Squared, a mean over a task's classes, beside the true means' squared distance from their own mean.
         "errors of means by task": [round(error, 4) for error in by_task],
     }
 
 
-def means_of(vectors: Tensor, columns: Tensor) -> Tensor:
+def means_of(vectors: Tensor, class_indices: Tensor) -> Tensor:
     """The mean (K, d) of each class."""
-    return torch.stack([vectors[columns == column].mean(0) for column in columns.unique()])
+    return torch.stack([vectors[class_indices == class_index].mean(0) for class_index in class_indices.unique()])
 
 
 if __name__ == "__main__":

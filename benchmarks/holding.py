@@ -18,7 +18,7 @@ import random
 import shutil
 from pathlib import Path
 
-from engram.model import ModelFolder, Wishes, evaluate, learn, load
+from engram.model import LearnOptions, ModelFolder, evaluate, learn, load
 
 HERE = Path(__file__).parent
 PLACE = HERE / "work" / "holding"
@@ -35,14 +35,14 @@ def write_list(name: str, folder: Path, classes: list[str]) -> Path:
     return path
 
 
-def taught(folder: Path, source: Path, wishes: Wishes, begin: Path | None = None) -> ModelFolder:
+def taught(folder: Path, source: Path, options: LearnOptions, begin: Path | None = None) -> ModelFolder:
     """The model of a lesson, from another's or from nothing, learned now if it was not before."""
     done = folder.with_name(f"{folder.name}.done")
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
         if begin is not None:
             shutil.copytree(begin, folder)
-        learn(ModelFolder(folder), source, wishes)
+        learn(ModelFolder(folder), source, options)
         done.touch()
     return ModelFolder(folder)
 
@@ -54,15 +54,15 @@ def held(photos: Path, draw: int) -> list[dict[str, float]]:
     old, new = classes[:FIRST], classes[FIRST:]
     tests = {name: write_list(name, photos / "test", each) for name, each in (("old", old), ("new", new))}
     tests["all"] = write_list("all", photos / "test", classes)
-    first = taught(PLACE / f"{draw}-first", write_list("first", photos / "train", old), Wishes(seed=draw))
+    first = taught(PLACE / f"{draw}-first", write_list("first", photos / "train", old), LearnOptions(seed=draw))
     before = evaluate(load(first), tests["old"]).accuracy
     rows = []
     for share in SHARES:
-        wishes = Wishes(settings={"old_weights": share, "old_weights_from": 0.0})
-        second = taught(PLACE / f"{draw}-{share}", write_list("second", photos / "train", new), wishes, first.path)
+        options = LearnOptions(settings={"weight_averaging": share, "weight_averaging_from": 0.0})
+        second = taught(PLACE / f"{draw}-{share}", write_list("second", photos / "train", new), options, first.path)
         model = load(second)
         told = {name: evaluate(model, test).accuracy for name, test in tests.items()}
-        rows.append({"draw": draw, "old_weights": share, "old_before": before, **told})
+        rows.append({"draw": draw, "weight_averaging": share, "old_before": before, **told})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 

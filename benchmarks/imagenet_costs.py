@@ -45,11 +45,11 @@ def training() -> tuple[float, float]:
     learner = make("features", network="resnet18", crop=224, epochs=1, batch_size=BATCH, expected_classes=CLASSES)
     first = Task(0, (0, 1, 2, 3), samples, nothing)
     learner.network_ = learner.train(first)
-    learner.classes_, learner.brought_by_, learner.tasks_ = (0, 1, 2, 3), (0,) * 4, 1
+    learner.classes_, learner.task_of_class_, learner.tasks_ = (0, 1, 2, 3), (0,) * 4, 1
     learner.shape_ = samples.shape
     second = Task(1, (4, 5, 6, 7), Samples.of(images, 4 + torch.arange(2 * BATCH) % 4), nothing)
     step = seconds(lambda: learner.train(second), 3) / (2 * BATCH)
-    return step, seconds(lambda: extract(learner.answering, samples), 3) / (2 * BATCH)
+    return step, seconds(lambda: extract(learner.frozen_network, samples), 3) / (2 * BATCH)
 
 
 def decoding(place: Path) -> float:

@@ -100,7 +100,7 @@ def stepping(samples: Samples, batch: int, steps: int, rounds: int) -> dict[str,
     chosen = samples.select(torch.arange(batch * steps))
     resident = Samples.of(chosen.batch(torch.arange(len(chosen))), chosen.labels)
     network = make_network("resnet18", "cosine", resident, seed=0, side=SEEN).grown(CLASSES, 0)
-    training = Training(epochs=1, batch_size=batch, rate=0.01, pad=0, crop=SEEN)
+    training = Training(epochs=1, batch_size=batch, learning_rate=0.01, pad=0, crop=SEEN)
 
     def loss(inputs: Tensor, columns: Tensor) -> Tensor:
         return F.cross_entropy(network(inputs)[1], columns)

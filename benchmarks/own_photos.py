@@ -40,7 +40,7 @@ from torch.nn.functional import normalize
 from engram.data import Samples
 from engram.data.images import decode
 from engram.features import LDA, Auto, Classifier, LinearSVM, NearestMean, RandomProjection, Ridge, Softmax
-from engram.model import Learned, ModelFolder, Wishes, evaluate, learn, load
+from engram.model import Learned, LearnOptions, ModelFolder, evaluate, learn, load
 from engram.model.accuracy import Accuracy
 from engram.network import extract, make_network
 from engram.network.efficientnet import load_efficientnet
@@ -148,13 +148,13 @@ def score(classifier: Classifier, train: Labelled, test: Labelled) -> float:
 
 
 def taught(
-    folder: Path, updates: Sequence[Photos], test: Photos, wishes: Sequence[Wishes] = ()
+    folder: Path, updates: Sequence[Photos], test: Photos, options: Sequence[LearnOptions] = ()
 ) -> Iterator[tuple[Learned, float, int]]:
     """`engram learn`, update by update: what it said, accuracy on test photos of all classes so far, their number."""
     model, known = ModelFolder(folder / "model"), {}
     for number, update in enumerate(updates):
         source = laid_out(folder / f"update-{number}", update)
-        learned = learn(model, source, wishes[min(number, len(wishes) - 1)] if wishes else None)
+        learned = learn(model, source, options[min(number, len(options) - 1)] if options else None)
         known |= {name: test[name] for name in update}
         shutil.rmtree(folder / "test", ignore_errors=True)
         found = evaluate(load(model), laid_out(folder / "test", known))
@@ -172,7 +172,7 @@ def accuracy() -> list[dict[str, Any]]:
                     steps = list(taught(folder, updates_of(train, per_update), test))
                 row["engram learn"] = [found for _, found, _ in steps]
                 row["seconds"] = [round(learned.seconds, 2) for learned, _, _ in steps]
-                row["stored_bytes"] = steps[-1][0].kept_bytes
+                row["stored_bytes"] = steps[-1][0].memory_bytes
                 row["classifier"] = steps[-1][0].classifier
                 known: Photos = {}
                 alternatives: dict[str, list[float]] = {}
@@ -196,11 +196,11 @@ def accuracy() -> list[dict[str, Any]]:
 def finetune() -> dict[str, Any]:
     """All weights trained on the photos of each update alone, as a plain loop would."""
     train, test = drawn("objects", 0, 40, 30)
-    plain = Wishes(
+    plain = LearnOptions(
         method="finetune",
         tune="every",
         epochs=3,
-        settings={"tuned_weights": "all", "rate": 0.5, "precision": "bfloat16"},
+        settings={"tuned_weights": "all", "learning_rate": 0.5, "precision": "bfloat16"},
     )
     with place() as folder:
         steps = list(taught(folder, updates_of(train, 5), test, [plain]))
@@ -209,12 +209,12 @@ def finetune() -> dict[str, Any]:
     return result
 
 
-def trust(wishes: Sequence[Wishes] = (), draws: int = 20, per_class: int = 30) -> list[dict[str, Any]]:
+def trust(options: Sequence[LearnOptions] = (), draws: int = 20, per_class: int = 30) -> list[dict[str, Any]]:
     rows = []
     for draw in range(draws):
         train, test = drawn("objects", draw, 6, per_class)
         with place() as folder:
-            for learned, found, tested in taught(folder, updates_of(train, 2), test, wishes):
+            for learned, found, tested in taught(folder, updates_of(train, 2), test, options):
                 rows.append(told(draw, learned, found, tested))
                 print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -240,13 +240,13 @@ def told(draw: int, learned: Learned, found: float, tested: int) -> dict[str, An
 
 def scratch() -> list[dict[str, Any]]:
     """A network from scratch, trained at every update."""
-    return trust([Wishes(network="resnet32", image_size=32), Wishes()], 2)
+    return trust([LearnOptions(network="resnet32", image_size=32), LearnOptions()], 2)
 
 
 def tuned() -> list[dict[str, Any]]:
     """A pretrained network, tuned gently at every update."""
-    first = Wishes(tune="every", epochs=10, settings={"precision": "bfloat16"})
-    return trust([first, Wishes(epochs=10)], 1)
+    first = LearnOptions(tune="every", epochs=10, settings={"precision": "bfloat16"})
+    return trust([first, LearnOptions(epochs=10)], 1)
 
 
 def herding() -> dict[str, Any]:
@@ -257,8 +257,8 @@ def herding() -> dict[str, Any]:
         for draw in range(4):
             train, test = drawn("objects", draw, 40, 30)
             with place() as folder:
-                wishes = [Wishes(features_per_class=stored)]
-                rows += [told(draw, *each) for each in taught(folder, [train], test, wishes)]
+                options = [LearnOptions(features_per_class=stored)]
+                rows += [told(draw, *each) for each in taught(folder, [train], test, options)]
         found[stored] = rows
         print(stored, [(round(row["printed"], 3), round(row["test"], 3)) for row in rows], flush=True)
     return {str(stored): rows for stored, rows in found.items()}
@@ -309,9 +309,9 @@ def bytes_() -> list[dict[str, Any]]:
                 train, test = drawn("objects", draw, 40, 30)
                 settings = {"codec": codec, **({"codec_bytes": codec_bytes} if codec_bytes else {})}
                 with place() as folder:
-                    wishes = Wishes(features_per_class=stored, settings=settings)
-                    *_, (learned, accuracy, _) = taught(folder, updates_of(train, 5), test, [wishes])
-                found.append((accuracy, learned.kept_bytes))
+                    options = LearnOptions(features_per_class=stored, settings=settings)
+                    *_, (learned, accuracy, _) = taught(folder, updates_of(train, 5), test, [options])
+                found.append((accuracy, learned.memory_bytes))
             rows.append(
                 {
                     "codec": f"{codec} {codec_bytes}" if codec_bytes else codec,

@@ -21,7 +21,7 @@ import random
 import time
 from pathlib import Path
 
-from engram.model import ModelFolder, Wishes, evaluate, learn, load
+from engram.model import LearnOptions, ModelFolder, evaluate, learn, load
 
 HERE = Path(__file__).parent
 PLACE = HERE / "work" / "photos"
@@ -58,14 +58,14 @@ def write_list(path: Path, rows: list[tuple[Path, str]]) -> Path:
 
 
 def teach(
-    name: str, parts: list[list[tuple[Path, str]]], wishes: list[Wishes], photos: Path
+    name: str, parts: list[list[tuple[Path, str]]], options: list[LearnOptions], photos: Path
 ) -> list[dict[str, object]]:
     """Teach a model part by part, and evaluate it on all test photos of what it then knows."""
     folder, record = ModelFolder(PLACE / name), PLACE / f"{name}.json"
     steps: list[dict[str, object]] = json.loads(record.read_text()) if record.exists() else []
     for number in range(len(steps), len(parts)):
         begin = time.process_time()
-        learned = learn(folder, write_list(PLACE / f"{name}-{number}.csv", parts[number]), wishes[number])
+        learned = learn(folder, write_list(PLACE / f"{name}-{number}.csv", parts[number]), options[number])
         model = load(folder)
         test = [(path, known) for known in sorted(model.names) for path in sorted((photos / "test" / known).iterdir())]
         evaluation = evaluate(model, write_list(PLACE / f"{name}-test.csv", test))
@@ -77,7 +77,7 @@ def teach(
                 "calibration_error": evaluation.error_calibrated,
                 "calibration_error_uncalibrated": evaluation.error_uncalibrated,
                 "omega": None if learned.adaptation is None else learned.adaptation.omega,
-                "kept_bytes": learned.kept_bytes,
+                "memory_bytes": learned.memory_bytes,
                 "seen_bytes": learned.seen_bytes,
                 "cpu_seconds": round(time.process_time() - begin, 1),
             }
@@ -96,14 +96,14 @@ def main() -> None:
     photos = Path(os.environ["ENGRAM_DATA"]) / "photos"
     parts = lessons(photos, draw)
     suffix = ("" if weights is None else "-weights") + (f"-draw-{draw}" if draw else "")
-    later, results = Wishes(), {}
+    later, results = LearnOptions(), {}
     for method in ("engram", "features", "finetune"):
         network = None if weights else "resnet32"  # from scratch, as these results were made
-        wishes = [Wishes(method=method, network=network, weights=weights, seed=draw), later, later, later]
-        results[method] = teach(f"{method}{suffix}", parts, wishes, photos)
+        options = [LearnOptions(method=method, network=network, weights=weights, seed=draw), later, later, later]
+        results[method] = teach(f"{method}{suffix}", parts, options, photos)
     trained = sum(len(part) * load_epochs(f"engram{suffix}", number + 1) for number, part in enumerate(parts[:3]))
     everything = [row for part in parts for row in part]
-    once = Wishes(
+    once = LearnOptions(
         method="joint", network=network, weights=weights, seed=draw, epochs=max(1, round(trained / len(everything)))
     )
     results["joint"] = teach(f"joint{suffix}", [everything], [once], photos)

@@ -80,7 +80,7 @@ def measure(root: Path, *, packed: bool) -> dict[str, object]:
     def loss(inputs: Tensor, columns: Tensor) -> Tensor:
         return F.cross_entropy(network(inputs)[1], columns)
 
-    Training(epochs=1, rate=0.1, pad=0).fit(network, samples, samples.labels, loss, seed=0, task=0)
+    Training(epochs=1, learning_rate=0.1, pad=0).fit(network, samples, samples.labels, loss, seed=0, task=0)
     found |= {"epoch_seconds": round(time.perf_counter() - begin, 1), "peak_mb": peak()}
     return {**found, "pixel_mb": len(samples) * samples.sample_bytes // 2**20, "threads": torch.get_num_threads()}
 

@@ -11,7 +11,7 @@ from engram.methods import Learner, make, setting_names
 QUICK: Mapping[str, Any] = {
     "epochs": 2,
     "batch_size": 16,
-    "rate": 0.2,
+    "learning_rate": 0.2,
     "expected_classes": 6,
     "adapter_steps": 10,
     "features_per_class": 8,

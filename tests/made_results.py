@@ -40,7 +40,7 @@ def result(method: str = "features", seed: int = 0, curve: Sequence[float] = (0.
         "classes_per_task": 2,
         "class_order": order,
         "classes_seen": [2 * (task + 1) for task in range(tasks)],
-        "settings": {"seed": seed, "rate": 0.2, "adapter": "mlp" if method == "features" else "identity"},
+        "settings": {"seed": seed, "learning_rate": 0.2, "adapter": "mlp" if method == "features" else "identity"},
         "curve": list(curve),
         "average_incremental_accuracy": sum(curve) / tasks,
         "curve_top5": [1.0] * tasks,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pictures_made import encoded
 
-from engram.model import Manifest, ModelFolder, Wishes, learn
+from engram.model import LearnOptions, Manifest, ModelFolder, learn
 
 DAISY = "gänseblümchen"
 TULIP = "[red]tulip"  # what a terminal might take for a colour
@@ -31,7 +31,7 @@ def draw(folder: Path, names: tuple[str, ...], count: int) -> Path:
     return folder
 
 
-def taught(place: Path, *, features_per_class: int = 6, **wishes: Any) -> ModelFolder:
+def taught(place: Path, *, features_per_class: int = 6, **options: Any) -> ModelFolder:
     """A model in `place`/model of three classes, learned in two generations; their pictures in `place`/1 and /2.
 
     The second brings a new class, and more of one that is known. It learns as the paper's do, and keeps float32: tests
@@ -39,9 +39,9 @@ def taught(place: Path, *, features_per_class: int = 6, **wishes: Any) -> ModelF
     """
     folder = ModelFolder(place / "model")
     settings = {"adapter_steps": 60, "adapter_width": 64}
-    wishes.setdefault("method", "hybrid" if "images_per_class" in wishes else "features")
-    wishes |= {"network": "auto", "features_per_class": features_per_class, "settings": settings}
-    quick = Wishes(image_size=SIDE, epochs=10, hold_out=0.5, **wishes)
+    options.setdefault("method", "hybrid" if "images_per_class" in options else "features")
+    options |= {"network": "auto", "features_per_class": features_per_class, "settings": settings}
+    quick = LearnOptions(image_size=SIDE, epochs=10, hold_out=0.5, **options)
     learn(folder, draw(place / "1", (TULIP, DAISY), 24), quick)
     learn(folder, draw(place / "2", (FORMULA, TULIP), 24), quick)
     return folder

@@ -37,7 +37,7 @@ from engram.data.entries import EXTENSIONS
 from engram.data.images import LIMIT, MAX_BYTES, UnreadableImage, decode
 from engram.data.pictures import read, scan
 from engram.errors import EngramError
-from engram.model import Wishes, propose
+from engram.model import LearnOptions, plan_update
 
 PAGE = Path(__file__).parent.parent / "docs" / "pictures.md"
 PICTURE = gradient()
@@ -278,14 +278,14 @@ def outcome(place: Place) -> tuple[bool, str]:
         place.make(Path("pictures"))
         try:
             found = scan(place.source)
-            propose(None, found, Wishes(network="small"))
+            plan_update(None, found, LearnOptions(network="small"))
             pictures = read(found, 8)
         except EngramError as error:
             return False, str(error)
         counts = Counter(pictures.class_names[label] for label in pictures.samples.labels.tolist())
-        left_out = [f"Left out: {each}" for each in (*found.left_out, *pictures.unreadable)]
+        skipped = [f"Left out: {each}" for each in (*found.skipped, *pictures.unreadable)]
         learned = ", ".join(f"{name} {count}" for name, count in counts.items())
-        return True, " ".join([f"Learned: {learned}.", *left_out])
+        return True, " ".join([f"Learned: {learned}.", *skipped])
 
 
 def cell(text: str) -> str:
@@ -331,7 +331,7 @@ pictures/dog/1.png           dog/1.png,dog
 by how their names end: {extensions}.
 Files that are named in a list, or to `predict`, may be called anything. Either way the content decides how one is read.
 
-What is left out is told on stderr, each with the reason, and with `--json` under `left_out`. Nothing is learned of a
+What is left out is told on stderr, each with the reason, and with `--json` under `skipped`. Nothing is learned of a
 picture that cannot be read, and nothing takes its place. `predict` answers the others, and exits with 1.
 
 ## Pictures that are read

@@ -63,7 +63,7 @@ def _work(
     pipe: Connection, variables: dict[str, str], work: Callable[..., Any], arguments: Sequence[Any], enters: bool
 ) -> None:
     os.environ.update(variables)
-    with parallel.world("cpu") if enters else nullcontext():
+    with parallel.process_group("cpu") if enters else nullcontext():
         answer = work(*arguments)
     pipe.send_bytes(pickle.dumps(answer))  # by value, where multiprocessing's own would share tensors' memory
 

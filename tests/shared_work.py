@@ -51,27 +51,29 @@ def exchanged() -> dict[str, Any]:
     with torch.no_grad():
         module[0].weight.fill_(number)
         module[1].running_mean.fill_(number)
-    parallel.align(module)
+    parallel.broadcast_module(module)
 
     def refuse() -> None:
         raise TrainingError(f"refused by {number}")
 
     return {
-        "size": parallel.size(),
-        "speaks": parallel.speaks(),
+        "size": parallel.world_size(),
+        "speaks": parallel.is_main(),
         "threads": torch.get_num_threads(),
         "parts": [parallel.part(count) for count in range(8)],
         "shares": [parallel.share(count) for count in range(8)],
-        "once": parallel.once(lambda: (number, values)),
-        "on first": parallel.on_first(lambda: number),
-        "refused once": refusal(lambda: parallel.once(refuse)),
-        "refused on first": refusal(lambda: parallel.on_first(refuse)),
-        "whole": parallel.whole(torch.full((number, 2), float(number))),  # none of the first, one of the second, ...
+        "once": parallel.broadcast(lambda: (number, values)),
+        "on first": parallel.on_main(lambda: number),
+        "refused once": refusal(lambda: parallel.broadcast(refuse)),
+        "refused on first": refusal(lambda: parallel.on_main(refuse)),
+        "whole": parallel.all_gather(
+            torch.full((number, 2), float(number))
+        ),  # none of the first, one of the second, ...
         "mean": parallel.mean(torch.tensor(float(number))),
         "aligned": (module[0].weight.detach().clone(), module[1].running_mean.clone()),
-        "agreed": refusal(lambda: parallel.agree({"the": "same"}, "anything")),
-        "disagreed": refusal(lambda: parallel.agree(min(number, 1), "the number")),
-        "turn": parallel.by_turns(lambda: (time.sleep(0.1), time.monotonic())[1]),
+        "agreed": refusal(lambda: parallel.check_same({"the": "same"}, "anything")),
+        "disagreed": refusal(lambda: parallel.check_same(min(number, 1), "the number")),
+        "turn": parallel.main_first(lambda: (time.sleep(0.1), time.monotonic())[1]),
     }
 
 
@@ -82,7 +84,7 @@ def waited(seconds: float) -> float:
         time.sleep(seconds)
         return seconds
 
-    return parallel.once(work)
+    return parallel.broadcast(work)
 
 
 def selected(vectors: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +155,7 @@ def trained(kind: str, loss: str, distributes: bool = True, **settings: Any) -> 
     network = NETWORKS[kind]().grown(4, 0, "head")
     noise = {"gradient_noise": 0.3} if loss == "noise" else {}
     light = {"brightness": 63.0, "contrast": 0.8} if loss == "light" else {}
-    given = {"epochs": 3, "batch_size": 16, "rate": 0.1, "weight_decay": 1e-3, **noise, **light, **settings}
+    given = {"epochs": 3, "batch_size": 16, "learning_rate": 0.1, "weight_decay": 1e-3, **noise, **light, **settings}
     epochs = Epochs(network)
 
     def value(inputs: Tensor, columns: Tensor) -> Tensor:
@@ -164,7 +166,7 @@ def trained(kind: str, loss: str, distributes: bool = True, **settings: Any) -> 
         total = nn.functional.cross_entropy(network(inputs)[1], columns)
         return total + network(inputs)[0].square().mean() if loss == "twice" else total
 
-    with nullcontext() if distributes else mock.patch.object(steps, "together", lambda: False):
+    with nullcontext() if distributes else mock.patch.object(steps, "is_distributed", lambda: False):
         Training(**given).fit(network, samples, samples.labels, value, seed=3, task=0, progress=epochs)
     epochs.network = None  # type: ignore[assignment]
     return network.state_dict(), epochs
@@ -199,7 +201,7 @@ def gradients(exactly: bool = False) -> Tensor:
         return nn.functional.cross_entropy(network.head(features), columns)
 
     share = parallel.share(16)
-    with parallel.trained_together(network, loss) as step:
+    with parallel.distributed_step(network, loss) as step:
         step(inputs[share.rows], samples.labels[share.rows], share.weight).backward()
     return torch.cat([parameter.grad.double().flatten() for parameter in network.parameters()])  # type: ignore[union-attr]
 
@@ -280,5 +282,5 @@ def learned(methods: list[str]) -> dict[str, dict[str, Tensor]]:
 def ran_twice(folder: Path) -> list[dict[str, Any]]:
     """Two runs from Python, one after another; each process has a folder of its own, and only the first writes."""
     own = folder / os.environ["RANK"]
-    assert not parallel.together()
+    assert not parallel.is_distributed()
     return [run(quick("features", device="cpu"), stream(), out=own / name).to_json() for name in ("a", "b")]

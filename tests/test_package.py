@@ -39,7 +39,11 @@ def test_the_documented_method_can_be_added_and_run(monkeypatch: pytest.MonkeyPa
     names: dict[str, Any] = {"METHODS": engram.methods.METHODS, "Method": Method}
     exec(learner + entry + objective, names)
     stream = engram.split(engram.load("digits"), classes_per_task=5, seed=0)
-    for method, settings in (("means", {"rate": 0.2}), ("means", {"objective": "lucir"}), ("hold", {"hold": 1.0})):
+    for method, settings in (
+        ("means", {"learning_rate": 0.2}),
+        ("means", {"objective": "lucir"}),
+        ("hold", {"hold": 1.0}),
+    ):
         made = engram.make(method, epochs=1, **settings)
         assert made.name == method
         assert len(engram.run(made, stream).curve) == 2

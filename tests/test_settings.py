@@ -225,20 +225,20 @@ def test_another_objective_brings_the_settings_of_its_own_paper() -> None:
     assert type(learner.objective) is Rebalancing
     assert (learner.head, learner.last_relu) == ("cosine", False)
     training = learner.training
-    assert (training.epochs, training.rate, training.weight_decay) == (160, 0.1, 5e-4)
-    assert (training.milestones, training.decay) == ((0.5, 0.75), 10.0)
+    assert (training.epochs, training.learning_rate, training.weight_decay) == (160, 0.1, 5e-4)
+    assert (training.milestones, training.learning_rate_decay) == ((0.5, 0.75), 10.0)
     assert (learner.name, learner.settings()["objective"]) == ("features", "Rebalancing")
     own = make("features")
     assert type(own.objective) is Distillation
-    assert (own.last_relu, own.training.rate, own.training.weight_decay) == (True, 2.0, 1e-5)
+    assert (own.last_relu, own.training.learning_rate, own.training.weight_decay) == (True, 2.0, 1e-5)
     assert make("features", objective=None).settings() == own.settings()
 
 
 def test_what_is_asked_for_goes_before_the_settings_of_the_objectives_paper() -> None:
-    learner = make("features", objective="lucir", rate=0.3, last_relu="true", weight_decay=0.0, less_forget=2)
-    assert (learner.training.rate, learner.last_relu, learner.training.weight_decay) == (0.3, True, 0.0)
+    learner = make("features", objective="lucir", learning_rate=0.3, last_relu="true", weight_decay=0.0, less_forget=2)
+    assert (learner.training.learning_rate, learner.last_relu, learner.training.weight_decay) == (0.3, True, 0.0)
     assert learner.settings()["less_forget"] == 2.0
-    assert (learner.training.epochs, learner.training.decay) == (160, 10.0)
+    assert (learner.training.epochs, learner.training.learning_rate_decay) == (160, 10.0)
 
 
 def test_another_objective_leaves_what_the_method_keeps_and_who_answers() -> None:
@@ -247,7 +247,7 @@ def test_another_objective_leaves_what_the_method_keeps_and_who_answers() -> Non
     assert type(learner.objective) is BiasCorrection
     assert (learner.head, learner.training.epochs, learner.training.weight_decay) == ("corrected", 250, 2e-4)
     kept = learner.exemplars
-    assert (learner.answer, kept.images_per_class, kept.images_total) == ("nearest-mean", 20, None)
+    assert (learner.predict_with, kept.images_per_class, kept.images_total) == ("nearest-mean", 20, None)
     assert make("gamma-icarl", objective="bic", temperature=3).settings()["temperature"] == 3.0
 
 

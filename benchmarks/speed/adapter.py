@@ -47,10 +47,12 @@ def features_before_and_after(network: str) -> tuple[Pairs, Pairs]:
     learner.learn(first)
     old = learner.extract(second.train)
     new = extract(learner.train(second), second.train)
-    columns = learner.columns(second, second.train.labels)
+    class_indices = learner.class_indices(second, second.train.labels)
     order = torch.randperm(len(old), generator=torch.Generator().manual_seed(0))
     held_out, taught = order[: len(order) // 10], order[len(order) // 10 :]
-    return Pairs(old[taught], new[taught], columns[taught]), Pairs(old[held_out], new[held_out], columns[held_out])
+    return Pairs(old[taught], new[taught], class_indices[taught]), Pairs(
+        old[held_out], new[held_out], class_indices[held_out]
+    )
 
 
 def omega(adapter: object, pairs: Pairs) -> float:
@@ -58,7 +60,7 @@ def omega(adapter: object, pairs: Pairs) -> float:
         return F.cosine_similarity(adapter(F.normalize(pairs.old)), pairs.new).mean().item()
 
 
-def no_classes(features: Tensor, columns: Tensor) -> Tensor:
+def no_classes(features: Tensor, class_indices: Tensor) -> Tensor:
     """Both sides learn similarity alone."""
     return features.new_zeros(())
 

@@ -12,7 +12,7 @@ IMAGES = 2_000
 
 def main() -> None:
     task = two_tasks(IMAGES)[0]
-    learner = make("features", network="resnet32", epochs=1, rate=0.1)
+    learner = make("features", network="resnet32", epochs=1, learning_rate=0.1)
     learner.learn(task)
     network, inputs = learner.network_.eval(), task.train.batch(torch.arange(IMAGES))
 

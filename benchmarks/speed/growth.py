@@ -25,7 +25,9 @@ def resident() -> float:
 
 def main() -> None:
     stream = engram.split(cifar100(), classes_per_task=5)
-    learner = make("features", network="resnet32", epochs=2, rate=0.1, features_per_class=IMAGES, adapter_width=256)
+    learner = make(
+        "features", network="resnet32", epochs=2, learning_rate=0.1, features_per_class=IMAGES, adapter_width=256
+    )
     seconds, memory = [], []
     for task in stream.tasks:
         labels = task.train.labels

@@ -24,7 +24,7 @@ def compare(side: int) -> Outcome:
     labels = torch.arange(count) % 4
     parts = [engram.Samples.of(images[number], labels + 4 * number) for number in range(2)]
     first, second = (engram.Task(number, part.classes(), part, part) for number, part in enumerate(parts))
-    learner = make("lwf", network="resnet18", epochs=1, batch_size=BATCH, rate=0.1)
+    learner = make("lwf", network="resnet18", epochs=1, batch_size=BATCH, learning_rate=0.1)
     learner.learn(first)
     batches = [
         (images[1, rows].permute(0, 3, 1, 2).float().div(255).contiguous(), 4 + labels[rows])
@@ -33,7 +33,7 @@ def compare(side: int) -> Outcome:
     teacher = plain_loop.Classifier(ResNet18(), 512, 4).eval()
 
     def plain() -> None:  # without a loader: images are ready and not augmented
-        plain_loop.train(plain_loop.grown(teacher, 4), teacher, batches, epochs=1, rate=0.1)
+        plain_loop.train(plain_loop.grown(teacher, 4), teacher, batches, epochs=1, learning_rate=0.1)
 
     ours, theirs = in_turns(lambda: learner.train(second), plain, rounds=5)
     return Outcome(

@@ -49,9 +49,9 @@ def loader(images: np.ndarray, labels: np.ndarray, batch_size: int) -> DataLoade
     return DataLoader(Images(images, labels), batch_size, shuffle=True, num_workers=2, persistent_workers=True)
 
 
-def train(student: Classifier, teacher: Classifier, batches: DataLoader, epochs: int, rate: float) -> None:
+def train(student: Classifier, teacher: Classifier, batches: DataLoader, epochs: int, learning_rate: float) -> None:
     """Cross-entropy on the new classes, and the teacher's answers for the old ones."""
-    optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, weight_decay=1e-5)
+    optimiser = torch.optim.SGD(student.parameters(), learning_rate, momentum=0.9, weight_decay=1e-5)
     old = teacher.fc.out_features
     student.train()
     for _ in range(epochs):

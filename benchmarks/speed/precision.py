@@ -15,7 +15,7 @@ def main() -> None:
     few = two_tasks(IMAGES)
 
     def taught(precision: str) -> Learner:
-        learner = make("gamma-lwf", network="resnet32", epochs=1, rate=0.1, precision=precision)
+        learner = make("gamma-lwf", network="resnet32", epochs=1, learning_rate=0.1, precision=precision)
         learner.learn(few[0])
         return learner
 

@@ -14,7 +14,7 @@ IMAGES = 1280  # of the task's 5,000, so that a round takes seconds
 
 def main() -> None:
     few = two_tasks(IMAGES)
-    learner = make("lwf", network="resnet32", epochs=1, rate=0.1)
+    learner = make("lwf", network="resnet32", epochs=1, learning_rate=0.1)
     learner.learn(few[0])
     images = few[1].train.batch(torch.arange(IMAGES)).numpy()
     labels = 10 + torch.tensor([few[1].classes.index(label) for label in few[1].train.labels.tolist()]).numpy()
@@ -23,7 +23,7 @@ def main() -> None:
     student = plain_loop.grown(teacher, 10)
     ours, plain = in_turns(
         lambda: learner.train(few[1]),
-        lambda: plain_loop.train(student, teacher, batches, epochs=1, rate=0.1),
+        lambda: plain_loop.train(student, teacher, batches, epochs=1, learning_rate=0.1),
         rounds=5,
     )
     show(

@@ -17,10 +17,10 @@ BATCHES = 3
 
 def main() -> None:
     few = two_tasks(128 * BATCHES)
-    learner = make("gamma-lwf", network="resnet32", epochs=1, rate=0.1)
+    learner = make("gamma-lwf", network="resnet32", epochs=1, learning_rate=0.1)
     learner.learn(few[0])
     wall = convolutions(learner.train(few[1]), few[1].train.batch(torch.arange(128)))
-    teacher = learner.answering
+    teacher = learner.frozen_network
     batch = few[1].train.batch(torch.arange(128))
 
     def bound() -> None:

@@ -10,7 +10,7 @@ NOT_IN_NAMES = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control characters, half c
 UNSEEN = frozenset({"Cf", "Mn", "Zs"})  # joiners, accents, blanks: between letters, not alone
 
 
-def shown(text: object) -> str:
+def printable(text: object) -> str:
     """A path or a name on one line that any terminal can print: what is not printable is escaped."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in str(text)
@@ -37,8 +37,8 @@ def unfit(name: str) -> str | None:
     if not name.strip():
         return "A class cannot have an empty name."
     if len(name) > LONGEST_NAME:
-        return f"The name of a class has {LONGEST_NAME:,} letters at most; '{shown(name[:20])}…' has {len(name):,}."
+        return f"The name of a class has {LONGEST_NAME:,} letters at most; '{printable(name[:20])}…' has {len(name):,}."
     kinds = {unicodedata.category(letter) for letter in name}
     if kinds & NOT_IN_NAMES or not kinds - UNSEEN:
-        return f"'{shown(name)}' cannot be the name of a class: it has characters that cannot be shown on a line."
+        return f"'{printable(name)}' cannot be the name of a class: it has characters that cannot be shown on a line."
     return None

@@ -116,7 +116,7 @@ def test_what_is_left_out_is_told_on_stderr_and_in_json(place: Path) -> None:
     done = run("evaluate", "model", "flowers", "--quiet", "--json", cwd=place)
     assert done.returncode == 0
     told = json.loads(done.stdout)
-    assert told["pictures"] == 6 and len(told["left_out"]) == 3 and done.stdout.isascii()
+    assert told["pictures"] == 6 and len(told["skipped"]) == 3 and done.stdout.isascii()
     assert [line.split(": It")[0] for line in done.stderr.splitlines()] == [
         "left out: flowers/notes.txt",
         "left out: flowers/[red]tulip/cut.png",

@@ -59,7 +59,7 @@ def test_the_packed_images_are_kept_and_give_the_same_result(place: Path) -> Non
 def test_table_1_of_two_methods_over_two_tasks_and_its_report(place: Path) -> None:
     arguments = ["suite", "table1", *DATA, "--methods", "features,gamma-icarl", "--tasks", "2", *QUICK_SUITE]
     plan = command(*arguments, "--plan", "--json", "--out", "suite", place=place)
-    assert [row["kept_bytes"] for row in json.loads(plan.stdout)["runs"]] == [4 * 6 * 16 * 16 * 3, 4 * 6 * 64 * 4]
+    assert [row["memory_bytes"] for row in json.loads(plan.stdout)["runs"]] == [4 * 6 * 16 * 16 * 3, 4 * 6 * 64 * 4]
     done = command(*arguments, "--jobs", "2", "--out", "suite", "--json", place=place)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
@@ -75,7 +75,7 @@ def test_a_model_learns_from_the_same_folder(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     learned = json.loads(done.stdout)
     assert learned["classes"] == 11
-    assert [left["path"] for left in learned["left_out"]] == ["imagenet/train/n00000000/empty.JPEG"]
+    assert [left["path"] for left in learned["skipped"]] == ["imagenet/train/n00000000/empty.JPEG"]
     told = command("evaluate", "model", "imagenet/val", "--json", place=place)
     assert json.loads(told.stdout)["pictures"] == 22
 

@@ -19,7 +19,7 @@ from terminals import Watched, run, tree
 
 from engram import storage
 from engram.data.pictures import scan
-from engram.model import ModelFolder, Wishes, load, propose
+from engram.model import LearnOptions, ModelFolder, load, plan_update
 from engram.model.accuracy import interval
 
 QUICK = ("--set", "adapter_steps=20", "--set", "adapter_width=32")
@@ -131,13 +131,13 @@ def test_as_json_there_is_one_object_with_all_of_it(model: ModelFolder, tmp_path
     told = json.loads(done.stdout)
     assert told["published"] is True and told["generation"] == 3 and told["classes"] == 4
     assert told["new"] == {"rose": 10} and told["more"] == {TULIP: 10}
-    assert told["kept_bytes"] == load(model).learner.memory.nbytes
+    assert told["memory_bytes"] == load(model).learner.memory.nbytes
     sizes = [path.stat().st_size for path in (tmp_path / "more").rglob("?.png")]
     assert told["seen_bytes"] == sum(sizes)
     assert [each["name"] for each in told["judged"]] == [*NAMES, "rose"]
     features = load(model).learner.memory.features
     assert features.held_out is not None
-    held_out = [int(features.held_out[features.columns == column].sum()) for column in range(4)]
+    held_out = [int(features.held_out[features.class_indices == column].sum()) for column in range(4)]
     assert [each["images"] for each in told["judged"]] == held_out
     assert (told["held_out"], told["held_out_classes"]) == (sum(held_out), sum(count > 0 for count in held_out))
     evidence = load(model).facts.evidence
@@ -146,8 +146,8 @@ def test_as_json_there_is_one_object_with_all_of_it(model: ModelFolder, tmp_path
     assert (told["estimated"], told["tuned"], told["tuning"]) == (True, True, "it starts from random weights")
     assert (told["network"], told["classifier"]) == ("small", "linear SVM (C 1)")
     assert told["warnings"] == []
-    assert [left["path"] for left in told["left_out"]] == ["more/rose/broken.png"]
-    assert done.stderr == f"left out: more/rose/broken.png: {told['left_out'][0]['reason']}\n"
+    assert [left["path"] for left in told["skipped"]] == ["more/rose/broken.png"]
+    assert done.stderr == f"left out: more/rose/broken.png: {told['skipped'][0]['reason']}\n"
 
 
 def test_as_json_a_frozen_network_says_so(flowers: Path, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_what_is_left_out_is_told_on_stderr_even_when_it_is_to_be_quiet(flowers:
         ]
         if asked:
             told = json.loads(done.stdout)
-            assert f"flowers/{DAISY}/{ODD}" in [left["path"] for left in told["left_out"]]
+            assert f"flowers/{DAISY}/{ODD}" in [left["path"] for left in told["skipped"]]
             assert done.stdout.isascii()
 
 
@@ -291,7 +291,7 @@ def test_of_many_that_are_left_out_twenty_are_told(flowers: Path, tmp_path: Path
     lines = done.stderr.splitlines()
     assert len(lines) == 21 and lines[-1] == "left out: 10 more; --json lists all"
     told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
-    assert len(told["left_out"]) == 30
+    assert len(told["skipped"]) == 30
 
 
 # Dry runs
@@ -299,7 +299,7 @@ def test_of_many_that_are_left_out_twenty_are_told(flowers: Path, tmp_path: Path
 
 def test_a_dry_run_tells_what_would_be_made_and_changes_nothing(flowers: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
-    epochs = propose(None, scan(flowers), Wishes()).learner.training.epochs
+    epochs = plan_update(None, scan(flowers), LearnOptions()).learner.training.epochs
     done = run("learn", "model", "flowers", "--dry-run", "--budget", "1MB", *SMALL, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -321,9 +321,9 @@ def test_a_dry_run_tells_what_would_be_made_and_changes_nothing(flowers: Path, t
         "network": "small",
         "image_size": 16,
         "epochs": epochs,
-        "kept_bytes": (12 + 2 * 4) * 64,  # a byte a number, and two numbers a dimension
+        "memory_bytes": (12 + 2 * 4) * 64,  # a byte a number, and two numbers a dimension
         "budget": None,
-        "left_out": [],
+        "skipped": [],
     }
     assert tree(tmp_path) == before
 
@@ -338,7 +338,7 @@ def test_a_dry_run_says_why_a_pretrained_network_would_not_be_trained(flowers: P
     )
     told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
     assert (told["network"], told["image_size"], told["epochs"]) == ("efficientnet-lite0", 224, 0)
-    assert told["kept_bytes"] == (12 + 2 * 4) * 1280
+    assert told["memory_bytes"] == (12 + 2 * 4) * 1280
     assert tree(tmp_path) == before
 
 
@@ -400,8 +400,12 @@ def weights(path: Path) -> None:
         (("--at-least", "2"), 2, "The accuracy to reach must lie between 0 and 1"),
         (("--at-least", "nan"), 2, "The accuracy to reach must lie between 0 and 1"),
         (("--validate", "--hold-out", "0"), 2, "something must be held out for it."),
-        (("--set", "rat=1"), 2, "Did you mean 'rate'?"),
-        (("--set", "rate"), 2, "--set wants KEY=VALUE, such as --set rate=0.5; found 'rate'."),
+        (("--set", "learning_rat=1"), 2, "Did you mean 'learning_rate'?"),
+        (
+            ("--set", "learning_rate"),
+            2,
+            "--set wants KEY=VALUE, such as --set learning_rate=0.5; found 'learning_rate'.",
+        ),
         (("--set", "method=features"), 2, "The method 'engram' has no setting 'method'."),
         (
             ("--images-per-class", "2", "--set", "images_per_class=3"),

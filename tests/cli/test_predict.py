@@ -65,8 +65,8 @@ def test_as_json_there_is_one_object(place: Path) -> None:
     done = run("predict", "model", "a.png", "c.png", "--json", "--top", "2", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
-    assert set(told) == {"predictions", "left_out", "calibrated"}
-    assert told["left_out"] == [] and told["calibrated"] is True
+    assert set(told) == {"predictions", "skipped", "calibrated"}
+    assert told["skipped"] == [] and told["calibrated"] is True
     expected = probabilities(place, "a.png", "c.png").sort(dim=1, descending=True)
     for row, (path, prediction) in enumerate(zip(("a.png", "c.png"), told["predictions"], strict=True)):
         assert set(prediction) == {"path", "top"} and prediction["path"] == path
@@ -147,7 +147,7 @@ def test_only_a_newline_ends_a_line_of_the_list(place: Path) -> None:
         (place / os.fsdecode(name)).write_bytes((place / "a.png").read_bytes())
     done = run("predict", "model", "-", "--json", cwd=place, stdin=b"\n".join(raw))
     told = json.loads(done.stdout)
-    assert (done.returncode, told["left_out"]) == (0, [])
+    assert (done.returncode, told["skipped"]) == (0, [])
     assert [os.fsencode(each["path"]) for each in told["predictions"]] == raw
 
 
@@ -191,8 +191,8 @@ def test_what_cannot_be_read_is_told_the_others_are_answered_and_the_exit_code_i
     if form == "json":
         told = json.loads(done.stdout)
         assert [each["path"] for each in told["predictions"]] == ["a.png", "b.png"]
-        assert [each["path"] for each in told["left_out"]] == ["cut.png", "absent.png"]
-        assert told["left_out"][1]["reason"] == "There is no such file."
+        assert [each["path"] for each in told["skipped"]] == ["cut.png", "absent.png"]
+        assert told["skipped"][1]["reason"] == "There is no such file."
     else:
         lines = done.stdout.splitlines()[1 if form == "csv" else 0 :]
         assert [line[:5] for line in lines] == ["a.png", "b.png"]

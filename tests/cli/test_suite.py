@@ -22,7 +22,7 @@ NAMES = [
     *("frontier", "parts"),
 ]
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
-QUICK = [*DATA, "--set", "epochs=1", "--set", "adapter_steps=10", "--set", "rate=0.2"]
+QUICK = [*DATA, "--set", "epochs=1", "--set", "adapter_steps=10", "--set", "learning_rate=0.2"]
 SLOW = [*QUICK, *("--set", "epochs=40", "--set", "batch_size=2")]  # seconds, not milliseconds
 
 
@@ -95,7 +95,7 @@ def test_a_plan_as_json_has_the_same_in_bytes_and_seconds(place: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     plan = json.loads(done.stdout)
     assert set(plan) == {"runs", "seconds"}
-    kept = {row["label"]: (row["method"], row["runs"], row["done"], row["kept_bytes"]) for row in plan["runs"]}
+    kept = {row["label"]: (row["method"], row["runs"], row["done"], row["memory_bytes"]) for row in plan["runs"]}
     features, images = 4 * 16 * 64 * 4, 4 * 2 * 8 * 4  # of four classes, in bytes
     assert kept == {"P = 0": ("features", 1, 0, features), "P = 2": ("hybrid", 1, 0, features + images)}
     assert all(row["seconds"] >= 0 for row in plan["runs"])
@@ -262,8 +262,12 @@ def test_a_suite_with_a_failed_run_prints_the_rest_says_why_and_exits_with_1(the
             2,
             "No method of the suite 'depth' has a setting 'alhpa'. Did you mean 'alpha'?",
         ),
-        (["alpha", "--set", "rate"], 2, "--set wants KEY=VALUE, such as --set rate=0.5; found 'rate'."),
-        (["alpha", "--set", "rate=fast"], 2, "The setting 'rate' cannot be 'fast'"),
+        (
+            ["alpha", "--set", "learning_rate"],
+            2,
+            "--set wants KEY=VALUE, such as --set learning_rate=0.5; found 'learning_rate'.",
+        ),
+        (["alpha", "--set", "learning_rate=fast"], 2, "The setting 'learning_rate' cannot be 'fast'"),
         (["alpha", "--tasks", "6"], 2, "This stream has 5 tasks; 6 were asked for."),
         (["alpha", "--dataset", "arrays", "--data", "missing.npz"], 1, "There is no file missing.npz."),
         (["alpha", "--out", "/proc/nothing"], 1, "/proc/nothing"),

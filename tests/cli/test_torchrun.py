@@ -19,7 +19,7 @@ from shared_work import ran_twice
 from engram.experiments import Result
 
 # Enough steps to be interrupted in, at a rate at which so many do not make of rounding another network.
-SLOW = ["--set", "batch_size=4", "--epochs", "30", "--set", "rate=0.02"]
+SLOW = ["--set", "batch_size=4", "--epochs", "30", "--set", "learning_rate=0.02"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,18 @@ def places(tmp_path: Path) -> list[Path]:
 
 def command(data: Path, *options: str) -> list[str]:
     small = ["--classes-per-task", "2", "--features-per-class", "8", "--epochs", "3", "--set", "adapter_steps=20"]
-    return ["run", "features", "--dataset", "arrays", "--data", str(data), *small, "--set", "rate=0.2", *options]
+    return [
+        "run",
+        "features",
+        "--dataset",
+        "arrays",
+        "--data",
+        str(data),
+        *small,
+        "--set",
+        "learning_rate=0.2",
+        *options,
+    ]
 
 
 def told(out: Path, event: str = "epoch") -> int:
@@ -73,8 +84,8 @@ def test_several_processes_leave_what_one_does_and_only_the_first_speaks_and_wri
     assert engram(*options, cwd=tmp_path).returncode == 0
     here, alone_there = ({str(path.relative_to(place)) for path in place.rglob("*")} for place in (places[0], tmp_path))
     alone_there = {name for name in alone_there if not name.startswith(("first", "second"))}
-    remembered = "trained/remembered/"  # by the bits of the weights, which several processes add up in another order
-    assert {name for name in here if remembered not in name} == {name for name in alone_there if remembered not in name}
+    cache = "trained/remembered/"  # by the bits of the weights, which several processes add up in another order
+    assert {name for name in here if cache not in name} == {name for name in alone_there if cache not in name}
     assert len(here) == len(alone_there)
     for seed in ("seed-0", "seed-1"):
         found, alone = (Result.load(place / "run" / seed / "result.json") for place in (places[0], tmp_path))
@@ -97,10 +108,10 @@ def test_runs_from_python_may_follow_each_other_and_all_processes_have_the_resul
 @pytest.mark.parametrize(
     ("options", "exit_code", "words"),
     [
-        (["--set", "rat=1"], 2, "has no setting 'rat'"),
+        (["--set", "learning_rat=1"], 2, "has no setting 'learning_rat'"),
         (["--out", "taken"], 2, "taken holds something else (note.txt)"),
         (["--network", "resnet32", "--out", "run"], 2, "resnet32"),
-        (["--set", "rate=1e30", "--out", "run"], 1, "is not finite"),
+        (["--set", "learning_rate=1e30", "--out", "run"], 1, "is not finite"),
     ],
 )
 def test_an_error_is_told_once_and_ends_all_with_the_usual_exit_code(

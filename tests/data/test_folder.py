@@ -157,13 +157,13 @@ def test_files_that_are_left_out_are_listed_as_learn_lists_them(tmp_path: Path) 
     (root / "train" / "n00000000" / "notes.txt").touch()
     write(root / "train" / "stray.JPEG", 0, 0)
     dataset = load("imagenet1000", root)
-    assert [str(left).removeprefix(f"{root}/train/").split(".")[:2] for left in dataset.left_out] == [
+    assert [str(left).removeprefix(f"{root}/train/").split(".")[:2] for left in dataset.skipped] == [
         ["n00000000/notes", "txt: Its name does not end like that of a picture: "],
         ["stray", "JPEG: It lies beside the class folders, so it has no class"],
         ["n00000000/empty", "JPEG: It is empty"],
     ]
     assert len(dataset.train) == 6
-    assert load("folder", root / "val").left_out == ()
+    assert load("folder", root / "val").skipped == ()
 
 
 # What is said
@@ -237,13 +237,13 @@ def test_what_is_only_tested_on_or_has_no_pictures_is_told(tmp_path: Path) -> No
     write(root / "val" / "unlearned" / "1.jpg", 0, 0)
     dataset = load("folder", root)
     assert dataset.class_names == ("n00000000", "n00000001")
-    assert {(left.path.relative_to(root).as_posix(), left.reason) for left in dataset.left_out} == {
+    assert {(left.path.relative_to(root).as_posix(), left.reason) for left in dataset.skipped} == {
         ("train/bare", "This class has no pictures."),
         ("val/unlearned", "train has no such class, so it cannot be learned."),
     }
     (root / "train" / "n00000000" / "inner").mkdir()
     (root / "train" / "bare").rmdir()
-    assert [left.path.name for left in load("folder", root / "train").left_out] == []
+    assert [left.path.name for left in load("folder", root / "train").skipped] == []
 
 
 def test_a_class_list_may_come_from_another_system_and_blanks_around_a_name_are_none_of_it(tmp_path: Path) -> None:

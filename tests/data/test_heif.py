@@ -181,7 +181,7 @@ def test_photos_are_found_by_their_extensions(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / "cat" / name).write_bytes(heic(PICTURE))
     found = scan(tmp_path)
-    assert [path.name for path in found.paths] == sorted(names) and not found.left_out
+    assert [path.name for path in found.paths] == sorted(names) and not found.skipped
 
 
 # Files that ask for too much

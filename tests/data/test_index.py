@@ -65,9 +65,7 @@ def test_the_same_is_found_and_left_out_as_by_learn(tmp_path: Path) -> None:
     os.mkfifo(first / "pipe.jpg")
     index, found = scan(root, ()), scan_pictures(root)
     assert sorted(paths(index)) == sorted(found.paths)
-    assert {(left.path, left.reason) for left in index.left_out} == {
-        (left.path, left.reason) for left in found.left_out
-    }
+    assert {(left.path, left.reason) for left in index.skipped} == {(left.path, left.reason) for left in found.skipped}
 
 
 def test_progress_is_told(tree: Path) -> None:
@@ -103,10 +101,10 @@ def test_thousands_of_files_that_are_no_pictures_are_counted_and_not_all_named(
     for number in range(5):
         (tree / "val" / f"{number}.txt").touch()
         (tree / "train" / f"{number}.txt").touch()
-    left_out = scan(tree, ()).left_out
-    assert [left.path.name for left in left_out[:3]] == ["0.txt", "1.txt", "2.txt"]
-    assert str(left_out[3]).endswith("data: 7 more of its files are left out, for such reasons.")
-    assert len(left_out) == 4
+    skipped = scan(tree, ()).skipped
+    assert [left.path.name for left in skipped[:3]] == ["0.txt", "1.txt", "2.txt"]
+    assert str(skipped[3]).endswith("data: 7 more of its files are left out, for such reasons.")
+    assert len(skipped) == 4
 
 
 # Keeping
@@ -126,10 +124,10 @@ def test_an_index_is_kept_in_the_cache_and_found_again_whole(tree: Path, monkeyp
     assert made.place.parent == place_of(tree) and made.place.is_file()
     forbid(monkeypatch)
     kept = open_index(tree, ("train", "val"))
-    assert (kept.root, kept.folders, kept.names, kept.left_out) == (made.root, made.folders, made.names, made.left_out)
+    assert (kept.root, kept.folders, kept.names, kept.skipped) == (made.root, made.folders, made.names, made.skipped)
     for field in ("changed", "folder_of", "ends", "sizes", "times"):
         assert torch.equal(getattr(kept, field), getattr(made, field))
-    assert kept.left_out and list(kept.identity(torch.arange(12))) == list(made.identity(torch.arange(12)))
+    assert kept.skipped and list(kept.identity(torch.arange(12))) == list(made.identity(torch.arange(12)))
     assert not [path for path in tree.rglob("*") if path.name.startswith((".aside", ".lock", "index"))]
 
 
@@ -187,7 +185,7 @@ def test_a_damaged_index_is_made_anew(damage: str, tree: Path) -> None:
     elif damage == "a part missing":
         save_tensors(place, {name: tensor for name, tensor in tensors.items() if name != "changed"})
     else:
-        save_tensors(place, {**tensors, "left_out": torch.tensor([1, 2], dtype=torch.uint8)})
+        save_tensors(place, {**tensors, "skipped": torch.tensor([1, 2], dtype=torch.uint8)})
     assert len(open_index(tree, ())) == 12
     assert place.read_bytes() == content
 

@@ -17,10 +17,10 @@ import torch
 from pictures_made import encoded, gradient
 
 from engram.data import pictures
-from engram.data.pictures import Found, LeftOut, read, scan
+from engram.data.pictures import Found, SkippedFile, read, scan
 from engram.errors import DataError, UsageError
 from engram.progress import Phase
-from engram.text import shown
+from engram.text import printable
 
 CAFE = "café"
 COMPOSED, DECOMPOSED = unicodedata.normalize("NFC", CAFE), unicodedata.normalize("NFD", CAFE)
@@ -50,8 +50,8 @@ def classes(found: Found) -> dict[str, list[str]]:
     return result
 
 
-def reasons(left_out: tuple[LeftOut, ...], root: Path) -> dict[str, str]:
-    return {str(left.path.relative_to(root)): left.reason for left in left_out}
+def reasons(skipped: tuple[SkippedFile, ...], root: Path) -> dict[str, str]:
+    return {str(left.path.relative_to(root)): left.reason for left in skipped}
 
 
 class Noted:
@@ -91,7 +91,7 @@ def test_each_sub_folder_is_a_class_with_all_that_lies_below_it(tmp_path: Path) 
     }
     assert found.class_names == ("cat", "dog", "emu")
     assert found.labels == (0, 0, 0, 1, 1, 2)
-    assert found.left_out == ()
+    assert found.skipped == ()
     assert scan(str(tmp_path)) == found
 
 
@@ -116,7 +116,7 @@ def test_what_systems_leave_behind_is_passed_over_in_silence(tmp_path: Path) -> 
         (tmp_path / name).touch()
     found = scan(tmp_path)
     assert classes(found) == {"cat": ["cat/1.png"]}
-    assert found.left_out == ()
+    assert found.skipped == ()
 
 
 def test_what_is_not_a_picture_by_its_name_is_listed_and_so_are_empty_classes(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_is_not_a_picture_by_its_name_is_listed_and_so_are_empty_classes(tm
     assert classes(found) == {"cat": ["cat/1.png"]}
     extensions = ".jpg, .jpeg, .jpe, .jfif, .png, .apng, .webp, .bmp, .gif, .heic, .heif, .hif"
     name = f"Its name does not end like that of a picture: {extensions}."
-    assert reasons(found.left_out, tmp_path) == {
+    assert reasons(found.skipped, tmp_path) == {
         "2.png": "It lies beside the class folders, so it has no class.",
         "README.md": name,
         "cat/notes.txt": name,
@@ -140,8 +140,8 @@ def test_what_is_not_a_picture_by_its_name_is_listed_and_so_are_empty_classes(tm
         "cat/pipe.png": "It is not a file.",
         "dog": "This class has no pictures.",
     }
-    assert [left.path for left in found.left_out] == sorted(left.path for left in found.left_out)
-    assert str(found.left_out[0]) == f"{tmp_path}/2.png: It lies beside the class folders, so it has no class."
+    assert [left.path for left in found.skipped] == sorted(left.path for left in found.skipped)
+    assert str(found.skipped[0]) == f"{tmp_path}/2.png: It lies beside the class folders, so it has no class."
 
 
 def test_links_are_followed(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_links_that_lead_in_a_circle_or_nowhere_are_listed(tmp_path: Path) -> No
     found = scan(tmp_path)
     assert classes(found) == {"cat": ["cat/1.png", "cat/deep/2.png"]}
     circle = "This link leads in a circle, back to a folder that it lies in."
-    assert reasons(found.left_out, tmp_path) == {
+    assert reasons(found.skipped, tmp_path) == {
         "all": circle,
         "cat/deep/all": circle,
         "cat/deep/up": circle,
@@ -278,11 +278,11 @@ def test_files_may_have_any_name_and_are_shown_on_one_line(tmp_path: Path) -> No
     found = scan(tmp_path)
     assert sorted(path.name for path in found.paths) == sorted(names)
     assert len(read(found, 4).samples) == len(names)
-    assert str(found.left_out[0]).startswith(rf"{tmp_path}/cat/\x07bell.txt: Its name")
+    assert str(found.skipped[0]).startswith(rf"{tmp_path}/cat/\x07bell.txt: Its name")
     for path in found.paths:
-        shown(path).encode()
-        assert shown(path).isprintable()
-    assert shown("a\udcff\nb\x1b Kä\u202e") == r"a\udcff\nb\x1b Kä\u202e"
+        printable(path).encode()
+        assert printable(path).isprintable()
+    assert printable("a\udcff\nb\x1b Kä\u202e") == r"a\udcff\nb\x1b Kä\u202e"
 
 
 # Lists
@@ -303,7 +303,7 @@ def test_files_may_have_any_name_and_are_shown_on_one_line(tmp_path: Path) -> No
 def test_a_list_gives_the_label_of_each_picture(text: str, tmp_path: Path) -> None:
     found = scan(listed(tmp_path, text))
     assert classes(found) == {"cat": ["a.png", "c.png"], "dog": ["b.png"]}
-    assert found.left_out == ()
+    assert found.skipped == ()
 
 
 def test_a_list_may_name_any_file_in_any_place(tmp_path: Path) -> None:
@@ -357,13 +357,13 @@ def test_what_lies_above_a_linked_folder_is_what_the_file_system_says(tmp_path: 
     files = {name: path.resolve() for name, path in zip(found.class_names, found.paths, strict=True)}
     assert files["cat"] == tmp_path.resolve() / "store" / "a.png"
     assert files["cow"] == tmp_path.resolve() / "a.png"
-    assert reasons(found.left_out, tmp_path) == {"store/deep/b.png": "Line 3 repeats line 2."}
+    assert reasons(found.skipped, tmp_path) == {"store/deep/b.png": "Line 3 repeats line 2."}
 
 
 def test_a_line_that_repeats_another_is_left_out_and_listed(tmp_path: Path) -> None:
     found = scan(listed(tmp_path, "path,label\na.png,cat\nb.png,dog\n./a.png, cat\n"))
     assert classes(found) == {"cat": ["a.png"], "dog": ["b.png"]}
-    assert reasons(found.left_out, tmp_path) == {"a.png": "Line 4 repeats line 2."}
+    assert reasons(found.skipped, tmp_path) == {"a.png": "Line 4 repeats line 2."}
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ def test_training_pictures_go_by_their_folders_and_validation_pictures_by_the_li
 
 
 def test_its_lists_and_boxes_are_not_told_as_left_out_but_empty_pictures_are(root: Path) -> None:
-    assert load("tiny-imagenet-200", root).left_out == ()
+    assert load("tiny-imagenet-200", root).skipped == ()
     (root / "train" / "n00000000" / "images" / "n00000000_9.JPEG").touch()
-    assert [left.path.name for left in load("tiny-imagenet-200", root).left_out] == ["n00000000_9.JPEG"]
+    assert [left.path.name for left in load("tiny-imagenet-200", root).skipped] == ["n00000000_9.JPEG"]
 
 
 def test_a_class_list_chooses_by_identifier(root: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from engram.data.pictures import scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.estimator import IncrementalClassifier
 from engram.methods import METHODS
-from engram.model import ModelFolder, Wishes, forget, inspect, load, propose, rename
+from engram.model import LearnOptions, ModelFolder, forget, inspect, load, plan_update, rename
 
 Array = NDArray[Any]
 
@@ -117,7 +117,7 @@ def test_it_says_what_it_is() -> None:
 
 
 def test_parameters_are_read_set_and_cloned_as_they_were_given() -> None:
-    settings = {"rate": 0.1}
+    settings = {"learning_rate": 0.1}
     classifier = IncrementalClassifier("hybrid", images_per_class=4, settings=settings)
     assert classifier.get_params()["settings"] is settings
     assert clone(classifier).get_params() == classifier.get_params()
@@ -178,8 +178,8 @@ def test_the_columns_are_sorted_and_say_the_same(blobs: tuple[Array, Array]) -> 
     classifier = quick().partial_fit(X[y == 0], names[y == 0]).partial_fit(X[y > 0], names[y > 0])
     assert classifier.classes_.tolist() == ["apple", "fig", "lime", "pear"]
     scores, probabilities = classifier.decision_function(X), classifier.predict_proba(X)
-    for columns in (scores.argmax(1), probabilities.argmax(1)):
-        assert np.array_equal(classifier.classes_[columns], classifier.predict(X))
+    for class_indices in (scores.argmax(1), probabilities.argmax(1)):
+        assert np.array_equal(classifier.classes_[class_indices], classifier.predict(X))
     own = classifier.model_.scores(torch.tensor(X, dtype=torch.float32))
     assert np.allclose(scores[:, 3], own[:, 0], atol=1e-5)  # pear came first
     temperature = classifier.model_.facts.calibration.temperature
@@ -384,8 +384,8 @@ def test_what_cannot_be_learned_from_is_refused(X: Any, y: Any, kind: type[Excep
         ({"budget": 100}, "A budget of 100 bytes is too small for 4 classes"),
         ({"validation_fraction": 1.0}, "validation_fraction must be at least 0 and less than 1; found 1.0"),
         ({"validation_fraction": "a tenth"}, "validation_fraction must be"),
-        ({"settings": {"rat": 1}}, "has no setting 'rat'. Did you mean 'rate'?"),
-        ({"settings": {"rate": -1}}, "The setting 'rate' cannot be -1"),
+        ({"settings": {"learning_rat": 1}}, "has no setting 'learning_rat'. Did you mean 'learning_rate'?"),
+        ({"settings": {"learning_rate": -1}}, "The setting 'learning_rate' cannot be -1"),
         ({"settings": {"seed": 1}}, "`settings` cannot hold 'seed'. Give it as the parameter random_state"),
         ({"settings": {"classifier": "lda"}}, "`settings` cannot hold 'classifier'. Give it as the parameter"),
         ({"classifier": "tree"}, "The setting 'classifier' cannot be 'tree'"),
@@ -433,7 +433,7 @@ def test_after_an_error_all_is_as_it_was(blobs: tuple[Array, Array]) -> None:
     X, y = blobs
     classifier = quick(network="mlp").fit(X, y)
     before, memory = classifier.decision_function(X), classifier.model_.learner.memory
-    classifier.set_params(settings={"rate": 1e30})
+    classifier.set_params(settings={"learning_rate": 1e30})
     with pytest.raises(EngramError, match="not finite"):
         classifier.partial_fit(X, y + 2)
     with pytest.raises(ValueError, match="Some labels are whole numbers, others texts"):
@@ -465,12 +465,12 @@ def test_a_model_keeps_its_method_and_network(blobs: tuple[Array, Array]) -> Non
 
 def test_other_settings_hold_from_the_next_time_on(blobs: tuple[Array, Array]) -> None:
     X, y = blobs
-    classifier = quick(network="mlp", features_per_class=5, settings={"rate": np.float64(0.3)})
+    classifier = quick(network="mlp", features_per_class=5, settings={"learning_rate": np.float64(0.3)})
     classifier.fit(X[y < 2], y[y < 2])
-    assert classifier.model_.learner.training.rate == 0.3
+    assert classifier.model_.learner.training.learning_rate == 0.3
     assert classifier.model_.learner.memory.features.counts.tolist() == [5, 5]
     classifier.set_params(features_per_class=np.int64(3), settings=None, epochs=2).partial_fit(X[y == 2], y[y == 2])
-    assert classifier.model_.learner.training.rate == 0.03 and classifier.model_.learner.training.epochs == 2
+    assert classifier.model_.learner.training.learning_rate == 0.03 and classifier.model_.learner.training.epochs == 2
     assert classifier.model_.learner.memory.features.counts.tolist() == [3, 3, 3]
 
 
@@ -514,7 +514,7 @@ def test_it_is_the_end_of_a_pipeline() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_grid_is_searched(workers: int, blobs: tuple[Array, Array]) -> None:
-    grid = {"method": ["features", "finetune"], "settings": [{"rate": 1e-9}, None]}
+    grid = {"method": ["features", "finetune"], "settings": [{"learning_rate": 1e-9}, None]}
     search = GridSearchCV(quick(epochs=15), grid, cv=2, n_jobs=workers).fit(*blobs)
     scores = search.cv_results_["mean_test_score"]
     assert scores[2] < 0.8 < scores[3]  # a head that was not trained, and one that was
@@ -688,15 +688,15 @@ def test_an_estimator_learns_even_if_accuracy_falls() -> None:
 
 def test_a_model_of_pictures_goes_on_at_the_rate_of_the_command_line(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    first = Wishes(method="features", image_size=SIDE, epochs=1, hold_out=0)
+    first = LearnOptions(method="features", image_size=SIDE, epochs=1, hold_out=0)
     engram.model.learn(folder, draw(tmp_path / "1", NAMES[:2], 2), first)
     more = scan(draw(tmp_path / "2", ("rose", "lily"), 2))
-    expected = propose(load(folder), more, Wishes()).learner.training.rate
+    expected = plan_update(load(folder), more, LearnOptions()).learner.training.learning_rate
     classifier = IncrementalClassifier.load(folder.path).set_params(epochs=1)
     images = np.random.RandomState(0).randint(0, 256, (4, SIDE, SIDE, 3)).astype(np.uint8)
     classifier.partial_fit(images, ["rose", "rose", "lily", "lily"])
-    assert load(folder).learner.training.rate == 2.0 and expected == 0.5
-    assert classifier.model_.learner.training.rate == expected
+    assert load(folder).learner.training.learning_rate == 2.0 and expected == 0.5
+    assert classifier.model_.learner.training.learning_rate == expected
 
 
 def test_saving_again_adds_a_generation(blobs: tuple[Array, Array], tmp_path: Path) -> None:
@@ -718,7 +718,7 @@ def test_a_model_of_pictures_is_loaded_and_goes_on(small_model: ModelFolder, tmp
     assert loaded.settings["flip"] is True and loaded.settings["pad"] == 4  # as `engram learn` has them
     images = np.random.RandomState(0).randint(0, 256, (10, SIDE, SIDE, 3)).astype(np.uint8)
     model = load(small_model)
-    expected = model.probabilities(torch.from_numpy(images))[:, [model.column(name) for name in loaded.classes_]]
+    expected = model.probabilities(torch.from_numpy(images))[:, [model.class_index(name) for name in loaded.classes_]]
     assert np.allclose(loaded.predict_proba(images), expected, atol=1e-6)
     loaded.set_params(epochs=1).partial_fit(images, np.array(["noise"] * 5 + ["static"] * 5))
     folder = copied(small_model, tmp_path / "copy")

@@ -63,10 +63,10 @@ def test_a_phase_that_a_run_did_not_have_took_no_time() -> None:
 
 def test_results_are_grouped_by_everything_but_the_seed() -> None:
     runs = [
-        *(result("features", seed, settings={"seed": seed, "alpha": 1.0, "rate": 0.2}) for seed in (1, 0)),
-        *(result("features", seed, settings={"seed": seed, "alpha": 100.0, "rate": 0.2}) for seed in (0, 1)),
-        result("features", 0, settings={"seed": 0, "rate": 0.2}),
-        result("lwf", 7, settings={"seed": 7, "rate": 0.5}),
+        *(result("features", seed, settings={"seed": seed, "alpha": 1.0, "learning_rate": 0.2}) for seed in (1, 0)),
+        *(result("features", seed, settings={"seed": seed, "alpha": 100.0, "learning_rate": 0.2}) for seed in (0, 1)),
+        result("features", 0, settings={"seed": 0, "learning_rate": 0.2}),
+        result("lwf", 7, settings={"seed": 7, "learning_rate": 0.5}),
     ]
     notes: list[str] = []
     groups = group_by_settings(runs, notes)
@@ -137,7 +137,14 @@ def test_a_setting_that_is_none_goes_without_saying() -> None:
 
 def test_of_many_settings_a_few_that_tell_results_apart_are_named() -> None:
     def hybrid(objective: str, number: int, **others: object) -> Result:
-        settings = {"head": "cosine", "rate": number, "decay": number, "size": number, "objective": objective, **others}
+        settings = {
+            "head": "cosine",
+            "learning_rate": number,
+            "learning_rate_decay": number,
+            "size": number,
+            "objective": objective,
+            **others,
+        }
         return result("hybrid", settings=settings)
 
     runs = [hybrid("A", 1), hybrid("B", 2, head="linear"), hybrid("C", 3, epochs=5)]
@@ -147,8 +154,8 @@ def test_of_many_settings_a_few_that_tell_results_apart_are_named() -> None:
         "hybrid, objective = C",
     ]
     assert [each.label for each in group_by_settings([*runs, hybrid("C", 4)], [])][2:] == [
-        "hybrid, rate = 3",
-        "hybrid, rate = 4",
+        "hybrid, learning_rate = 3",
+        "hybrid, learning_rate = 4",
     ]
     assert [each.label for each in group_by_settings([*runs, hybrid("C", 3)], [])][2:] == [
         "hybrid, objective = C, epochs = 5",

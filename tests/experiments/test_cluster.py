@@ -14,13 +14,13 @@ import pytest
 from engram.data import Reading, load
 from engram.errors import EngramWarning
 from engram.experiments import Plan, cluster
-from engram.experiments.jobs import Job, Order
+from engram.experiments.jobs import Job, SuiteOptions
 from engram.experiments.local import FAILED, Site
-from engram.experiments.many import begin, carry_out, programme
+from engram.experiments.many import begin, carry_out, plan_suite
 
 pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
 
-SETTINGS = {"epochs": 40, "batch_size": 4, "adapter_steps": 50, "rate": 0.2}
+SETTINGS = {"epochs": 40, "batch_size": 4, "adapter_steps": 50, "learning_rate": 0.2}
 
 
 @pytest.fixture
@@ -91,12 +91,12 @@ def test_paths_are_whole_for_workers_elsewhere(tmp_path: Path, monkeypatch: pyte
 
 def test_a_killed_worker_costs_nothing_but_time(data: Path, tmp_path: Path) -> None:
     dataset = load("arrays", data)
-    order = Order(suite="balance", dataset="arrays", settings=SETTINGS)
-    here = programme(order, Site(tmp_path / "here", "arrays", data), dataset)
+    order = SuiteOptions(suite="balance", dataset="arrays", settings=SETTINGS)
+    here = plan_suite(order, Site(tmp_path / "here", "arrays", data), dataset)
     begin(here, "engram suite", resume=False)
     assert [outcome.error for outcome in carry_out(here, dataset)] == [None, None]
 
-    there = programme(order, Site(tmp_path / "there", "arrays", data), dataset)
+    there = plan_suite(order, Site(tmp_path / "there", "arrays", data), dataset)
     begin(there, "engram suite", resume=False)
     killed: list[int] = []
 

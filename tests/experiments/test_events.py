@@ -20,7 +20,7 @@ from engram.methods import Learner, make
 
 
 def small(method: str = "features", **settings: object) -> Learner:
-    given = {"epochs": 3, "batch_size": 16, "rate": 0.2, "expected_classes": 6, **settings}
+    given = {"epochs": 3, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6, **settings}
     if method == "features":
         given = {"features_per_class": 8, "adapter_steps": 10, **given}
     return make(method, **given)
@@ -88,17 +88,17 @@ def test_an_epoch_has_its_loss_and_the_rate_at_its_end(vectors: Stream, tmp_path
     learner = small(epochs=5, schedule="one-cycle")
     run(learner, vectors.first(2), out=tmp_path)
     epochs = [event for event in events_of(tmp_path) if event["event"] == "epoch"]
-    assert set(epochs[0]) == {"event", "task", "phase", "epoch", "loss", "rate"}
+    assert set(epochs[0]) == {"event", "task", "phase", "epoch", "loss", "learning_rate"}
     per_epoch = learner.training.batches_per_epoch(vectors.tasks[0].train)
-    rates = [learner.training.rate_at((epoch + 1) * per_epoch - 1, 5 * per_epoch) for epoch in range(5)]
-    assert [event["rate"] for event in epochs] == pytest.approx(2 * rates)
+    rates = [learner.training.learning_rate_at((epoch + 1) * per_epoch - 1, 5 * per_epoch) for epoch in range(5)]
+    assert [event["learning_rate"] for event in epochs] == pytest.approx(2 * rates)
     assert all(event["loss"] > 0 for event in epochs)
     assert epochs[4]["loss"] < epochs[0]["loss"]  # it learns
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_batches(vectors: Stream, tmp_path: Path) -> None:
     """At a rate of next to nothing the network stays as it is, and batches of equal size have the mean of all."""
-    still = {"rate": 1e-30, "momentum": 0.0, "weight_decay": 0.0, "epochs": 1}
+    still = {"learning_rate": 1e-30, "momentum": 0.0, "weight_decay": 0.0, "epochs": 1}
     losses = {}
     for size in (12, 48):
         run(small("gamma-lwf", batch_size=size, **still), vectors.first(1), out=tmp_path / str(size))
@@ -166,7 +166,7 @@ def test_a_run_that_is_gone_on_with_adds_to_what_was_told(vectors: Stream, tmp_p
 
 def test_a_run_that_fails_says_why_as_its_last_word(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as failed:
-        run(small(rate=1e30), vectors, out=tmp_path)
+        run(small(learning_rate=1e30), vectors, out=tmp_path)
     events = events_of(tmp_path)
     assert [event["event"] for event in events] == ["begin", "stop"]
     assert events[-1]["why"] == str(failed.value)
@@ -188,7 +188,7 @@ def test_a_run_that_is_refused_tells_nothing(vectors: Stream, tmp_path: Path) ->
     run(small(), vectors.first(1), out=tmp_path)
     before = (tmp_path / "events.jsonl").read_bytes()
     with pytest.raises(EngramError, match=r"rate: 0\.2, now 0\.1"):
-        run(small(rate=0.1), vectors.first(1), out=tmp_path, resume=True)
+        run(small(learning_rate=0.1), vectors.first(1), out=tmp_path, resume=True)
     assert (tmp_path / "events.jsonl").read_bytes() == before
 
 
@@ -236,7 +236,7 @@ def test_tensorboard_gets_scalars_that_it_can_read(vectors: Stream, tmp_path: Pa
     told = [event for event in events_of(tmp_path / "run") if event["event"] == "epoch"]
     for task in (1, 2, 3):
         epochs = [event for event in told if event["task"] == task]
-        for name in ("loss", "rate"):
+        for name in ("loss", "learning_rate"):
             expected = [1, 2, 3], pytest.approx([event[name] for event in epochs])
             assert scalars(f"task {task}/train/{name}") == expected
         assert f"task {task}/train/seconds" in tags

@@ -13,10 +13,10 @@ from conftest import blobs
 
 from engram.data import Dataset
 from engram.errors import UsageError
-from engram.experiments.jobs import Job, Order, check, jobs_of, leaders_first, variants, write_suite
+from engram.experiments.jobs import Job, SuiteOptions, check, jobs_of, leaders_first, variants, write_suite
 from engram.experiments.suites import SUITES, Variant
 
-ORDER = Order(suite="balance", dataset="arrays")
+ORDER = SuiteOptions(suite="balance", dataset="arrays")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def job(
     method: str = "features",
     settings: Mapping[str, Any] | None = None,
     *,
-    order: Order = ORDER,
+    order: SuiteOptions = ORDER,
     size: int | None = None,
 ) -> Job:
     """The one run of a variant made for the occasion."""
@@ -39,7 +39,7 @@ def job(
     return found
 
 
-def all_jobs(order: Order, dataset: Dataset) -> list[Job]:
+def all_jobs(order: SuiteOptions, dataset: Dataset) -> list[Job]:
     return [each for variant in variants(order, dataset) for each in jobs_of(variant, order, dataset)]
 
 
@@ -61,7 +61,10 @@ def test_the_folder_is_the_same_whether_a_value_is_given_or_is_the_default(data:
 def test_the_folder_is_another_for_another_setting_method_split_or_number_of_tasks(data: Dataset) -> None:
     found = [
         job(data),
-        *(job(data, settings={name: value}) for name, value in {"alpha": 10, "epochs": 9, "C": 2, "rate": 1}.items()),
+        *(
+            job(data, settings={name: value})
+            for name, value in {"alpha": 10, "epochs": 9, "C": 2, "learning_rate": 1}.items()
+        ),
         job(data, order=replace(ORDER, settings={"classifier": "ridge"})),
         job(data, order=replace(ORDER, preset="paper")),
         job(data, order=replace(ORDER, suite="alpha")),  # on the validation split
@@ -180,7 +183,7 @@ def test_the_first_of_those_that_share_come_before_all_seconds_and_each_job_once
 
 
 def test_jobs_that_share_nothing_stay_in_their_order(data: Dataset) -> None:
-    jobs = [job(data, settings={"rate": rate}) for rate in (0.5, 0.1, 0.3)]
+    jobs = [job(data, settings={"learning_rate": learning_rate}) for learning_rate in (0.5, 0.1, 0.3)]
     assert leaders_first(jobs) == jobs
 
 

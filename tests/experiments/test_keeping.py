@@ -12,10 +12,10 @@ from conftest import blobs, patterns
 from engram.data import Stream, split
 from engram.errors import UsageError
 from engram.experiments import keeping, run
-from engram.experiments.keeping import images_before, kept_bytes
+from engram.experiments.keeping import images_before, memory_bytes
 from engram.methods import make
 
-QUICK = {"epochs": 1, "batch_size": 16, "rate": 0.1}
+QUICK = {"epochs": 1, "batch_size": 16, "learning_rate": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_bytes_that_are_counted_before_are_those_that_are_kept_in_the_end(
     for dataset in (patterns(), blobs()):
         stream = split(dataset, classes_per_task=2, seed=0)
         learner = make(method, **QUICK, **settings)
-        expected = kept_bytes(learner, stream)
+        expected = memory_bytes(learner, stream)
         for task in stream:
             assert images_before(learner, stream, task.index) == len(learner.memory.images)
             learner.learn(task)
@@ -76,5 +76,5 @@ def test_a_class_that_comes_again_is_counted_once() -> None:
     first, second = split(blobs(classes=4), classes_per_task=2).tasks
     again = Stream("again", (first, second, replace(first, index=2)), tuple("abcd"))
     learner = make("icarl", images_total=4, epochs=1)
-    assert kept_bytes(learner, again) == 4 * first.train.sample_bytes
+    assert memory_bytes(learner, again) == 4 * first.train.sample_bytes
     assert run(learner, again).memory_bytes == 4 * first.train.sample_bytes

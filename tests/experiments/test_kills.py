@@ -13,7 +13,7 @@ from engram.experiments import Result
 from engram.storage import ASIDE
 
 KILLS = 20
-SLOW_ENOUGH = ["--epochs", "40", "--set", "batch_size=4", "--set", "adapter_steps=200", "--set", "rate=0.2"]
+SLOW_ENOUGH = ["--epochs", "40", "--set", "batch_size=4", "--set", "adapter_steps=200", "--set", "learning_rate=0.2"]
 
 
 @pytest.fixture(scope="module")

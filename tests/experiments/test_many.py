@@ -29,17 +29,17 @@ from engram.data import Dataset, load
 from engram.errors import UsageError
 from engram.experiments import Plan
 from engram.experiments.estimate import estimate
-from engram.experiments.jobs import Order, jobs_of
+from engram.experiments.jobs import SuiteOptions, jobs_of
 from engram.experiments.local import FAILED, Outcome, Site, _Worker, run_side_by_side
-from engram.experiments.many import Programme, begin, carry_out, default_folder, programme
+from engram.experiments.many import SuitePlan, begin, carry_out, default_folder, plan_suite
 from engram.experiments.suites import Variant
 from engram.methods import measure_costs
 from engram.progress import Phase
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than:engram.errors.EngramWarning")
 
-QUICK = {"epochs": 1, "adapter_steps": 10, "rate": 0.2}
-ALPHA = Order(suite="alpha", dataset="arrays", tasks=2, settings=QUICK)
+QUICK = {"epochs": 1, "adapter_steps": 10, "learning_rate": 0.2}
+ALPHA = SuiteOptions(suite="alpha", dataset="arrays", tasks=2, settings=QUICK)
 QUALITY = replace(ALPHA, suite="quality")  # features, and hybrid with two images of each class
 SLOW = {**QUICK, "epochs": 40, "batch_size": 2}  # seconds, not milliseconds
 
@@ -68,10 +68,10 @@ def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
 
-def carried_out(order: Order, out: Path, file: Path, workers: int = 1) -> tuple[Programme, list[Outcome]]:
+def carried_out(order: SuiteOptions, out: Path, file: Path, workers: int = 1) -> tuple[SuitePlan, list[Outcome]]:
     """A suite, or what is left of it, done."""
     dataset = load("arrays", file)
-    plan = programme(order, Site(out, "arrays", file), dataset)
+    plan = plan_suite(order, Site(out, "arrays", file), dataset)
     begin(plan, "engram suite", resume=True)
     return plan, list(carry_out(plan, dataset, workers=workers))
 
@@ -182,7 +182,7 @@ def test_a_run_alone_has_the_result_that_it_has_in_a_suite(file: Path, tmp_path:
 
 
 def test_a_suite_that_was_begun_is_refused_unless_it_is_to_go_on(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = programme(QUALITY, Site(tmp_path / "out", "arrays", file), data)
+    plan = plan_suite(QUALITY, Site(tmp_path / "out", "arrays", file), data)
     assert not (tmp_path / "out").exists()
     begin(plan, "the first", resume=False)
     said = (tmp_path / "out" / "suite-quality.json").read_bytes()
@@ -191,7 +191,7 @@ def test_a_suite_that_was_begun_is_refused_unless_it_is_to_go_on(file: Path, tmp
     assert (tmp_path / "out" / "suite-quality.json").read_bytes() == said
     begin(plan, "the first", resume=True)
     assert (tmp_path / "out" / "suite-quality.json").read_bytes() == said
-    other = programme(ALPHA, Site(tmp_path / "out", "arrays", file), data)
+    other = plan_suite(ALPHA, Site(tmp_path / "out", "arrays", file), data)
     begin(other, "another suite", resume=False)
 
 
@@ -232,7 +232,7 @@ def test_the_bar_of_a_suite_that_is_gone_on_with_reaches_its_end(file: Path, tmp
     (first / "result.json").unlink()  # its tasks are all done, and will be told all the same
     (second / "result.json").unlink()
     storage.remove(second / "checkpoint-002")
-    left = programme(ALPHA, plan.site, data)
+    left = plan_suite(ALPHA, plan.site, data)
     assert len(left.left) == 2
     bars = _Bars()
     carry_out(left, data, progress=bars)
@@ -240,7 +240,7 @@ def test_the_bar_of_a_suite_that_is_gone_on_with_reaches_its_end(file: Path, tmp
 
 
 def test_the_bar_of_a_suite_whose_runs_fail_reaches_its_end_too(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = programme(QUALITY, Site(tmp_path, "arrays", file), data)
+    plan = plan_suite(QUALITY, Site(tmp_path, "arrays", file), data)
     begin(plan, "engram suite", resume=False)
     (tmp_path / plan.rows[0].jobs[0].folder / "events.jsonl").mkdir(parents=True)
     bars = _Bars()
@@ -250,8 +250,8 @@ def test_the_bar_of_a_suite_whose_runs_fail_reaches_its_end_too(file: Path, tmp_
 
 
 def test_a_run_that_two_variants_have_in_common_is_counted_once(file: Path, tmp_path: Path, data: Dataset) -> None:
-    order = Order(suite="frontier", dataset="arrays", methods=("engram",), settings={"epochs": 1}, tasks=2)
-    rows = programme(order, Site(tmp_path, "arrays", file), data).rows
+    order = SuiteOptions(suite="frontier", dataset="arrays", methods=("engram",), settings={"epochs": 1}, tasks=2)
+    rows = plan_suite(order, Site(tmp_path, "arrays", file), data).rows
     folders = [row.jobs[0].folder for row in rows]
     assert len(set(folders)) < len(folders), "no two variants are one run any more"
     counted = {}
@@ -269,7 +269,7 @@ def test_a_run_that_two_variants_have_in_common_is_counted_once(file: Path, tmp_
 def test_data_that_cannot_be_loaded_fail_a_workers_job_with_the_reason(
     file: Path, tmp_path: Path, data: Dataset, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plan = programme(QUALITY, Site(tmp_path / "out", "arrays", file), data)
+    plan = plan_suite(QUALITY, Site(tmp_path / "out", "arrays", file), data)
     gone = replace(plan.site, data=tmp_path / "gone.npz")
     outcomes = run_side_by_side(gone, plan.left, 1, lambda job: None, lambda job: None)
     assert all("gone.npz" in str(outcome.error) for outcome in outcomes)
@@ -303,7 +303,7 @@ def test_a_run_that_fails_is_marked_with_the_reason_and_the_rest_go_on(file: Pat
 
 
 def test_a_run_that_failed_before_it_had_begun_can_be_tried_again(file: Path, tmp_path: Path) -> None:
-    order = replace(ALPHA, settings={**QUICK, "rate": 1e30, "batch_size": 8})
+    order = replace(ALPHA, settings={**QUICK, "learning_rate": 1e30, "batch_size": 8})
     plan, outcomes = carried_out(order, tmp_path, file)
     assert len(outcomes) == 5
     for outcome in outcomes:
@@ -316,7 +316,7 @@ def test_a_run_that_failed_before_it_had_begun_can_be_tried_again(file: Path, tm
 
 
 def test_a_network_that_cannot_be_read_fails_the_runs_that_need_it_until_it_is_gone(file: Path, tmp_path: Path) -> None:
-    trained = replace(ALPHA, suite="gamma", methods=("gamma-lwf",), settings={"epochs": 1, "rate": 0.2})
+    trained = replace(ALPHA, suite="gamma", methods=("gamma-lwf",), settings={"epochs": 1, "learning_rate": 0.2})
     carried_out(trained, tmp_path, file)
     for path in (tmp_path / "trained").glob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:50])
@@ -329,7 +329,7 @@ def test_a_network_that_cannot_be_read_fails_the_runs_that_need_it_until_it_is_g
 
 
 def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = programme(QUALITY, Site(tmp_path, "arrays", file), data)
+    plan = plan_suite(QUALITY, Site(tmp_path, "arrays", file), data)
     begin(plan, "engram suite", resume=False)
     (tmp_path / plan.rows[0].jobs[0].folder / "events.jsonl").mkdir(parents=True)  # what no one expects
     (bad, error), (_, well) = carry_out(plan, data)
@@ -343,7 +343,7 @@ def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: 
 def test_one_who_finds_a_run_under_way_elsewhere_leaves_no_mark_on_it(
     file: Path, tmp_path: Path, data: Dataset
 ) -> None:
-    plan = programme(QUALITY, Site(tmp_path, "arrays", file), data)
+    plan = plan_suite(QUALITY, Site(tmp_path, "arrays", file), data)
     begin(plan, "engram suite", resume=False)
     site, job, said = plan.site, plan.rows[0].jobs[0], []
     again = functools.partial(site.carry_out, job, lambda: data)
@@ -554,7 +554,7 @@ def test_what_will_be_kept_is_foretold_to_the_byte(method: str, kind: str) -> No
     costs = measure_costs(learner, dataset.train, len(dataset.class_names))
     foretold = estimate(learner, plan.stream(dataset), costs)
     result = plan.run(dataset)
-    assert foretold.kept_bytes == result.memory_bytes
+    assert foretold.memory_bytes == result.memory_bytes
     assert (result.memory_bytes > 0) == (method != "lwf")
     assert len(foretold.training) == len(foretold.extracting) == len(foretold.adapting) == 2
     assert all(seconds > 0 for seconds in (*foretold.training, *foretold.extracting))
@@ -575,11 +575,11 @@ def test_no_more_is_foretold_than_classes_have(method: str, settings: dict[str, 
     learner = plan.learner(dataset)
     costs = measure_costs(learner, dataset.train, len(dataset.class_names))
     foretold = estimate(learner, plan.stream(dataset), costs)
-    assert foretold.kept_bytes == plan.run(dataset).memory_bytes
+    assert foretold.memory_bytes == plan.run(dataset).memory_bytes
 
 
 def test_what_is_shared_is_counted_once_for_each_seed(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = programme(replace(ALPHA, seeds=2), Site(tmp_path, "arrays", file), data)
+    plan = plan_suite(replace(ALPHA, seeds=2), Site(tmp_path, "arrays", file), data)
     one = plan.rows[0].estimate
     shared, own = sum(one.training) + sum(one.extracting), sum(one.adapting)
     assert shared > 0 and own > 0
@@ -589,7 +589,7 @@ def test_what_is_shared_is_counted_once_for_each_seed(file: Path, tmp_path: Path
 
 
 def test_other_trainings_are_counted_each(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = programme(replace(ALPHA, suite="gamma", settings={"epochs": 1}), Site(tmp_path, "arrays", file), data)
+    plan = plan_suite(replace(ALPHA, suite="gamma", settings={"epochs": 1}), Site(tmp_path, "arrays", file), data)
     for number, row in enumerate(plan.rows):
         one = row.estimate
         first = one.training[0] if number == 0 else 0  # no teacher yet: it is the same for every γ
@@ -602,11 +602,11 @@ def test_a_training_that_a_finished_run_has_left_is_not_counted_again(
 ) -> None:
     plan, _ = carried_out(ALPHA, tmp_path, file)
     (tmp_path / plan.rows[3].jobs[0].folder / "result.json").unlink()
-    left = programme(ALPHA, plan.site, data)
+    left = plan_suite(ALPHA, plan.site, data)
     assert [row.done for row in left.rows] == [1, 1, 1, 0, 1]
     assert left.seconds == 0  # all of its tasks are learned: only its result is to be written again
     shutil.rmtree(tmp_path / plan.rows[3].jobs[0].folder)
-    left = programme(ALPHA, plan.site, data)
+    left = plan_suite(ALPHA, plan.site, data)
     assert left.seconds == pytest.approx(sum(left.rows[3].estimate.adapting))
 
 
@@ -614,7 +614,7 @@ def test_tasks_that_an_interrupted_run_has_learned_are_not_counted_again(
     file: Path, tmp_path: Path, data: Dataset
 ) -> None:
     order = replace(ALPHA, suite="gamma", settings={"epochs": 1})
-    plan = programme(order, Site(tmp_path, "arrays", file), data)
+    plan = plan_suite(order, Site(tmp_path, "arrays", file), data)
     job = plan.rows[0].jobs[0]
 
     def interrupt() -> None:
@@ -623,7 +623,7 @@ def test_tasks_that_an_interrupted_run_has_learned_are_not_counted_again(
     with pytest.raises(KeyboardInterrupt):
         plan.site.carry_out(job, lambda: data, after_task=interrupt)
     assert (plan.site.learned(job), plan.site.done(job)) == (1, False)
-    left = programme(order, plan.site, data)
+    left = plan_suite(order, plan.site, data)
     for before, row in zip(plan.rows, left.rows, strict=True):
         one, learned = row.estimate, row.jobs[0] == job
         training = sum(one.training[1:]) if row.variant.method == "features" else 0

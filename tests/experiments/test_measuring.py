@@ -12,7 +12,7 @@ from engram.methods import Learner, make
 
 
 def small(method: str = "features", **settings: object) -> Learner:
-    given = {"epochs": 3, "batch_size": 16, "rate": 0.2, "expected_classes": 6, **settings}
+    given = {"epochs": 3, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6, **settings}
     return make(method, **given)
 
 
@@ -35,7 +35,7 @@ def test_omega_and_the_ceiling_match_a_replay_with_the_old_images(vectors: Strea
     assert result.omega[-1] == pytest.approx(float(quality.mean()), abs=1e-5)
     assert result.omega_previous[-1] == pytest.approx(float(quality[18:36].mean()), abs=1e-5)
     assert result.omega_first[-1] == pytest.approx(float(quality[:18].mean()), abs=1e-5)
-    classifier = LinearSVM(C=1.0).fit(truth, memory.columns)
+    classifier = LinearSVM(C=1.0).fit(truth, memory.class_indices)
     correct = total = 0
     for task in vectors:
         best = classifier.scores(F.normalize(replay.extract(task.test))).argmax(1)

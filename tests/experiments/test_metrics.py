@@ -14,10 +14,10 @@ from engram.experiments.metrics import (
 
 def test_top_k_accuracy_counts_rows_whose_class_is_among_the_best() -> None:
     scores = torch.tensor([[0.1, 0.5, 0.4], [0.9, 0.0, 0.1], [0.2, 0.3, 0.5]])
-    columns = torch.tensor([2, 0, 0])
-    assert top_k_accuracy(scores, columns) == pytest.approx(1 / 3)
-    assert top_k_accuracy(scores, columns, 2) == pytest.approx(2 / 3)
-    assert top_k_accuracy(scores, columns, 5) == 1.0  # with three classes the best five are all of them
+    class_indices = torch.tensor([2, 0, 0])
+    assert top_k_accuracy(scores, class_indices) == pytest.approx(1 / 3)
+    assert top_k_accuracy(scores, class_indices, 2) == pytest.approx(2 / 3)
+    assert top_k_accuracy(scores, class_indices, 5) == 1.0  # with three classes the best five are all of them
 
 
 def test_average_incremental_accuracy_is_the_mean_of_the_curve_first_task_included() -> None:

@@ -13,8 +13,8 @@ from engram.data import Dataset, Samples, load
 from engram.data.lazy import Lazy
 from engram.errors import UsageError
 from engram.experiments import PRESETS, Plan
-from engram.experiments.jobs import Order, facts, jobs_of, variants
-from engram.experiments.keeping import kept_bytes
+from engram.experiments.jobs import SuiteOptions, facts, jobs_of, variants
+from engram.experiments.keeping import memory_bytes
 from engram.experiments.presets import classes_per_task, preset
 from engram.methods import METHODS, OBJECTIVES, setting_names
 
@@ -81,7 +81,7 @@ def test_the_paper_preset_has_the_epochs_of_the_objectives_paper(method: str, di
     epochs = {"eeil": 40, "lucir": 160, "engram": 160, "bic": 250, "bic-uncorrected": 250}.get(method, 70)
     training = Plan(method=method, preset="paper").learner(digits).training
     assert (training.epochs, training.schedule) == (epochs, "steps")
-    assert training.rate == (0.1 if method in UNDIVIDED else 2.0)
+    assert training.learning_rate == (0.1 if method in UNDIVIDED else 2.0)
 
 
 @pytest.mark.parametrize(("objective", "epochs"), [("eeil", 40), ("lucir", 160), ("bic", 250), ("distillation", 70)])
@@ -96,11 +96,11 @@ def test_on_digits_the_short_preset_has_a_rate_of_its_own_for_objectives_that_ar
 ) -> None:
     training = Plan(method=method).learner(digits).training
     assert (training.epochs, training.batch_size, training.schedule) == (20, 32, "one-cycle")
-    assert training.rate == (0.05 if METHODS[method].objective == "lucir" else 0.2)
+    assert training.learning_rate == (0.05 if METHODS[method].objective == "lucir" else 0.2)
 
 
 def test_on_digits_the_short_presets_rate_goes_by_the_objective_that_is_asked_for(digits: Dataset) -> None:
-    for method, objective, rate in (
+    for method, objective, learning_rate in (
         ("features", "lucir", 0.05),
         ("features", "distillation", 0.2),
         ("features", "classification", 0.2),
@@ -108,16 +108,23 @@ def test_on_digits_the_short_presets_rate_goes_by_the_objective_that_is_asked_fo
         ("lucir", "bic", 0.2),
         ("lucir", "lucir", 0.05),
     ):
-        assert Plan(method=method, settings={"objective": objective}).learner(digits).training.rate == rate
-    asked = Plan(method="features", settings={"objective": "lucir", "rate": 0.3, "epochs": 2}).learner(digits).training
-    assert (asked.rate, asked.epochs) == (0.3, 2)
+        assert (
+            Plan(method=method, settings={"objective": objective}).learner(digits).training.learning_rate
+            == learning_rate
+        )
+    asked = (
+        Plan(method="features", settings={"objective": "lucir", "learning_rate": 0.3, "epochs": 2})
+        .learner(digits)
+        .training
+    )
+    assert (asked.learning_rate, asked.epochs) == (0.3, 2)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_on_other_data_the_short_preset_leaves_the_rate_to_the_objective(method: str) -> None:
     training = Plan(method=method).learner(blobs()).training
     assert (training.epochs, training.schedule) == (10, "one-cycle")
-    assert training.rate == (0.1 if method in UNDIVIDED else 2.0)
+    assert training.learning_rate == (0.1 if method in UNDIVIDED else 2.0)
 
 
 # What depends on the data alone
@@ -217,7 +224,9 @@ def test_the_paper_preset_for_imagenet_is_the_papers(name: str, classes: int, me
     assert (training.epochs, training.batch_size, training.weight_decay) == PAPER_TRAINING.get(own, (60, 128, 1e-5))
     milestones = MILESTONES.get(own, [20, 30, 40, 50])
     assert [round(share * training.epochs) for share in training.milestones] == milestones
-    assert (training.rate, training.decay) == ((2.0, 5.0) if own in ("distillation", "classification") else (0.1, 10.0))
+    assert (training.learning_rate, training.learning_rate_decay) == (
+        (2.0, 5.0) if own in ("distillation", "classification") else (0.1, 10.0)
+    )
     assert (training.crop, training.crop_area, training.pad, training.flip) == (224, None, 0, True)
     assert learner.network == "resnet18"
     settings = learner.settings()
@@ -239,13 +248,13 @@ def test_runs_and_the_suite_of_table_1_keep_what_the_paper_counts(
     name: str, classes: int, megabytes: dict[str, float]
 ) -> None:
     dataset = imagenet(name, classes)
-    order = Order(suite="table1", dataset=name, preset="paper")
+    order = SuiteOptions(suite="table1", dataset=name, preset="paper")
     suite = {variant.method: variant for variant in variants(order, dataset)}
     for method, expected in megabytes.items():
         (job,) = jobs_of(suite[method], order, dataset)
         for plan in (job.plan, Plan(method=method, preset="paper")):
             learner, stream = plan.learner(dataset), plan.stream(dataset)
-            assert round(kept_bytes(learner, stream) / 2**20, 1) == expected, method
+            assert round(memory_bytes(learner, stream) / 2**20, 1) == expected, method
 
 
 def test_on_imagenet_1000_the_paper_varies_m_from_50_to_200() -> None:
@@ -277,7 +286,7 @@ def test_tiny_imagenet_has_a_network_and_borders_for_its_size() -> None:
 
 
 def test_a_job_on_files_goes_by_their_size_and_classes_too() -> None:
-    order = Order(suite="table1", dataset="imagenet100", methods=("lwf",))
+    order = SuiteOptions(suite="table1", dataset="imagenet100", methods=("lwf",))
 
     def folder(dataset: Dataset) -> str:
         return jobs_of(variants(order, dataset)[0], order, dataset)[0].folder

@@ -216,7 +216,9 @@ def test_what_adaptation_is_worth_is_told_of_the_same_settings(tmp_path: Path) -
     runs = seeds("features", [0.8, 0.7]) + seeds("features-unadapted", [0.6, 0.5]) + seeds("lwf", [0.4, 0.4])
     words = said(make_report([save(tmp_path / "same", *runs)]))
     assert "Adapting the stored vectors, against leaving them as they are: the difference is .200 (95 %" in words
-    others = [Result(**{**each.to_json(), "settings": {"rate": 9}}) if "un" in each.method else each for each in runs]
+    others = [
+        Result(**{**each.to_json(), "settings": {"learning_rate": 9}}) if "un" in each.method else each for each in runs
+    ]
     assert "Adapting" not in said(make_report([save(tmp_path / "other", *others)]))
 
 
@@ -314,10 +316,12 @@ def test_csv_has_numbers_in_full_and_latex_the_rules_of_booktabs(tmp_path: Path)
 
 
 def test_settings_are_split_into_those_that_differ_and_those_in_common(tmp_path: Path) -> None:
-    part = make_report([save(tmp_path, result("features"), result("lwf", settings={"seed": 0, "rate": 0.2}))]).parts[0]
+    part = make_report(
+        [save(tmp_path, result("features"), result("lwf", settings={"seed": 0, "learning_rate": 0.2}))]
+    ).parts[0]
     assert part.apart is not None
     assert part.apart.rows == (("adapter", "mlp", None),)
-    assert part.common.rows == (("rate", "0.2"),)
+    assert part.common.rows == (("learning_rate", "0.2"),)
 
 
 def test_what_was_no_setting_yet_is_shown_as_what_was_done_and_objectives_as_they_are_set(tmp_path: Path) -> None:
@@ -330,7 +334,7 @@ def test_what_was_no_setting_yet_is_shown_as_what_was_done_and_objectives_as_the
 
 
 def test_settings_of_many_groups_are_shown_five_at_a_time(tmp_path: Path) -> None:
-    runs = [result("features", settings={"seed": 0, "rate": number}) for number in range(7)]
+    runs = [result("features", settings={"seed": 0, "learning_rate": number}) for number in range(7)]
     report = make_report([save(tmp_path, *runs)])
     apart = report.parts[0].apart
     assert apart is not None
@@ -382,7 +386,7 @@ def test_what_was_no_setting_yet_is_not_done_again_though_the_method_does_it_tod
     runs = [result("engram", 0, dataset="digits", settings={"codec": "int8", "seed": 0})]
     section = make_report([save(tmp_path, *runs)]).parts[0].section
     (command,) = commands(section, section.groups[0])
-    for flag in ("--set codec=int8", "--set old_weights=0.0", "--set old_weights_from=0.0"):
+    for flag in ("--set codec=int8", "--set weight_averaging=0.0", "--set weight_averaging_from=0.0"):
         assert flag in " ".join(command.split())
 
 

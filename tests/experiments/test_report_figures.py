@@ -101,7 +101,7 @@ def test_a_scale_puts_equal_ratios_at_equal_distances() -> None:
 
 
 def test_no_more_than_sixteen_matrices_are_drawn(tmp_path: Path) -> None:
-    runs = [result("lwf", settings={"rate": rate}) for rate in range(18)]
+    runs = [result("lwf", settings={"learning_rate": learning_rate}) for learning_rate in range(18)]
     plot = plot_of(only(make_report([save(tmp_path, *runs)])), "matrix")
     maps = [axes for axes in draw(plot).axes if axes.get_title(loc="left")]
     assert len(maps) == 16 and "The first 16 of 18 groups." in plot.caption

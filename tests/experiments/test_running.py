@@ -20,7 +20,7 @@ from engram.storage import load_tensors, save_tensors
 
 
 def small(method: str = "features", **settings: object) -> Learner:
-    given = {"epochs": 2, "batch_size": 16, "rate": 0.2, "expected_classes": 6, **settings}
+    given = {"epochs": 2, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6, **settings}
     if method.startswith("features"):
         given = {"features_per_class": 8, "adapter_steps": 10, **given}
     return make(method, **given)
@@ -128,7 +128,7 @@ class _Stopping:
 
 def _cut_off_and_gone_on(method: str, stream: Stream, folder: Path, phase: str, step: int) -> None:
     settings = {"images_per_class": 5} if "images_per_class" in setting_names(method) else {}
-    known = {"epochs": 6, "features_per_class": 8, "adapter_steps": 10, "rate": 0.05, **settings}
+    known = {"epochs": 6, "features_per_class": 8, "adapter_steps": 10, "learning_rate": 0.05, **settings}
     known = {name: value for name, value in known.items() if name in setting_names(method)}
     whole = run(make(method, **known), stream, out=folder / "whole")
     with pytest.raises(_Interrupt):
@@ -218,7 +218,8 @@ def test_fewer_tasks_can_be_carried_further(vectors: Stream, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "named"), [({"rate": 0.1}, "rate: 0.2, now 0.1"), ({"seed": 5}, "seed: 0, now 5"), ({"C": 2}, "C: 1.0")]
+    ("change", "named"),
+    [({"learning_rate": 0.1}, "rate: 0.2, now 0.1"), ({"seed": 5}, "seed: 0, now 5"), ({"C": 2}, "C: 1.0")],
 )
 def test_a_changed_setting_is_refused_and_named(
     vectors: Stream, tmp_path: Path, change: dict[str, object], named: str
@@ -273,7 +274,7 @@ def test_a_damaged_checkpoint_is_named(vectors: Stream, tmp_path: Path) -> None:
 
 def test_a_run_that_leaves_the_finite_numbers_publishes_nothing(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="not finite at task 1, epoch"):
-        run(small(rate=1e30), vectors, out=tmp_path)
+        run(small(learning_rate=1e30), vectors, out=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "events.jsonl"]
     run(small(), vectors.first(1), out=tmp_path)  # and the folder is free
 

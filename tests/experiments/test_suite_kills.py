@@ -19,7 +19,16 @@ from engram import storage
 
 KILLS = 5
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
-SLOW_ENOUGH = ["--set", "epochs=40", "--set", "batch_size=2", "--set", "adapter_steps=100", "--set", "rate=0.2"]
+SLOW_ENOUGH = [
+    "--set",
+    "epochs=40",
+    "--set",
+    "batch_size=2",
+    "--set",
+    "adapter_steps=100",
+    "--set",
+    "learning_rate=0.2",
+]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 
 from engram.data import Dataset, Samples, load
 from engram.experiments import PRESETS, Plan
-from engram.experiments.jobs import Order, facts, jobs_of, variants
+from engram.experiments.jobs import SuiteOptions, facts, jobs_of, variants
 from engram.experiments.suites import SUITES, Facts, Variant
 from engram.methods import METHODS, OBJECTIVES
 
@@ -39,11 +39,11 @@ def digits() -> Dataset:
 
 
 def of(suite: str, dataset: Dataset, preset: str = "paper") -> list[Variant]:
-    return variants(Order(suite=suite, dataset=dataset.name, preset=preset), dataset)
+    return variants(SuiteOptions(suite=suite, dataset=dataset.name, preset=preset), dataset)
 
 
 def plan_of(variant: Variant, suite: str, dataset: Dataset, preset: str) -> Plan:
-    order = Order(suite=suite, dataset=dataset.name, preset=preset)
+    order = SuiteOptions(suite=suite, dataset=dataset.name, preset=preset)
     return jobs_of(variant, order, dataset)[0].plan
 
 
@@ -295,11 +295,11 @@ def test_the_frontier_leaves_out_what_a_budget_does_not_hold_one_of() -> None:
     dataset = made(10, 50, side=16)
     found = of("frontier", dataset, "short")
     whole = list(SUITES["frontier"].variants(facts(dataset, "short")))
-    left_out = {(variant.method, variant.budget) for variant in whole if variant not in found}
-    assert ("gamma-icarl", 256) in left_out  # a third of an image of 768 bytes
-    assert ("features", 256) not in left_out  # 64 numbers
+    skipped = {(variant.method, variant.budget) for variant in whole if variant not in found}
+    assert ("gamma-icarl", 256) in skipped  # a third of an image of 768 bytes
+    assert ("features", 256) not in skipped  # 64 numbers
     for variant in found:
-        (job,) = jobs_of(variant, Order(suite="frontier", dataset=dataset.name, tasks=2), dataset)
+        (job,) = jobs_of(variant, SuiteOptions(suite="frontier", dataset=dataset.name, tasks=2), dataset)
         assert variant.budget is not None
         assert job.plan.budget == variant.budget * len(job.plan.stream(dataset).classes)
 

@@ -14,7 +14,7 @@ from engram.methods import make, override, setting_names
 from engram.network import CorrectedHead
 
 QUICK = {
-    **{"epochs": 1, "batch_size": 24, "rate": 0.1, "expected_classes": 6},
+    **{"epochs": 1, "batch_size": 24, "learning_rate": 0.1, "expected_classes": 6},
     **{"features_per_class": 6, "adapter_steps": 5, "images_per_class": 5},
 }
 
@@ -38,9 +38,9 @@ def comparable(result: Result) -> dict[str, object]:
         (("hybrid", {"features_per_class": 6}), ("hybrid", {"features_per_class": 9, "adapter": "identity"})),
         (("hybrid", {"features_per_class": 9}), ("gamma-icarl", {})),
         (("gamma-icarl", {}), ("hybrid", {"classifier": "ridge"})),
-        (("gamma-icarl", {}), ("gamma-icarl", {"answer": "head"})),
+        (("gamma-icarl", {}), ("gamma-icarl", {"predict_with": "head"})),
         (("gamma-icarl", {"images_total": 20}), ("hybrid", {"images_total": 20})),
-        (("lucir", {}), ("lucir", {"answer": "nearest-mean"})),
+        (("lucir", {}), ("lucir", {"predict_with": "nearest-mean"})),
         (("lucir", {}), ("hybrid", {"objective": "lucir"})),
         (("features", {"objective": "bic"}), ("lwf", {"objective": "bic", "head": "corrected"})),
     ],
@@ -55,7 +55,7 @@ def test_runs_that_train_alike_take_each_others_networks(
     taken, count = shared(tmp_path / "shared", vectors, second[0], **second[1])
     assert count == 0
     assert "train" not in taken.seconds
-    assert list((tmp_path / "shared" / "remembered").rglob("*.safetensors"))
+    assert list((tmp_path / "shared" / "cache").rglob("*.safetensors"))
     alone, count = shared(tmp_path / "alone", vectors, second[0], **second[1])
     assert count == len(vectors)
     assert comparable(taken) == comparable(alone)
@@ -73,7 +73,7 @@ def test_runs_that_train_alike_take_each_others_networks(
         (("lucir", {}), ("features", {"objective": "lucir"})),
         (("gamma-icarl", {}), ("gamma-icarl", {"distillation": 3.0})),
         (("features", {}), ("gamma-lwf", {"feature_distillation": 1.0})),
-        (("features", {}), ("features", {"old_weights": 0.5})),
+        (("features", {}), ("features", {"weight_averaging": 0.5})),
         (("features", {"objective": "lucir"}), ("features", {"objective": "lucir", "less_forget": 1.0})),
         (("bic", {}), ("bic", {"temperature": 1.0})),
         (("eeil", {}), ("eeil", {"fine_tuning": 0.0})),
@@ -132,7 +132,7 @@ def test_joint_training_shares_nothing(vectors: Stream, tmp_path: Path) -> None:
 def test_a_network_comes_back_as_it_was_with_its_correction_and_with_features_of_both_signs(
     method: str, images: Stream, tmp_path: Path
 ) -> None:
-    learner = make(method, epochs=1, rate=0.01, batch_size=8, images_per_class=12)
+    learner = make(method, epochs=1, learning_rate=0.01, batch_size=8, images_per_class=12)
     learner.learn(images.tasks[0])
     network, names = learner.train(images.tasks[1]), images.fingerprints()
     trainings = Trainings(tmp_path)

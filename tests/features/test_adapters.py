@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from engram.errors import TrainingError
 from engram.features import Adaptation, MLPAdapter, Pairs, adapters, fit_ridge, kind_of
-from engram.network import Remembered, remembering
+from engram.network import TensorCache, caching
 from engram.progress import SILENT, Phase, Progress
 from engram.randomness import generator as generator_for
 from engram.randomness import seeded
@@ -45,22 +45,22 @@ class Drift:
         """ω: the mean cosine between adapted vectors and true ones."""
         return (adapted.double() * self.truth.double()).sum(1).mean().item()
 
-    def classification(self, features: Tensor, columns: Tensor) -> Tensor:
-        return F.cross_entropy(8 * F.normalize(features) @ self.centres.T, columns)
+    def classification(self, features: Tensor, class_indices: Tensor) -> Tensor:
+        return F.cross_entropy(8 * F.normalize(features) @ self.centres.T, class_indices)
 
 
 def drift(angle: float, count: int = 3000) -> Drift:
     random = torch.Generator().manual_seed(1)
     centres = F.normalize(torch.randn(CLASSES, D, generator=random))
-    columns = torch.arange(count) % 10 + 10
+    class_indices = torch.arange(count) % 10 + 10
 
     def clustered(labels: Tensor) -> Tensor:
         return F.normalize(centres[labels] + 0.2 * torch.randn(len(labels), D, generator=random))
 
     turn = rotation(angle)
-    stored, old = clustered(torch.arange(500) % 10), clustered(columns)
+    stored, old = clustered(torch.arange(500) % 10), clustered(class_indices)
     lengths = [0.5 + 3 * torch.rand(count, 1, generator=random) for _ in range(2)]
-    pairs = Pairs(old * lengths[0], old @ turn.T * lengths[1], columns)
+    pairs = Pairs(old * lengths[0], old @ turn.T * lengths[1], class_indices)
     return Drift(stored, stored @ turn.T, pairs, centres @ turn.T)
 
 
@@ -94,14 +94,14 @@ def test_a_rotation_is_undone_for_classes_that_were_not_in_the_pairs(
 
 @pytest.mark.parametrize("adapter", ["mlp", "ridge", "auto"])
 def test_images_of_no_class_tell_how_the_network_has_moved_and_are_not_classified(adapter: str, far: Drift) -> None:
-    few = Pairs(far.pairs.old[:12], far.pairs.new[:12], far.pairs.columns[:12])
+    few = Pairs(far.pairs.old[:12], far.pairs.new[:12], far.pairs.class_indices[:12])
     beside = torch.full((2988,), -1)
-    all_of_them = Pairs(far.pairs.old, far.pairs.new, torch.cat([few.columns, beside]))
+    all_of_them = Pairs(far.pairs.old, far.pairs.new, torch.cat([few.class_indices, beside]))
     settings = Adaptation(adapter=adapter, adapter_steps=300)  # type: ignore[arg-type]
 
-    def classification(features: Tensor, columns: Tensor) -> Tensor:
-        assert len(features) == len(columns) > 0 and bool((columns >= 0).all())
-        return far.classification(features, columns)
+    def classification(features: Tensor, class_indices: Tensor) -> Tensor:
+        assert len(features) == len(class_indices) > 0 and bool((class_indices >= 0).all())
+        return far.classification(features, class_indices)
 
     omegas = [
         far.omega(settings.fit(pairs, classification, seed=0, task=1)(far.stored)) for pairs in (few, all_of_them)
@@ -143,11 +143,11 @@ def test_before_its_first_layer_directions_differ_less_in_size(far: Drift) -> No
 
 def test_from_least_squares_it_is_nearer_after_as_many_steps(far: Drift) -> None:
     taught, others = slice(0, 2000), slice(2000, None)  # pairs of the same classes
-    pairs = Pairs(far.pairs.old[taught], far.pairs.new[taught], far.pairs.columns[taught])
+    pairs = Pairs(far.pairs.old[taught], far.pairs.new[taught], far.pairs.class_indices[taught])
     old, new = F.normalize(far.pairs.old[others]), F.normalize(far.pairs.new[others])
 
     def omega(start: str, steps: int) -> float:
-        settings = Adaptation(adapter_start=start, adapter_steps=steps)  # type: ignore[arg-type]
+        settings = Adaptation(adapter_init=start, adapter_steps=steps)  # type: ignore[arg-type]
         adapter = settings.fit(pairs, far.classification, seed=0, task=1)
         return (adapter(old) * new).sum(1).mean().item()
 
@@ -157,7 +157,7 @@ def test_from_least_squares_it_is_nearer_after_as_many_steps(far: Drift) -> None
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_pair_or_two_will_do(count: int, far: Drift) -> None:
-    pairs = Pairs(far.pairs.old[:count], far.pairs.new[:count], far.pairs.columns[:count])
+    pairs = Pairs(far.pairs.old[:count], far.pairs.new[:count], far.pairs.class_indices[:count])
     adapted = Adaptation(adapter_steps=5).fit(pairs, far.classification, seed=0, task=1)(far.stored)
     torch.testing.assert_close(adapted.norm(dim=1), torch.ones(len(adapted)))
 
@@ -188,7 +188,7 @@ def test_vectors_are_carried_over_some_at_a_time(near: Drift, monkeypatch: pytes
 
     monkeypatch.setattr(adapters, "CARRIED", 4)
     vectors = torch.arange(20.0).view(10, 2)
-    assert torch.equal(adapters.carry_over(adapter, vectors, torch.device("cpu")), -vectors)
+    assert torch.equal(adapters.adapt(adapter, vectors, torch.device("cpu")), -vectors)
     assert seen == [4, 4, 2]
 
 
@@ -204,19 +204,19 @@ def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
     """Three steps of Adam on α (1 − cos(v, φ(v̄))) + L_cls(φ(v̄)), each with its own gradient by autograd."""
     random = torch.Generator().manual_seed(3)
     old, new = torch.randn(10, 4, generator=random), torch.randn(10, 4, generator=random)
-    columns, head = torch.arange(10) % 3, torch.randn(3, 4, generator=random)
-    how = {"adapter_start": "random", "adapter_rate": 1e-3, "adapter_steps": 3, "adapter_batch": 10}
+    class_indices, head = torch.arange(10) % 3, torch.randn(3, 4, generator=random)
+    how = {"adapter_init": "random", "adapter_learning_rate": 1e-3, "adapter_steps": 3, "adapter_batch": 10}
     settings = Adaptation(alpha=0.7, adapter_width=5, adapter_depth=1, **how)  # type: ignore[arg-type]
 
-    def classification(features: Tensor, columns: Tensor) -> Tensor:
-        return F.cross_entropy(features @ head.T, columns)
+    def classification(features: Tensor, class_indices: Tensor) -> Tensor:
+        return F.cross_entropy(features @ head.T, class_indices)
 
     with seeded(2, "adapter", 6):
         first, second = nn.Linear(4, 5), nn.Linear(5, 4)
     parameters = [first.weight, first.bias, second.weight, second.bias]
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
     # The rate falls along a cosine: 1, 3/4 and 1/4 of 0.001 at thirds of the way.
-    for step, rate in enumerate((1e-3, 0.75e-3, 0.25e-3), 1):
+    for step, learning_rate in enumerate((1e-3, 0.75e-3, 0.25e-3), 1):
         unit = old / old.square().sum(1, keepdim=True).sqrt()
         hidden = (2 * unit @ first.weight.T + first.bias).clamp(min=0)  # √d = 2
         out = hidden @ second.weight.T + second.bias
@@ -224,23 +224,23 @@ def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
         lengths = new.square().sum(1, keepdim=True).sqrt()
         similarity = (1 - (carried * new / lengths).sum(1)).mean()
         scores = (carried * lengths) @ head.T
-        classes = -scores.log_softmax(1)[torch.arange(10), columns].mean()
+        classes = -scores.log_softmax(1)[torch.arange(10), class_indices].mean()
         gradients = torch.autograd.grad(0.7 * similarity + classes, parameters)
         with torch.no_grad():
             for p, gradient, (mean, square) in zip(parameters, gradients, moments, strict=True):
                 mean.mul_(0.9).add_(0.1 * gradient)
                 square.mul_(0.999).add_(0.001 * gradient**2)
-                p -= rate * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+                p -= learning_rate * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
 
-    adapter = settings.fit(Pairs(old, new, columns), classification, seed=2, task=6)
+    adapter = settings.fit(Pairs(old, new, class_indices), classification, seed=2, task=6)
     assert isinstance(adapter, MLPAdapter)
     for found, expected in zip(adapter.parameters(), parameters, strict=True):
         torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_head_sees_carried_vectors_of_the_new_length_with_their_own_classes() -> None:
-    columns = torch.arange(50)
-    new = F.normalize(torch.randn(50, 4, generator=torch.Generator().manual_seed(0))) * (1 + columns[:, None])
+    class_indices = torch.arange(50)
+    new = F.normalize(torch.randn(50, 4, generator=torch.Generator().manual_seed(0))) * (1 + class_indices[:, None])
     seen: list[int] = []
 
     def classification(features: Tensor, targets: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def test_the_head_sees_carried_vectors_of_the_new_length_with_their_own_classes(
         return features.sum() * 0
 
     settings = Adaptation(adapter_steps=8, adapter_batch=16, adapter_width=8)
-    settings.fit(Pairs(new.flip(1), new, columns), classification, seed=0, task=0)
+    settings.fit(Pairs(new.flip(1), new, class_indices), classification, seed=0, task=0)
     assert sorted(seen) == sorted([*range(50)] * 2)
 
 
@@ -274,16 +274,16 @@ class Counted:
     def __init__(self, drift: Drift) -> None:
         self.drift, self.calls = drift, 0
 
-    def __call__(self, features: Tensor, columns: Tensor) -> Tensor:
+    def __call__(self, features: Tensor, class_indices: Tensor) -> Tensor:
         self.calls += 1
-        return self.drift.classification(features, columns)
+        return self.drift.classification(features, class_indices)
 
 
 @pytest.mark.parametrize("adapter", ["mlp", "auto"])
 def test_an_adapter_that_was_learned_before_is_read(adapter: str, near: Drift, tmp_path: Path) -> None:
     settings = Adaptation(adapter=adapter, adapter_steps=5, adapter_width=8)  # type: ignore[arg-type]
     counted, known = Counted(near), ("L_cls", near.centres)
-    with remembering(Remembered(tmp_path)):
+    with caching(TensorCache(tmp_path)):
         once = settings.fit(near.pairs, counted, seed=0, task=1, known=known)(near.stored)
         calls = counted.calls
         assert torch.equal(settings.fit(near.pairs, counted, seed=0, task=1, known=known)(near.stored), once)
@@ -301,14 +301,14 @@ def test_an_adapter_of_other_pairs_another_loss_or_other_settings_is_learned(nea
         (settings, pairs, 0, 1, known),
         (replace(settings, adapter_steps=3), pairs, 0, 1, known),
         (replace(settings, alpha=1.0), pairs, 0, 1, known),
-        (settings, Pairs(pairs.new, pairs.old, pairs.columns), 0, 1, known),
-        (settings, Pairs(pairs.old, pairs.new, pairs.columns.flip(0)), 0, 1, known),
+        (settings, Pairs(pairs.new, pairs.old, pairs.class_indices), 0, 1, known),
+        (settings, Pairs(pairs.old, pairs.new, pairs.class_indices.flip(0)), 0, 1, known),
         (settings, pairs, 1, 1, known),
         (settings, pairs, 0, 2, known),
         (settings, pairs, 0, 1, ("another", near.centres)),
         (settings, pairs, 0, 1, ("L_cls", near.centres + 1e-6)),
     ]
-    with remembering(Remembered(tmp_path)):
+    with caching(TensorCache(tmp_path)):
         for how, of, seed, task, loss in asked:
             how.fit(of, near.classification, seed=seed, task=task, known=loss)
     assert len(list(tmp_path.iterdir())) == len(asked)
@@ -365,7 +365,7 @@ def test_the_adapter_is_a_function_of_seed_and_task(near: Drift) -> None:
 
 
 def test_the_order_of_pairs_is_that_of_its_purpose() -> None:
-    columns = torch.arange(12)
+    class_indices = torch.arange(12)
     vectors = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
     seen: list[int] = []
 
@@ -374,7 +374,7 @@ def test_the_order_of_pairs_is_that_of_its_purpose() -> None:
         return features.sum() * 0
 
     settings = Adaptation(adapter_steps=6, adapter_batch=5, adapter_width=4)
-    settings.fit(Pairs(vectors, vectors, columns), classification, seed=3, task=1)
+    settings.fit(Pairs(vectors, vectors, class_indices), classification, seed=3, task=1)
     expected = [torch.randperm(12, generator=generator_for(3, "pairs", 1, epoch)).tolist() for epoch in (0, 1)]
     assert seen == expected[0] + expected[1]
 
@@ -401,7 +401,7 @@ def test_as_many_steps_are_taken_as_were_asked_for_however_few_the_pairs() -> No
 def test_pairs_that_are_not_finite_are_refused(adapter: str, bad: float, side: str) -> None:
     vectors = {"old": torch.ones(20, 3), "new": torch.ones(20, 3)}
     vectors[side][11, 2] = bad
-    pairs = Pairs(**vectors, columns=torch.zeros(20, dtype=torch.int64))
+    pairs = Pairs(**vectors, class_indices=torch.zeros(20, dtype=torch.int64))
     settings = Adaptation(adapter=adapter, adapter_steps=1)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match=r"not finite\. Nothing of this task was kept"):
         settings.fit(pairs, lambda v, y: v.sum() * 0, seed=0, task=0)
@@ -459,7 +459,7 @@ def classes_of_pairs(classes: int, per_class: int, moved: Callable[[Tensor], Ten
     return Pairs(old, F.normalize(moved(old)), torch.arange(classes).repeat_interleave(per_class))
 
 
-def nothing(carried: Tensor, columns: Tensor) -> Tensor:
+def nothing(carried: Tensor, class_indices: Tensor) -> Tensor:
     return carried.sum() * 0
 
 
@@ -482,9 +482,9 @@ def test_of_two_adapters_the_one_that_carries_unseen_classes_better_is_taken() -
 def test_the_steps_of_an_adaptation_are_foretold(adapter: str, steps: int) -> None:
     taken = []
 
-    def counted(carried: Tensor, columns: Tensor) -> Tensor:
+    def counted(carried: Tensor, class_indices: Tensor) -> Tensor:
         taken.append(1)
-        return nothing(carried, columns)
+        return nothing(carried, class_indices)
 
     settings = Adaptation(adapter=adapter, adapter_steps=500, adapter_width=128)  # type: ignore[arg-type]
     pairs = classes_of_pairs(100, 40, torch.abs)  # no linear map makes this, so `auto` goes on to an MLP

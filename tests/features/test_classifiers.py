@@ -176,10 +176,10 @@ def test_the_nearest_mean_matches_a_loop_over_its_definition() -> None:
     lengths = torch.linspace(0.5, 3, len(features))[:, None]  # which normalisation takes out again
     fitted = NearestMean().fit(lengths * features, labels)
     expected = torch.empty(len(features), 4, dtype=torch.float64)
-    for column, label in enumerate([3, 6, 9, 12]):
+    for class_index, label in enumerate([3, 6, 9, 12]):
         mean = torch.stack([x / x.norm() for x, y in zip(features.double(), labels, strict=True) if y == label]).mean(0)
         for row, x in enumerate(features.double()):
-            expected[row, column] = -((x / x.norm() - mean / mean.norm()) ** 2).sum()
+            expected[row, class_index] = -((x / x.norm() - mean / mean.norm()) ** 2).sum()
     scores = fitted.scores(lengths * features)
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores.double(), expected, rtol=0, atol=1e-6)

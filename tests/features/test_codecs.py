@@ -333,7 +333,7 @@ def test_a_memory_is_encoded_together_and_says_what_it_keeps(coding: Coding) -> 
         memory = memory.rearranged(new, sources, torch.tensor([200] * (number + 1)), coding)
     assert memory.codec == coding.codec
     assert memory.nbytes == coding.nbytes(600, 16)
-    assert memory.columns.tolist() == [0] * 200 + [1] * 200 + [2] * 200
+    assert memory.class_indices.tolist() == [0] * 200 + [1] * 200 + [2] * 200
     assert torch.allclose(memory.rows.norm(dim=1), torch.ones(600), atol=1e-6)
     truth = torch.cat([vectors(200, seed=number) for number in range(3)])
     assert float((memory.rows * truth).sum(1).mean()) > (0.98 if coding == Coding(codec="pq") else 0.999)

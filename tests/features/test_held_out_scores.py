@@ -38,24 +38,24 @@ def class_weights(labels: Tensor) -> dict[int, float]:
     return {label: len(labels) / (len(counts) * count) for label, count in counts.items()}
 
 
-def ridge_without(features: Tensor, labels: Tensor, left_out: int, penalty: float) -> Tensor:
+def ridge_without(features: Tensor, labels: Tensor, skipped: int, penalty: float) -> Tensor:
     """Weighted least squares with an unpenalised constant, on all other samples."""
     weights = class_weights(labels)
-    others = torch.arange(len(labels)) != left_out
+    others = torch.arange(len(labels)) != skipped
     rows = torch.cat([features, torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
     scales = torch.tensor([weights[label] for label in labels.tolist()], dtype=torch.float64)[others, None]
     targets = torch.where(labels[others, None] == labels.unique(), 1.0, -1.0).double()
     penalties = torch.tensor([penalty] * features.shape[1] + [0.0], dtype=torch.float64).diag()
     normal = rows[others].T @ (scales * rows[others]) + penalties
-    return rows[left_out] @ torch.linalg.solve(normal, rows[others].T @ (scales * targets))
+    return rows[skipped] @ torch.linalg.solve(normal, rows[others].T @ (scales * targets))
 
 
-def scatter_without(features: Tensor, labels: Tensor, left_out: int | None) -> tuple[Tensor, Tensor]:
+def scatter_without(features: Tensor, labels: Tensor, skipped: int | None) -> tuple[Tensor, Tensor]:
     """The class means and the weighted within-class covariance, divided by the number of all samples."""
     weights, means = class_weights(labels), []
     covariance = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
     for label in labels.unique().tolist():
-        rows = [x for i, x in enumerate(features) if labels[i] == label and i != left_out]
+        rows = [x for i, x in enumerate(features) if labels[i] == label and i != skipped]
         mean = torch.stack(rows).mean(dim=0) if rows else torch.zeros(features.shape[1], dtype=torch.float64)
         means.append(mean)
         for x in rows:
@@ -63,21 +63,21 @@ def scatter_without(features: Tensor, labels: Tensor, left_out: int | None) -> t
     return torch.stack(means), covariance
 
 
-def lda_without(features: Tensor, labels: Tensor, left_out: int, shrinkage: float) -> Tensor:
+def lda_without(features: Tensor, labels: Tensor, skipped: int, shrinkage: float) -> Tensor:
     dimension = features.shape[1]
     variance = scatter_without(features, labels, None)[1].trace() / dimension  # of all samples
-    means, covariance = scatter_without(features, labels, left_out)
+    means, covariance = scatter_without(features, labels, skipped)
     shrunk = (1 - shrinkage) * covariance + shrinkage * variance * torch.eye(dimension, dtype=torch.float64)
-    x = features[left_out]
+    x = features[skipped]
     return torch.stack([-(x - mean) @ torch.linalg.solve(shrunk, x - mean) / 2 for mean in means])
 
 
-def nearest_mean_without(features: Tensor, labels: Tensor, left_out: int) -> Tensor:
+def nearest_mean_without(features: Tensor, labels: Tensor, skipped: int) -> Tensor:
     distances = []
     for label in labels.unique().tolist():
-        rows = [x / x.norm() for i, x in enumerate(features) if labels[i] == label and i != left_out]
+        rows = [x / x.norm() for i, x in enumerate(features) if labels[i] == label and i != skipped]
         mean = normalize(torch.stack(rows).mean(dim=0), dim=0) if rows else torch.zeros_like(features[0])
-        distances.append(-(features[left_out] / features[left_out].norm() - mean).square().sum())
+        distances.append(-(features[skipped] / features[skipped].norm() - mean).square().sum())
     return torch.stack(distances)
 
 
@@ -216,7 +216,7 @@ class TestEveryClassifier:
             return value
 
         calls: list[bool] = []
-        monkeypatch.setattr(parallel, "once", once)
+        monkeypatch.setattr(parallel, "broadcast", once)
         features, labels = overlapping([9, 7, 5], 6)
         CLASSIFIERS[name]().fit(features, labels).held_out_scores(features, labels)
         assert len(calls) == 2

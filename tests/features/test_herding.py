@@ -29,7 +29,7 @@ def literal(points: np.ndarray, keep: int) -> list[int]:
 def exact(points: np.ndarray, keep: int) -> list[int]:
     """The definition in rational numbers, where a tie is a tie."""
     rows = [[Fraction(int(value)) for value in row] for row in points]
-    mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    mean = [sum(class_index) / len(rows) for class_index in zip(*rows, strict=True)]
     total, picks = [Fraction(0)] * len(mean), []
     for k in range(1, min(keep, len(rows)) + 1):
         distances = {

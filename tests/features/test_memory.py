@@ -35,32 +35,34 @@ def stored(*counts: int, dimension: int = 8, seed: int = 7) -> FeatureMemory:
 
 
 def test_the_first_classes_are_herded_each_for_itself() -> None:
-    features, columns = vectors(60), torch.arange(60) % 3
-    sources, counts = select(FeatureMemory.empty(8), features, columns, per_class=5)
+    features, class_indices = vectors(60), torch.arange(60) % 3
+    sources, counts = select(FeatureMemory.empty(8), features, class_indices, per_class=5)
     assert counts.tolist() == [5, 5, 5]
-    for column in range(3):
-        own = (columns == column).nonzero().squeeze(1)
+    for class_index in range(3):
+        own = (class_indices == class_index).nonzero().squeeze(1)
         expected = own[herd(F.normalize(features[own]), 5)]
-        assert sources[5 * column : 5 * column + 5].tolist() == expected.tolist()
+        assert sources[5 * class_index : 5 * class_index + 5].tolist() == expected.tolist()
 
 
 def test_vectors_are_herded_by_direction_and_not_by_length() -> None:
-    features, columns = vectors(30), torch.zeros(30, dtype=torch.int64)
+    features, class_indices = vectors(30), torch.zeros(30, dtype=torch.int64)
     lengths = torch.linspace(0.01, 100, 30)[:, None]
-    chosen = [select(FeatureMemory.empty(8), v, columns, 6)[0] for v in (features, F.normalize(features) * lengths)]
+    chosen = [
+        select(FeatureMemory.empty(8), v, class_indices, 6)[0] for v in (features, F.normalize(features) * lengths)
+    ]
     assert torch.equal(chosen[0], chosen[1])
 
 
 def test_new_classes_join_and_known_ones_keep_their_rows() -> None:
     memory, features = stored(4, 4), vectors(20)
-    columns = torch.tensor([2, 3] * 10)
-    sources, counts = select(memory, features, columns, per_class=4)
+    class_indices = torch.tensor([2, 3] * 10)
+    sources, counts = select(memory, features, class_indices, per_class=4)
     assert counts.tolist() == [4, 4, 4, 4]
     assert sources[:8].tolist() == [-1, -2, -3, -4, -5, -6, -7, -8]
     after = memory.rearranged(F.normalize(features), sources, counts)
     assert torch.equal(after.rows[:8], memory.rows)
     assert torch.equal(after.rows[8:12], F.normalize(features)[::2][herd(F.normalize(features[::2]), 4)])
-    assert after.columns.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert after.class_indices.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
 
 
 def test_a_smaller_budget_keeps_the_first_rows_of_every_class() -> None:
@@ -76,8 +78,8 @@ def test_a_smaller_budget_keeps_the_first_rows_of_every_class() -> None:
 
 def test_a_known_class_with_new_samples_is_herded_anew_from_both() -> None:
     memory, features = stored(3, 4, 2), vectors(12)
-    columns = torch.tensor([1, 3, 3, 1, 3, 3, 1, 3, 1, 3, 1, 3])  # class 1 comes back beside a new class 3
-    sources, counts = select(memory, features, columns, per_class=4)
+    class_indices = torch.tensor([1, 3, 3, 1, 3, 3, 1, 3, 1, 3, 1, 3])  # class 1 comes back beside a new class 3
+    sources, counts = select(memory, features, class_indices, per_class=4)
     assert counts.tolist() == [3, 4, 2, 4]
     assert sources[:3].tolist() == [-1, -2, -3]
     assert sources[7:9].tolist() == [-8, -9]
@@ -87,14 +89,14 @@ def test_a_known_class_with_new_samples_is_herded_anew_from_both() -> None:
     picks = herd(candidates, 4)
     assert sources[3:7].tolist() == [[-4, -5, -6, -7, *arrived][pick] for pick in picks.tolist()]
     after = memory.rearranged(F.normalize(features), sources, counts)
-    assert torch.equal(after.rows[after.columns == 1], candidates[picks])
-    assert torch.equal(after.rows[after.columns == 2], memory.rows[7:9])
+    assert torch.equal(after.rows[after.class_indices == 1], candidates[picks])
+    assert torch.equal(after.rows[after.class_indices == 2], memory.rows[7:9])
     assert {source < 0 for source in sources[3:7].tolist()} == {True, False}  # from both, in this example
 
 
 def test_a_class_with_fewer_samples_keeps_all_and_a_person_is_told() -> None:
-    columns = torch.tensor([0] * 10 + [1] * 3 + [2] * 2)
-    sources, counts = select(FeatureMemory.empty(8), vectors(15), columns, per_class=4)
+    class_indices = torch.tensor([0] * 10 + [1] * 3 + [2] * 2)
+    sources, counts = select(FeatureMemory.empty(8), vectors(15), class_indices, per_class=4)
     assert counts.tolist() == [4, 3, 2]
     with pytest.warns(EngramWarning, match=r"2 classes have fewer than 4 samples \(the fewest: 2\); all are kept"):
         warn_of_small_classes(counts, torch.tensor([True, True, True]), 4)
@@ -112,7 +114,7 @@ def test_enough_samples_give_no_warning() -> None:
 def test_a_class_that_has_no_samples_yet_has_no_rows() -> None:
     sources, counts = select(FeatureMemory.empty(8), vectors(6), torch.tensor([2] * 6), per_class=3)
     assert counts.tolist() == [0, 0, 3]
-    assert FeatureMemory(vectors(6)[sources], counts).columns.tolist() == [2, 2, 2]
+    assert FeatureMemory(vectors(6)[sources], counts).class_indices.tolist() == [2, 2, 2]
 
 
 def test_nothing_new_only_trims() -> None:
@@ -137,7 +139,7 @@ def test_images_are_rearranged_as_they_came() -> None:
     assert torch.equal(memory.rows, images[[5, 0, 2]])
     again = memory.rearranged(images, torch.tensor([-3, 1]), torch.tensor([0, 2]))
     assert torch.equal(again.rows, images[[2, 1]])
-    assert again.columns.tolist() == [1, 1]
+    assert again.class_indices.tolist() == [1, 1]
 
 
 # How many bytes

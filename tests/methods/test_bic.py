@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lessons import lesson
+from contexts import context
 from scipy.optimize import minimize
 from torch import Tensor
 
 from engram.data import Dataset, Samples, Stream, Task, split
-from engram.methods import BiasCorrection, Lesson, Replay, make
+from engram.methods import BiasCorrection, Replay, TrainingContext, make
 from engram.methods.bic import fit_correction
 from engram.network import CorrectedHead, Loss, Network, make_network
 from engram.progress import SILENT
 
-QUICK = {"epochs": 3, "batch_size": 32, "rate": 0.05}
+QUICK = {"epochs": 3, "batch_size": 32, "learning_rate": 0.05}
 
 
 def overlapping(per_class: int) -> Stream:
@@ -48,9 +48,9 @@ def biased(count: int, alpha: float, beta: float) -> tuple[Tensor, Tensor, Tenso
     """Scores of six classes, of which α and β set the last two right, and labels drawn as the right ones say."""
     draws = torch.Generator().manual_seed(0)
     right = 2 * torch.randn(count, 6, generator=draws, dtype=torch.float64)
-    columns = torch.multinomial(right.softmax(1), 1, generator=draws).squeeze(1)
+    class_indices = torch.multinomial(right.softmax(1), 1, generator=draws).squeeze(1)
     newest = torch.tensor([False] * 4 + [True] * 2)
-    return torch.where(newest, (right - beta) / alpha, right), columns, newest
+    return torch.where(newest, (right - beta) / alpha, right), class_indices, newest
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (0.6, -1.2), (0.8, 0.7), (1.5, -0.4)])
@@ -61,8 +61,8 @@ def test_a_known_bias_is_found(alpha: float, beta: float) -> None:
 
 @pytest.mark.parametrize("penalty", [0.0, 0.1, 3.0])
 def test_the_pair_is_the_one_that_another_optimiser_finds(penalty: float) -> None:
-    scores, columns, newest = biased(150, 0.6, -1.2)
-    raw, labels, mask = scores.numpy(), columns.numpy(), newest.numpy()
+    scores, class_indices, newest = biased(150, 0.6, -1.2)
+    raw, labels, mask = scores.numpy(), class_indices.numpy(), newest.numpy()
 
     def cost(pair: np.ndarray) -> float:
         corrected = np.where(mask, pair[0] * raw + pair[1], raw)
@@ -70,7 +70,7 @@ def test_the_pair_is_the_one_that_another_optimiser_finds(penalty: float) -> Non
         return float(-logs[np.arange(len(labels)), labels].mean() + penalty / 2 * (pair[1] ** 2 + (pair[0] - 1) ** 2))
 
     best = minimize(cost, [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-14})
-    assert fit_correction(scores, columns, newest, penalty) == pytest.approx(tuple(best.x), abs=1e-5)
+    assert fit_correction(scores, class_indices, newest, penalty) == pytest.approx(tuple(best.x), abs=1e-5)
 
 
 def test_a_penalty_draws_the_pair_toward_one_that_changes_nothing() -> None:
@@ -87,10 +87,10 @@ def test_few_images_that_are_told_apart_without_a_fault_do_not_send_alpha_far() 
     assert abs(beta) < 1
 
 
-@pytest.mark.parametrize("column", [0, 5])
-def test_samples_of_one_side_alone_correct_nothing(column: int) -> None:
-    scores, columns, newest = biased(50, 0.6, -1.2)
-    assert fit_correction(scores, torch.full_like(columns, column), newest, penalty=0.1) == (1.0, 0.0)
+@pytest.mark.parametrize("class_index", [0, 5])
+def test_samples_of_one_side_alone_correct_nothing(class_index: int) -> None:
+    scores, class_indices, newest = biased(50, 0.6, -1.2)
+    assert fit_correction(scores, torch.full_like(class_indices, class_index), newest, penalty=0.1) == (1.0, 0.0)
 
 
 # The loss
@@ -103,12 +103,12 @@ class Pair:
     student: Network
     teacher: Network
     inputs: Tensor
-    columns: Tensor
+    class_indices: Tensor
 
     def loss(self, taught: bool = True, **settings: Any) -> float:
         in_task = torch.tensor([False] * 4 + [True] * 2)
-        lessons = lesson(self.student, self.teacher if taught else None, in_task)
-        return BiasCorrection(**settings).loss(lessons)(self.inputs, self.columns).item()
+        made = context(self.student, self.teacher if taught else None, in_task)
+        return BiasCorrection(**settings).loss(made)(self.inputs, self.class_indices).item()
 
 
 @pytest.fixture
@@ -140,7 +140,12 @@ def probabilities(scores: list[float], temperature: float = 1.0) -> list[float]:
 
 def cross_entropy(pair: Pair) -> float:
     scores = linear_scores(pair.student, pair.inputs)
-    return -sum(math.log(probabilities(scores[i])[column]) for i, column in enumerate(pair.columns.tolist())) / 3
+    return (
+        -sum(
+            math.log(probabilities(scores[i])[class_index]) for i, class_index in enumerate(pair.class_indices.tolist())
+        )
+        / 3
+    )
 
 
 def distillation(pair: Pair, temperature: float = 2.0) -> float:
@@ -161,17 +166,23 @@ def test_the_loss_weighs_one_softmax_of_raw_scores_against_distillation_by_the_s
 
 def test_the_share_and_the_temperature_are_settings(pair: Pair) -> None:
     expected = 0.9 * cross_entropy(pair) + 0.1 * distillation(pair, temperature=3.0)
-    assert pair.loss(old_share=0.1, temperature=3.0) == pytest.approx(expected, rel=1e-9)
-    assert pair.loss(old_share=0.0) == pytest.approx(cross_entropy(pair), rel=1e-9)
+    assert pair.loss(distillation_share=0.1, temperature=3.0) == pytest.approx(expected, rel=1e-9)
+    assert pair.loss(distillation_share=0.0) == pytest.approx(cross_entropy(pair), rel=1e-9)
 
 
 def test_of_a_task_of_known_classes_the_labels_count_too(pair: Pair) -> None:
     in_task = torch.tensor([True] * 2 + [False] * 2)
-    known = make_network("mlp", "corrected", Samples.of(pair.inputs, pair.columns), seed=1).grown(4, 1, "head").double()
-    loss = BiasCorrection().loss(lesson(known, pair.teacher, in_task))
-    losses = [loss(pair.inputs, torch.tensor(columns)).item() for columns in ([0, 1, 0], [1, 0, 1])]
+    known = (
+        make_network("mlp", "corrected", Samples.of(pair.inputs, pair.class_indices), seed=1)
+        .grown(4, 1, "head")
+        .double()
+    )
+    loss = BiasCorrection().loss(context(known, pair.teacher, in_task))
+    losses = [loss(pair.inputs, torch.tensor(class_indices)).item() for class_indices in ([0, 1, 0], [1, 0, 1])]
     halves = [
-        BiasCorrection(old_share=0.5).loss(lesson(known, pair.teacher, in_task))(pair.inputs, torch.tensor([0, 1, 0]))
+        BiasCorrection(distillation_share=0.5).loss(context(known, pair.teacher, in_task))(
+            pair.inputs, torch.tensor([0, 1, 0])
+        )
     ]
     assert losses[0] == pytest.approx(halves[0].item(), rel=1e-9)
     assert losses[0] != pytest.approx(losses[1], rel=1e-3)
@@ -220,10 +231,10 @@ def test_the_pair_is_fitted_on_the_held_out_images_alone(corrected: Replay, stre
     one.learn(stream.tasks[0])
     held_out = one._lesson(stream.tasks[1], one.network_, SILENT).held_out
     assert held_out is not None
-    samples, columns = held_out
+    samples, class_indices = held_out
     head = head_of(corrected.network_)
     raw = corrected.extract(samples) @ head.weight.T + head.bias
-    expected = fit_correction(raw, columns, torch.tensor([False, False, True, True]), penalty=0.1)
+    expected = fit_correction(raw, class_indices, torch.tensor([False, False, True, True]), penalty=0.1)
     assert (float(head.alpha), float(head.beta)) == pytest.approx(expected, abs=1e-4)
 
 
@@ -287,17 +298,17 @@ class Recorded(BiasCorrection):
     trained: list[set[bytes]] = field(default_factory=list)
     held_out: list[dict[bytes, int]] = field(default_factory=list)  # and their columns
 
-    def loss(self, lesson: Lesson) -> Loss:
-        loss = super().loss(lesson)
-        assert lesson.held_out is not None
-        samples, columns = lesson.held_out
+    def loss(self, context: TrainingContext) -> Loss:
+        loss = super().loss(context)
+        assert context.held_out is not None
+        samples, class_indices = context.held_out
         rows = [row.numpy().tobytes() for row in samples.batch(torch.arange(len(samples)))]
         self.trained.append(set())
-        self.held_out.append(dict(zip(rows, columns.tolist(), strict=True)))
+        self.held_out.append(dict(zip(rows, class_indices.tolist(), strict=True)))
 
-        def recorded(inputs: Tensor, columns: Tensor) -> Tensor:
+        def recorded(inputs: Tensor, class_indices: Tensor) -> Tensor:
             self.trained[-1].update(row.numpy().tobytes() for row in inputs)
-            return loss(inputs, columns)
+            return loss(inputs, class_indices)
 
         return recorded
 
@@ -334,10 +345,10 @@ def test_held_out_images_are_kept_among_the_others_one_in_ten(stream: Stream, ke
         memory, classes = one.memory.images, len(one.classes_)
         size = kept.get("images_per_class") or 120 // classes
         assert memory.counts.tolist() == [size] * classes
-        for column in range(classes):
-            rows = [row.numpy().tobytes() for row in memory.rows[memory.columns == column]]
+        for class_index in range(classes):
+            rows = [row.numpy().tobytes() for row in memory.rows[memory.class_indices == class_index]]
             assert [place for place, row in enumerate(rows) if row in held_out] == list(range(1, size, 10))
-            assert all(held_out[rows[place]] == column for place in range(1, size, 10))
+            assert all(held_out[rows[place]] == class_index for place in range(1, size, 10))
 
 
 @pytest.mark.parametrize(("kept", "expected"), [(KEPT[0], [2, 2, 2]), (KEPT[1], [6, 6, 3])], ids=["per-class", "total"])
@@ -375,7 +386,7 @@ def test_a_known_class_with_new_images_still_trains_on_none_that_was_held_out(st
     assert not held_out & set().union(*recorded.trained)
     memory = one.memory.images
     assert memory.counts.tolist() == [20] * 6
-    rows_of_it = [row.numpy().tobytes() for row in memory.rows[memory.columns == 0]]
+    rows_of_it = [row.numpy().tobytes() for row in memory.rows[memory.class_indices == 0]]
     assert [place for place, row in enumerate(rows_of_it) if row in held_out] == [1, 11]
 
 

@@ -30,7 +30,7 @@ CASES = [*(("features", codec) for codec in CODECS), ("hybrid", "int8"), ("featu
 # Of each of six classes more than there are centroids; and a network that moves little, so that all is remembered.
 MANY: dict[str, Any] = {
     **{"features_per_class": 60, "adapter_width": 256, "adapter_steps": 60, "expected_classes": 10},
-    **{"rate": 0.03, "schedule": "one-cycle", "epochs": 15, "batch_size": 32, "feature_distillation": 20.0},
+    **{"learning_rate": 0.03, "schedule": "one-cycle", "epochs": 15, "batch_size": 32, "feature_distillation": 20.0},
 }
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
@@ -83,7 +83,7 @@ class TestEveryCodec:
         self, method: str, codec: str, learn_once: Callable[[str, str], Learner]
     ) -> None:
         learner = learn_once(method, codec)
-        expected = LinearSVM().fit(learner.memory.features.rows, learner.memory.features.columns)
+        expected = LinearSVM().fit(learner.memory.features.rows, learner.memory.features.class_indices)
         assert learner.classifier_ is not None
         assert torch.equal(learner.classifier_.weight_, expected.weight_)
 
@@ -102,7 +102,7 @@ class TestEveryCodec:
     ) -> None:
         learner = learn_once(method, codec)
         before = learner.memory.features.rows
-        others = learner.memory.features.columns != 3
+        others = learner.memory.features.class_indices != 3
         forget(learner, stream.classes[3])
         after = learner.memory.features
         assert (len(after), after.codec) == (300, CODECS[codec]["codec"])

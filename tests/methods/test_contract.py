@@ -81,9 +81,11 @@ class TestEveryMethod:
                 (kept.images, learner.memory.images, before.images),
             ):
                 assert len(sources) == len(now)
-                labels = torch.tensor(learner.classes_)[now.columns] if len(now) else torch.empty(0)
+                labels = torch.tensor(learner.classes_)[now.class_indices] if len(now) else torch.empty(0)
                 for source, label in zip(sources.tolist(), labels.tolist(), strict=True):
-                    origin = task.train.labels[source] if source >= 0 else learner.classes_[then.columns[-1 - source]]
+                    origin = (
+                        task.train.labels[source] if source >= 0 else learner.classes_[then.class_indices[-1 - source]]
+                    )
                     assert int(origin) == label
 
     def test_a_single_class_tasks_of_different_sizes_and_small_classes(self, method: str) -> None:

@@ -49,7 +49,7 @@ class TestEveryMethod:
         forget(learner, label)
         _, after = answers(learner, vectors)
         assert learner.classes_ == tuple(other for other in vectors.classes if other != label)
-        assert len(learner.brought_by_) == learner.trained.classes == 5
+        assert len(learner.task_of_class_) == learner.trained.classes == 5
         assert not bool((after == label).any())
         right = [float((said[others] == truth[others]).float().mean()) for said in (before, after)]
         assert right[1] >= right[0] - 0.02
@@ -58,12 +58,12 @@ class TestEveryMethod:
         self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
     ) -> None:
         learner = learn_once(method)
-        column = 3
+        class_index = 3
         kinds = (learner.memory.features, learner.memory.images)
-        own = [row for kind in kinds if len(kind) for row in kind.rows[kind.columns == column]]
-        head_row = learner.trained.head.weight[column].clone()
+        own = [row for kind in kinds if len(kind) for row in kind.rows[kind.class_indices == class_index]]
+        head_row = learner.trained.head.weight[class_index].clone()
         assert own or METHODS[method].keeps == "nothing"
-        forget(learner, vectors.classes[column])
+        forget(learner, vectors.classes[class_index])
         everything = b"".join(tensor.numpy().tobytes() for tensor in learner.state().values())
         for row in [*own, head_row]:
             assert row.numpy().tobytes() not in everything
@@ -128,22 +128,22 @@ def test_two_names_of_one_thing_are_joined_and_it_is_still_recognised(method: st
 
 def test_the_rows_of_joined_classes_are_herded_together_to_as_many_as_the_larger_had(vectors: Stream) -> None:
     learner = learned("features", vectors, features_per_class=6, **LONGER)
-    rows, columns = learner.memory.features.rows, learner.memory.features.columns
-    both = torch.cat([rows[columns == 1], rows[columns == 4]])
+    rows, class_indices = learner.memory.features.rows, learner.memory.features.class_indices
+    both = torch.cat([rows[class_indices == 1], rows[class_indices == 4]])
     merge(learner, vectors.classes[4], vectors.classes[1])
     features = learner.memory.features
     assert features.counts.tolist() == [6, 6, 6, 6, 6]
-    assert torch.equal(features.rows[features.columns == 1], both[herd(both, 6)])
+    assert torch.equal(features.rows[features.class_indices == 1], both[herd(both, 6)])
 
 
 def test_kept_images_of_joined_classes_are_herded_by_their_unit_features(vectors: Stream) -> None:
     learner = learned("icarl", vectors, images_per_class=6, **LONGER)
-    rows, columns = learner.memory.images.rows, learner.memory.images.columns
-    both = torch.cat([rows[columns == 1], rows[columns == 4]])
+    rows, class_indices = learner.memory.images.rows, learner.memory.images.class_indices
+    both = torch.cat([rows[class_indices == 1], rows[class_indices == 4]])
     unit = F.normalize(learner.extract(Samples.of(both, torch.zeros(len(both), dtype=torch.int64))))
     merge(learner, vectors.classes[4], vectors.classes[1])
     images = learner.memory.images
-    assert torch.equal(images.rows[images.columns == 1], both[herd(unit, 6)])
+    assert torch.equal(images.rows[images.class_indices == 1], both[herd(unit, 6)])
 
 
 def test_images_that_were_held_out_stay_so_when_their_classes_are_joined(vectors: Stream) -> None:

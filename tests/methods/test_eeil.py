@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from lessons import lesson
+from contexts import context
 from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream, concatenate
 from engram.features import herd
-from engram.methods import METHODS, CrossDistillation, Learner, Lesson, Replay, make
+from engram.methods import METHODS, CrossDistillation, Learner, Replay, TrainingContext, make
 from engram.network import Loss, Network, Training, extract, make_network
 from engram.progress import SILENT, Phase
 
-QUICK = {"epochs": 4, "batch_size": 16, "rate": 0.05, "images_total": 20}
+QUICK = {"epochs": 4, "batch_size": 16, "learning_rate": 0.05, "images_total": 20}
 
 
 def eeil(**settings: Any) -> Replay:
@@ -63,15 +63,21 @@ class Case:
         self.teacher, self.before = grown[0].double().frozen(), grown[2].double().frozen()
         self.student = grown[1].double()
         self.inputs = samples.batch(torch.tensor([0, 24, 1])).double()
-        self.columns = torch.tensor([5, 2, 6])
+        self.class_indices = torch.tensor([5, 2, 6])
 
-    def lesson(self, taught: bool = True) -> Lesson:
-        in_task, brought_by = torch.arange(7) >= 5, torch.tensor([0, 0, 1, 1, 1, 2, 2])
-        return lesson(self.student, self.teacher if taught else None, in_task, brought_by=brought_by)
+    def context(self, taught: bool = True) -> TrainingContext:
+        in_task, task_of_class = torch.arange(7) >= 5, torch.tensor([0, 0, 1, 1, 1, 2, 2])
+        return context(self.student, self.teacher if taught else None, in_task, task_of_class=task_of_class)
 
     def cross_entropy(self) -> float:
         scores = self.student(self.inputs)[1].tolist()
-        return -sum(math.log(probabilities(scores[i])[column]) for i, column in enumerate(self.columns.tolist())) / 3
+        return (
+            -sum(
+                math.log(probabilities(scores[i])[class_index])
+                for i, class_index in enumerate(self.class_indices.tolist())
+            )
+            / 3
+        )
 
     def distillation(self, teacher: Network, *heads: list[int], temperature: float = 2.0) -> float:
         total = 0.0
@@ -90,7 +96,7 @@ def case(vectors: Stream) -> Case:
 
 
 def test_every_earlier_task_is_distilled_as_a_head_of_its_own(case: Case) -> None:
-    value = CrossDistillation().loss(case.lesson())(case.inputs, case.columns).item()
+    value = CrossDistillation().loss(case.context())(case.inputs, case.class_indices).item()
     assert value == pytest.approx(case.cross_entropy() + case.distillation(case.teacher, [0, 1], [2, 3, 4]), rel=1e-9)
     at_once = case.cross_entropy() + case.distillation(case.teacher, [0, 1, 2, 3, 4])
     assert abs(value - at_once) > 0.01
@@ -99,18 +105,18 @@ def test_every_earlier_task_is_distilled_as_a_head_of_its_own(case: Case) -> Non
 def test_temperature_and_weight_of_the_distillation_are_settings(case: Case) -> None:
     objective = CrossDistillation(temperature=3.0, head_distillation=0.4)
     distilled = case.distillation(case.teacher, [0, 1], [2, 3, 4], temperature=3.0)
-    value = objective.loss(case.lesson())(case.inputs, case.columns).item()
+    value = objective.loss(case.context())(case.inputs, case.class_indices).item()
     assert value == pytest.approx(case.cross_entropy() + 0.4 * distilled, rel=1e-9)
 
 
 def test_without_distillation_and_in_the_first_task_cross_entropy_over_all_classes_is_left(case: Case) -> None:
-    without = CrossDistillation(head_distillation=0.0).loss(case.lesson())(case.inputs, case.columns)
-    first = CrossDistillation().loss(case.lesson(taught=False))(case.inputs, case.columns)
+    without = CrossDistillation(head_distillation=0.0).loss(case.context())(case.inputs, case.class_indices)
+    first = CrossDistillation().loss(case.context(taught=False))(case.inputs, case.class_indices)
     assert [without.item(), first.item()] == pytest.approx([case.cross_entropy()] * 2, rel=1e-9)
 
 
 def test_in_fine_tuning_the_network_of_the_stage_before_teaches_the_newest_head(case: Case) -> None:
-    value = CrossDistillation()._loss(case.lesson(), case.before)(case.inputs, case.columns).item()
+    value = CrossDistillation()._loss(case.context(), case.before)(case.inputs, case.class_indices).item()
     expected = case.cross_entropy() + case.distillation(case.teacher, [0, 1], [2, 3, 4])
     expected += case.distillation(case.before, [5, 6])
     assert value == pytest.approx(expected, rel=1e-9)
@@ -125,7 +131,7 @@ def test_as_many_images_of_every_new_class_are_herded_as_were_kept_of_an_old_one
     positions = present.balanced()
     assert positions[:20].tolist() == list(range(20))
     assert torch.equal(present.samples.batch(positions[:20]), one.memory.images.rows)
-    assert torch.bincount(present.columns[positions]).tolist() == [5] * 6
+    assert torch.bincount(present.class_indices[positions]).tolist() == [5] * 6
     features = F.normalize(extract(present.student.eval(), task.train))
     expected = []
     for label in task.classes:
@@ -138,7 +144,7 @@ def test_of_a_known_class_that_gets_new_images_only_those_are_herded_that_it_lac
     one, known, new = learned(vectors, 2), vectors.tasks[0], vectors.tasks[2]  # five images of each of four classes
     both = replace(new, classes=(*known.classes, *new.classes), train=concatenate(known.train, new.train))
     present = one._lesson(both, one.network_, SILENT)
-    assert torch.bincount(present.columns[present.balanced()]).tolist() == [5] * 6
+    assert torch.bincount(present.class_indices[present.balanced()]).tolist() == [5] * 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,16 +154,16 @@ class Recorded(CrossDistillation):
     before: list[Network] = field(default_factory=list)
     tuned_on: list[tuple[bytes, int]] = field(default_factory=list)
 
-    def _loss(self, lesson: Lesson, before: Network | None) -> Loss:
-        loss = super()._loss(lesson, before)
+    def _loss(self, context: TrainingContext, before: Network | None) -> Loss:
+        loss = super()._loss(context, before)
         if before is None:
             return loss
         self.before.append(before)
 
-        def recorded(inputs: Tensor, columns: Tensor) -> Tensor:
+        def recorded(inputs: Tensor, class_indices: Tensor) -> Tensor:
             rows = [row.numpy().tobytes() for row in inputs]
-            self.tuned_on.extend(zip(rows, columns.tolist(), strict=True))
-            return loss(inputs, columns)
+            self.tuned_on.extend(zip(rows, class_indices.tolist(), strict=True))
+            return loss(inputs, class_indices)
 
         return recorded
 
@@ -175,7 +181,7 @@ def test_fine_tuning_starts_from_the_stage_before_which_teaches_and_sees_balance
     assert not same(weights_of(one), weights_of(plain))
     tuned_on = [one_of for one_of in sorted(set(recorded.tuned_on)) for _ in range(3)]
     assert sorted(recorded.tuned_on) == tuned_on  # 0.75 of four epochs
-    assert torch.bincount(torch.tensor([column for _, column in set(recorded.tuned_on)])).tolist() == [10] * 4
+    assert torch.bincount(torch.tensor([class_index for _, class_index in set(recorded.tuned_on)])).tolist() == [10] * 4
     rows = {row for row, _ in recorded.tuned_on}
     assert rows >= {row.numpy().tobytes() for row in kept.rows}
     arrived = {row.numpy().tobytes() for row in task.train.batch(torch.arange(len(task.train)))}
@@ -210,7 +216,7 @@ def test_fine_tuning_comes_only_where_images_were_kept_and_if_asked_for(vectors:
 def test_the_rate_of_fine_tuning_is_a_setting(vectors: Stream) -> None:
     plain, still, tuned = (
         weights_of(learned(vectors, 2, **settings))
-        for settings in ({"fine_tuning": 0.0}, {"fine_tuning_rate": 1e-9}, {"fine_tuning_rate": 0.1})
+        for settings in ({"fine_tuning": 0.0}, {"fine_tuning_learning_rate": 1e-9}, {"fine_tuning_learning_rate": 0.1})
     )
     moved = {name: float((tuned[name] - plain[name]).abs().max()) for name in plain if "weight" in name}
     assert min(moved.values()) > 1e-4
@@ -269,7 +275,12 @@ def test_the_defaults_are_the_papers() -> None:
     made = make("eeil")
     training = made.training
     assert made.head == "linear"
-    assert (training.epochs, training.rate, training.decay, training.weight_decay) == (40, 0.1, 10.0, 1e-4)
+    assert (training.epochs, training.learning_rate, training.learning_rate_decay, training.weight_decay) == (
+        40,
+        0.1,
+        10.0,
+        1e-4,
+    )
     assert [round(share * training.epochs) for share in training.milestones] == [10, 20, 30]
     assert (training.brightness, training.contrast) == (63.0, 0.8)
     assert (training.gradient_noise, training.gradient_noise_decay) == (0.3, 0.55)
@@ -277,4 +288,4 @@ def test_the_defaults_are_the_papers() -> None:
     assert isinstance(objective, CrossDistillation)
     assert (objective.temperature, objective.head_distillation) == (2.0, 1.0)
     assert objective.fine_tuning * training.epochs == 30
-    assert objective.fine_tuning_rate * training.rate == pytest.approx(0.01)
+    assert objective.fine_tuning_learning_rate * training.learning_rate == pytest.approx(0.01)

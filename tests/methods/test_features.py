@@ -23,7 +23,14 @@ from engram.storage import save_tensors
 
 
 def learner(**settings: object) -> Features:
-    given = {"epochs": 3, "batch_size": 16, "rate": 0.2, "expected_classes": 6, "adapter_steps": 20, **settings}
+    given = {
+        "epochs": 3,
+        "batch_size": 16,
+        "learning_rate": 0.2,
+        "expected_classes": 6,
+        "adapter_steps": 20,
+        **settings,
+    }
     made = make("features", **given)
     assert isinstance(made, Features)
     return made
@@ -43,10 +50,10 @@ def test_new_features_are_herded_and_stored_as_unit_vectors(vectors: Stream) -> 
     one = learner(features_per_class=7)
     kept = one.learn(task)
     features = F.normalize(extract(one.network_, task.train))
-    for column, label in enumerate(task.classes):
+    for class_index, label in enumerate(task.classes):
         positions = (task.train.labels == label).nonzero().squeeze(1)
         expected = positions[herd(features[positions], 7)]
-        assert kept.features[7 * column : 7 * column + 7].tolist() == expected.tolist()
+        assert kept.features[7 * class_index : 7 * class_index + 7].tolist() == expected.tolist()
     assert torch.equal(one.memory.features.rows, features[kept.features])
     assert torch.allclose(one.memory.features.rows.norm(dim=1), torch.ones(14))
     assert one.memory.nbytes == 14 * 64 * 4
@@ -70,7 +77,7 @@ def test_the_adapter_is_told_the_classes_on_the_scale_of_the_networks_own_loss(
     told = []
 
     def fit(self: Adaptation, pairs: Pairs, classification: Callable[[Tensor, Tensor], Tensor], **_: object) -> Adapter:
-        told.append(classification(pairs.new, pairs.columns).item())
+        told.append(classification(pairs.new, pairs.class_indices).item())
         return lambda rows: rows
 
     monkeypatch.setattr(Adaptation, "fit", fit)
@@ -103,10 +110,10 @@ def test_the_adapter_learns_from_pictures_of_anything_too_and_none_is_kept(
     (pairs,) = given
     own = len(second.train)
     assert torch.equal(pairs.old[:own], extract(before, second.train))
-    assert pairs.columns[:own].tolist() == one.columns(second, second.train.labels).tolist()
+    assert pairs.class_indices[:own].tolist() == one.class_indices(second, second.train.labels).tolist()
     beside = windows(photos_of_nothing, second.train.shape, UNLABELLED, one.seed, 1)
     assert torch.allclose(pairs.new[own:], extract(one.network_, beside), atol=1e-5)
-    assert pairs.columns[own:].unique().tolist() == [-1] and len(pairs.columns) == own + UNLABELLED
+    assert pairs.class_indices[own:].unique().tolist() == [-1] and len(pairs.class_indices) == own + UNLABELLED
     assert one.memory.features.counts.tolist() == [7] * 4
 
 
@@ -131,7 +138,7 @@ def test_the_classifier_is_the_svm_of_the_whole_balanced_memory(vectors: Stream)
     assert memory.counts.tolist() == [7] * 6
     inputs = vectors.tasks[0].test.batch(torch.arange(10))
     features = F.normalize(extract(one.network_, Samples.of(inputs, torch.zeros(10, dtype=torch.int64))))
-    expected = LinearSVM(C=1.0).fit(memory.rows, memory.columns).scores(features)
+    expected = LinearSVM(C=1.0).fit(memory.rows, memory.class_indices).scores(features)
     assert torch.allclose(one.scores(inputs), expected, atol=1e-5)
 
 
@@ -147,9 +154,9 @@ def test_the_classifier_learns_from_the_memory_or_from_the_old_vectors_and_all_n
         assert memory.counts.tolist() == [7] * (2 * seen)  # what is kept is the same
         old = 7 * 2 * (seen - 1)
         new = F.normalize(extract(one.network_, task.train))
-        columns = torch.tensor([one.classes_.index(label) for label in task.train.labels.tolist()])
-        everything = torch.cat([memory.rows[:old], new]), torch.cat([memory.columns[:old], columns])
-        alone = memory.rows, memory.columns
+        class_indices = torch.tensor([one.classes_.index(label) for label in task.train.labels.tolist()])
+        everything = torch.cat([memory.rows[:old], new]), torch.cat([memory.class_indices[:old], class_indices])
+        alone = memory.rows, memory.class_indices
         features = extract(one.network_, inputs)
         expected, other = (
             LinearSVM(C=1.0).fit(*rows).scores(F.normalize(features))
@@ -177,7 +184,7 @@ def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, a
 
 
 def test_a_network_may_keep_a_share_of_the_one_it_started_from(images: Stream) -> None:
-    plain, averaged = (learner(features_per_class=10, old_weights=share) for share in (0.0, 0.4))
+    plain, averaged = (learner(features_per_class=10, weight_averaging=share) for share in (0.0, 0.4))
     for one in (plain, averaged):
         one.learn(images.tasks[0])
     before, alone = plain.trained.state_dict(), averaged.trained.state_dict()
@@ -196,7 +203,7 @@ def test_a_network_may_keep_a_share_of_the_one_it_started_from(images: Stream) -
 def test_a_network_is_held_once_enough_of_its_classes_are_old(begin: float, held: bool, images: Stream) -> None:
     plain, other = (
         learner(features_per_class=10),
-        learner(features_per_class=10, old_weights=0.4, old_weights_from=begin),
+        learner(features_per_class=10, weight_averaging=0.4, weight_averaging_from=begin),
     )
     for task in images:
         plain.learn(task)
@@ -207,12 +214,12 @@ def test_a_network_is_held_once_enough_of_its_classes_are_old(begin: float, held
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_a_share_that_leaves_nothing_of_either_network_is_refused(share: float) -> None:
-    with pytest.raises(UsageError, match="old_weights"):
-        learner(old_weights=share)
+    with pytest.raises(UsageError, match="weight_averaging"):
+        learner(weight_averaging=share)
 
 
 def test_features_and_gamma_lwf_train_the_very_same_network(vectors: Stream) -> None:
-    settings = {"epochs": 2, "batch_size": 16, "rate": 0.2, "expected_classes": 6}
+    settings = {"epochs": 2, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6}
     features, lwf = make("features", adapter_steps=1, **settings), make("gamma-lwf", **settings)
     assert isinstance(lwf, Memoryless)
     assert features.training_settings(1) == lwf.training_settings(1)

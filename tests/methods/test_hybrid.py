@@ -15,7 +15,7 @@ from engram.methods import Features, Hybrid, Learner, make
 from engram.network import CorrectedHead, Network, extract
 from engram.progress import SILENT, Progress
 
-QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 16, "rate": 0.2}
+QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 16, "learning_rate": 0.2}
 KEPT: dict[str, Any] = {"images_per_class": 5, "features_per_class": 8}
 
 
@@ -76,7 +76,7 @@ def test_a_total_of_images_leaves_the_features_per_class_as_they_are(vectors: St
 
 @pytest.mark.parametrize("objective", ["distillation", "bic"])
 def test_every_row_of_the_memory_is_what_its_source_says(images: Stream, objective: str) -> None:
-    one = make("hybrid", **{**QUICK, "rate": 0.05}, **KEPT, objective=objective, adapter="identity")
+    one = make("hybrid", **{**QUICK, "learning_rate": 0.05}, **KEPT, objective=objective, adapter="identity")
     for task in images:
         before = one.memory
         kept = one.learn(task)
@@ -93,9 +93,9 @@ def test_the_images_of_a_new_class_are_those_of_its_first_features(vectors: Stre
     one = hybrid()
     for task in vectors:
         kept = one.learn(task)
-        for column in range(2 * task.index, 2 * task.index + 2):
-            images = kept.images[one.memory.images.columns == column].tolist()
-            features = kept.features[one.memory.features.columns == column].tolist()
+        for class_index in range(2 * task.index, 2 * task.index + 2):
+            images = kept.images[one.memory.images.class_indices == class_index].tolist()
+            features = kept.features[one.memory.features.class_indices == class_index].tolist()
             assert features[:5] == images
             assert min(features) >= 0
 
@@ -132,12 +132,12 @@ def test_the_kept_images_join_the_pairs(vectors: Stream) -> None:
         kept, before = one.memory.images, network_of(one)
         one.learn(task)
         pairs = recorded.pairs[-1]
-        assert len(pairs.columns) == 10 * task.index + 48
+        assert len(pairs.class_indices) == 10 * task.index + 48
         paired = of_no_class(torch.cat([kept.rows, inputs_of(task.train)]))
         assert torch.equal(pairs.old, extract(before, paired))
         assert torch.equal(pairs.new, extract(network_of(one), paired))
-        columns = [one.classes_.index(label) for label in task.train.labels.tolist()]
-        assert pairs.columns.tolist() == [*kept.columns.tolist(), *columns]
+        class_indices = [one.classes_.index(label) for label in task.train.labels.tolist()]
+        assert pairs.class_indices.tolist() == [*kept.class_indices.tolist(), *class_indices]
     assert len(recorded.pairs) == 2
 
 
@@ -148,7 +148,7 @@ def test_stored_features_go_through_the_adapter_of_these_pairs(vectors: Stream) 
     stored = one.memory.features.rows
     one.learn(vectors.tasks[1])
 
-    def nothing(features: Tensor, columns: Tensor) -> Tensor:
+    def nothing(features: Tensor, class_indices: Tensor) -> Tensor:
         return features.sum() * 0
 
     adapter = Adaptation(adapter="ridge").fit(recorded.pairs[0], nothing, seed=0, task=1)
@@ -172,7 +172,7 @@ def accuracy(learner: Learner, stream: Stream) -> float:
 @pytest.mark.parametrize("method", ["hybrid", "features"])
 class TestOtherObjectives:
     def learner(self, method: str, objective: str, **settings: Any) -> Features:
-        given = {**QUICK, "rate": 0.05, "features_per_class": 8, "adapter": "ridge", **settings}
+        given = {**QUICK, "learning_rate": 0.05, "features_per_class": 8, "adapter": "ridge", **settings}
         if method == "hybrid":
             given["images_per_class"] = 5
         made = make(method, objective=objective, **given)
@@ -194,7 +194,7 @@ class TestOtherObjectives:
         assert memory.counts.tolist() == [8] * 6
         assert len(one.memory.images) == (30 if method == "hybrid" else 0)
         features = one.extract(vectors.tasks[0].test)
-        expected = LinearSVM(C=1.0).fit(memory.rows, memory.columns).scores(F.normalize(features))
+        expected = LinearSVM(C=1.0).fit(memory.rows, memory.class_indices).scores(F.normalize(features))
         assert torch.allclose(one.classify(features), expected, atol=1e-5)
         assert not torch.allclose(one.classify(features), one.head_scores(features), atol=0.1)
         assert accuracy(one, vectors) > 0.5  # chance is 1/6
@@ -209,7 +209,7 @@ class TestOtherObjectives:
 
 
 def test_lucirs_old_weights_stay_and_features_of_both_signs_are_kept(vectors: Stream) -> None:
-    one = make("features", objective="lucir", **{**QUICK, "rate": 0.05}, features_per_class=8, adapter="ridge")
+    one = make("features", objective="lucir", **{**QUICK, "learning_rate": 0.05}, features_per_class=8, adapter="ridge")
     one.learn(vectors.tasks[0])
     before = network_of(one).head.weight.clone()
     one.learn(vectors.tasks[1])
@@ -220,7 +220,9 @@ def test_lucirs_old_weights_stay_and_features_of_both_signs_are_kept(vectors: St
 def test_bic_corrects_where_images_are_kept_and_nothing_where_none_are(vectors: Stream) -> None:
     newest = {}
     for method, kept in (("hybrid", {"images_per_class": 5}), ("features", {})):
-        one = make(method, objective="bic", **{**QUICK, "rate": 0.05}, features_per_class=8, adapter="ridge", **kept)
+        one = make(
+            method, objective="bic", **{**QUICK, "learning_rate": 0.05}, features_per_class=8, adapter="ridge", **kept
+        )
         for task in vectors.tasks[:2]:
             one.learn(task)
         head = network_of(one).head
@@ -230,7 +232,7 @@ def test_bic_corrects_where_images_are_kept_and_nothing_where_none_are(vectors: 
 
 
 def test_bic_holds_images_out_of_the_training_of_hybrid_but_not_of_its_pairs(vectors: Stream) -> None:
-    one = make("hybrid", objective="bic", **{**QUICK, "rate": 0.05}, **KEPT)
+    one = make("hybrid", objective="bic", **{**QUICK, "learning_rate": 0.05}, **KEPT)
     assert isinstance(one, Hybrid)
     recorded = one.adaptation = Recorded(adapter="ridge")
     one.learn(vectors.tasks[0])
@@ -239,7 +241,7 @@ def test_bic_holds_images_out_of_the_training_of_hybrid_but_not_of_its_pairs(vec
     assert torch.bincount(present.held_out[1]).tolist() == [1] * 4
     assert (present.kept, len(present.samples)) == (8, 8 + 46)
     one.learn(vectors.tasks[1])
-    assert len(recorded.pairs[0].columns) == 10 + 48
+    assert len(recorded.pairs[0].class_indices) == 10 + 48
 
 
 @pytest.mark.parametrize("objective", ["distillation", "lucir", "bic"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import patterns
-from lessons import lesson
+from contexts import context
 from torch import Tensor
 
 from engram.data import Samples, Stream, Task, split
@@ -17,7 +17,7 @@ from engram.network import CosineHead, Network, make_network
 from engram.network.losses import margin_ranking
 from engram.progress import SILENT
 
-QUICK = {"epochs": 3, "batch_size": 16, "rate": 0.1, "images_per_class": 5}
+QUICK = {"epochs": 3, "batch_size": 16, "learning_rate": 0.1, "images_per_class": 5}
 
 
 def lucir(**settings: Any) -> Replay:
@@ -52,26 +52,26 @@ NEW = torch.tensor([False, False, True, True, True])
 
 
 def test_samples_of_old_classes_are_held_against_their_two_hardest_new_classes() -> None:
-    value = margin_ranking(COSINES, torch.tensor([0, 1, 3]), NEW, hardest=2, margin=0.5)
+    value = margin_ranking(COSINES, torch.tensor([0, 1, 3]), NEW, top_k=2, margin=0.5)
     assert value.item() == pytest.approx((0.2 + 0.1 + 0.2 + 0.0) / 4, abs=1e-12)
 
 
 def test_one_hardest_class_and_another_margin_are_settings() -> None:
-    value = margin_ranking(COSINES, torch.tensor([0, 1, 3]), NEW, hardest=1, margin=0.4)
+    value = margin_ranking(COSINES, torch.tensor([0, 1, 3]), NEW, top_k=1, margin=0.4)
     assert value.item() == pytest.approx((0.1 + 0.1) / 2, abs=1e-12)
 
 
 def test_fewer_new_classes_than_the_hardest_asked_for_are_all_taken() -> None:
     new = torch.tensor([False, False, False, False, True])
-    value = margin_ranking(COSINES, torch.tensor([0, 1, 3]), new, hardest=2, margin=0.5)
+    value = margin_ranking(COSINES, torch.tensor([0, 1, 3]), new, top_k=2, margin=0.5)
     # 0.5 − 0.9 + 0.5, 0.5 − 0.4 − 0.5 and, class 3 now being old, 0.5 + 1 + 0.9.
     assert value.item() == pytest.approx((0.1 + 0.0 + 2.4) / 3, abs=1e-12)
 
 
 def test_without_a_sample_of_an_old_class_or_a_new_class_there_is_no_margin() -> None:
-    assert margin_ranking(COSINES, torch.tensor([2, 4, 3]), NEW, hardest=2, margin=0.5).item() == 0.0
+    assert margin_ranking(COSINES, torch.tensor([2, 4, 3]), NEW, top_k=2, margin=0.5).item() == 0.0
     none = torch.zeros(5, dtype=torch.bool)
-    assert margin_ranking(COSINES, torch.tensor([0, 1, 3]), none, hardest=2, margin=0.5).item() == 0.0
+    assert margin_ranking(COSINES, torch.tensor([0, 1, 3]), none, top_k=2, margin=0.5).item() == 0.0
 
 
 # The loss
@@ -90,22 +90,22 @@ class Case:
         self.teacher = made[0].grown(4, 0, "head").double().frozen()
         self.student = made[1].grown(6, 1, "head").double()
         self.inputs = samples.batch(torch.tensor([0, 1, 24, 25])).double()
-        self.columns = torch.tensor([4, 1, 3, 5])
+        self.class_indices = torch.tensor([4, 1, 3, 5])
         features, before = self.student.features(self.inputs).tolist(), self.teacher.features(self.inputs).tolist()
         cosines = [[cosine(vector, row) for row in self.student.head.weight.tolist()] for vector in features]
         self.classification = self.forgetting = self.ranking = 0.0
-        for i, column in enumerate(self.columns.tolist()):
+        for i, class_index in enumerate(self.class_indices.tolist()):
             powers = [math.exp(7.0 * value) for value in cosines[i]]
-            self.classification -= math.log(powers[column] / sum(powers)) / 4
+            self.classification -= math.log(powers[class_index] / sum(powers)) / 4
             self.forgetting += (1 - cosine(features[i], before[i])) / 4
-            if column < 4:
-                self.ranking += sum(max(0.0, 0.5 - cosines[i][column] + cosines[i][new]) for new in (4, 5)) / 4
+            if class_index < 4:
+                self.ranking += sum(max(0.0, 0.5 - cosines[i][class_index] + cosines[i][new]) for new in (4, 5)) / 4
         assert self.ranking > 0 and self.forgetting > 0
 
     def loss(self, in_task: tuple[int, ...] = (4, 5), taught: bool = True, **settings: Any) -> float:
         mask = torch.isin(torch.arange(6), torch.tensor(in_task))
-        one = lesson(self.student, self.teacher if taught else None, mask)
-        return Rebalancing(**settings).loss(one)(self.inputs, self.columns).item()
+        one = context(self.student, self.teacher if taught else None, mask)
+        return Rebalancing(**settings).loss(one)(self.inputs, self.class_indices).item()
 
 
 @pytest.fixture
@@ -118,14 +118,14 @@ def test_the_less_forget_term_weighs_the_root_of_old_over_new(case: Case) -> Non
     assert case.loss() == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("fix_old", [True, False])
-def test_every_term_counts_by_its_weight_alone(case: Case, fix_old: bool) -> None:
-    whole = case.loss(less_forget=3.0, margin_weight=0.7, fix_old=fix_old)
-    without_forgetting = case.loss(less_forget=0.0, margin_weight=0.7, fix_old=fix_old)
-    without_margins = case.loss(less_forget=3.0, margin_weight=0.0, fix_old=fix_old)
+@pytest.mark.parametrize("freeze_old_weights", [True, False])
+def test_every_term_counts_by_its_weight_alone(case: Case, freeze_old_weights: bool) -> None:
+    whole = case.loss(less_forget=3.0, margin_weight=0.7, freeze_old_weights=freeze_old_weights)
+    without_forgetting = case.loss(less_forget=0.0, margin_weight=0.7, freeze_old_weights=freeze_old_weights)
+    without_margins = case.loss(less_forget=3.0, margin_weight=0.0, freeze_old_weights=freeze_old_weights)
     assert whole - without_forgetting == pytest.approx(3 * math.sqrt(2) * case.forgetting, rel=1e-9)
     assert whole - without_margins == pytest.approx(0.7 * case.ranking, rel=1e-9)
-    plain = case.loss(less_forget=0.0, margin_weight=0.0, fix_old=fix_old)
+    plain = case.loss(less_forget=0.0, margin_weight=0.0, freeze_old_weights=freeze_old_weights)
     assert plain == pytest.approx(case.classification, rel=1e-9)
 
 
@@ -139,12 +139,12 @@ def test_the_first_task_is_cross_entropy_alone(case: Case) -> None:
 
 def test_nothing_is_learned_through_the_weights_of_old_classes(case: Case) -> None:
     moved = {}
-    for fix_old in (True, False):
+    for freeze_old_weights in (True, False):
         case.student.zero_grad()
-        one = lesson(case.student, case.teacher, torch.arange(6) >= 4)
-        Rebalancing(fix_old=fix_old).loss(one)(case.inputs, case.columns).backward()
+        one = context(case.student, case.teacher, torch.arange(6) >= 4)
+        Rebalancing(freeze_old_weights=freeze_old_weights).loss(one)(case.inputs, case.class_indices).backward()
         assert case.student.head.weight.grad is not None
-        moved[fix_old] = case.student.head.weight.grad.abs().sum(1) > 0
+        moved[freeze_old_weights] = case.student.head.weight.grad.abs().sum(1) > 0
     assert moved[True].tolist() == [False] * 4 + [True] * 2
     assert moved[False].tolist() == [True] * 6
 
@@ -163,7 +163,7 @@ def test_the_weights_of_old_classes_stay_to_the_last_bit(vectors: Stream) -> Non
 
 
 def test_the_weights_of_old_classes_move_if_asked(vectors: Stream) -> None:
-    one = learned(vectors, 1, fix_old=False)
+    one = learned(vectors, 1, freeze_old_weights=False)
     before = network_of(one).head.weight.clone()
     one.learn(vectors.tasks[1])
     assert bool(((network_of(one).head.weight[:2] - before).abs() > 1e-4).any(dim=1).all())
@@ -174,13 +174,13 @@ def test_new_weights_begin_at_the_mean_of_their_images_in_the_old_network(vector
     before = network_of(one)
     prepared = one._lesson(task, before, SILENT)
     one.objective.prepare(prepared)
-    for column, label in enumerate(task.classes, start=2):
+    for class_index, label in enumerate(task.classes, start=2):
         total = [0.0] * 64
         for position in (task.train.labels == label).nonzero().squeeze(1):
             vector = before.features(task.train.batch(position[None]))[0].tolist()
             total = [sum_ + value / math.hypot(*vector) for sum_, value in zip(total, vector, strict=True)]
         expected = [value / math.hypot(*total) for value in total]
-        assert prepared.student.head.weight[column].tolist() == pytest.approx(expected, abs=1e-5)
+        assert prepared.student.head.weight[class_index].tolist() == pytest.approx(expected, abs=1e-5)
     assert torch.equal(prepared.student.head.weight[:2], before.head.weight)
 
 
@@ -260,6 +260,11 @@ def test_the_defaults_are_the_papers() -> None:
     made = make("lucir")
     assert (made.head, made.last_relu) == ("cosine", False)
     training = made.training
-    assert (training.epochs, training.rate, training.decay, training.weight_decay) == (160, 0.1, 10.0, 5e-4)
+    assert (training.epochs, training.learning_rate, training.learning_rate_decay, training.weight_decay) == (
+        160,
+        0.1,
+        10.0,
+        5e-4,
+    )
     assert [round(share * training.epochs) for share in training.milestones] == [80, 120]
-    assert made.objective == Rebalancing(less_forget=5.0, margin=0.5, hardest=2, imprint=True, fix_old=True)
+    assert made.objective == Rebalancing(less_forget=5.0, margin=0.5, top_k=2, imprint=True, freeze_old_weights=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lessons import lesson
+from contexts import context
 
 from engram.data import Stream
 from engram.methods import OBJECTIVES, make
@@ -33,26 +33,26 @@ def networks(vectors: Stream) -> tuple[Network, Network, torch.Tensor]:
 def test_the_first_task_is_classification_alone(networks: tuple[Network, Network, torch.Tensor]) -> None:
     student, _, inputs = networks
     objective = Distillation(expected_classes=10)
-    columns = torch.tensor([3, 0, 1])
+    class_indices = torch.tensor([3, 0, 1])
     scores = student(inputs)[1].tolist()
-    expected = sum(binary(scores[i][k], float(k == columns[i])) for i in range(3) for k in range(4)) / 3 / 10
-    value = objective.loss(lesson(student, None, torch.ones(4, dtype=torch.bool)))(inputs, columns)
+    expected = sum(binary(scores[i][k], float(k == class_indices[i])) for i in range(3) for k in range(4)) / 3 / 10
+    value = objective.loss(context(student, None, torch.ones(4, dtype=torch.bool)))(inputs, class_indices)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_old_classes_get_the_teachers_answers_and_no_zeros(networks: tuple[Network, Network, torch.Tensor]) -> None:
     student, teacher, inputs = networks
     objective = Distillation(expected_classes=10, distillation=0.7, feature_distillation=0.3)
-    columns = torch.tensor([2, 3, 2])
+    class_indices = torch.tensor([2, 3, 2])
     features, scores = (part.tolist() for part in student(inputs))
     old_features, old_scores = (part.tolist() for part in teacher(inputs))
     expected = 0.0
     for i in range(3):
-        expected += sum(binary(scores[i][k], float(k == columns[i])) for k in (2, 3)) / 3 / 10
+        expected += sum(binary(scores[i][k], float(k == class_indices[i])) for k in (2, 3)) / 3 / 10
         expected += 0.7 * sum(binary(scores[i][k], sigmoid(old_scores[i][k])) for k in (0, 1)) / 3 / 10
         dot = sum(a * b for a, b in zip(features[i], old_features[i], strict=True))
         expected += 0.3 * (1 - dot / math.hypot(*features[i]) / math.hypot(*old_features[i])) / 3 / 10
-    value = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))(inputs, columns)
+    value = objective.loss(context(student, teacher, torch.tensor([False, False, True, True])))(inputs, class_indices)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -63,8 +63,8 @@ def test_what_the_teacher_answers_keeps_its_digits_in_mixed_precision() -> None:
     gradients = []
     for kind in (torch.bfloat16, torch.float64):
         scores = own.to(kind, copy=True).requires_grad_()
-        columns, others = torch.zeros(64, dtype=torch.int64), torch.ones(10, dtype=torch.bool)
-        Distillation()._distil(scores, answers.to(kind), columns, others).backward()
+        class_indices, others = torch.zeros(64, dtype=torch.int64), torch.ones(10, dtype=torch.bool)
+        Distillation()._distil(scores, answers.to(kind), class_indices, others).backward()
         assert scores.grad is not None
         gradients.append(scores.grad.double())
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 0.005
@@ -73,36 +73,36 @@ def test_what_the_teacher_answers_keeps_its_digits_in_mixed_precision() -> None:
 def test_a_known_class_with_new_images_counts_as_in_the_task(networks: tuple[Network, Network, torch.Tensor]) -> None:
     student, teacher, inputs = networks
     objective = Distillation(expected_classes=1, feature_distillation=0.0)
-    columns = torch.tensor([0, 3, 2])
+    class_indices = torch.tensor([0, 3, 2])
     scores, old_scores = student(inputs)[1].tolist(), teacher(inputs)[1].tolist()
-    expected = sum(binary(scores[i][k], float(k == columns[i])) for i in range(3) for k in (0, 2, 3)) / 3
+    expected = sum(binary(scores[i][k], float(k == class_indices[i])) for i in range(3) for k in (0, 2, 3)) / 3
     expected += sum(binary(scores[i][1], sigmoid(old_scores[i][1])) for i in range(3)) / 3
-    value = objective.loss(lesson(student, teacher, torch.tensor([True, False, True, True])))(inputs, columns)
+    value = objective.loss(context(student, teacher, torch.tensor([True, False, True, True])))(inputs, class_indices)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_fine_tuning_calls_old_classes_wrong(networks: tuple[Network, Network, torch.Tensor]) -> None:
     student, teacher, inputs = networks
-    columns = torch.tensor([2, 3, 2])
+    class_indices = torch.tensor([2, 3, 2])
     scores = student(inputs)[1].tolist()
-    expected = sum(binary(scores[i][k], float(k == columns[i])) for i in range(3) for k in range(4)) / 3
-    loss = Classification(expected_classes=1).loss(lesson(student, teacher, torch.tensor([False, False, True, True])))
-    assert loss(inputs, columns).item() == pytest.approx(expected, rel=1e-9)
+    expected = sum(binary(scores[i][k], float(k == class_indices[i])) for i in range(3) for k in range(4)) / 3
+    loss = Classification(expected_classes=1).loss(context(student, teacher, torch.tensor([False, False, True, True])))
+    assert loss(inputs, class_indices).item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_softmax_is_a_setting(networks: tuple[Network, Network, torch.Tensor]) -> None:
     student, teacher, inputs = networks
-    columns = torch.tensor([2, 3, 2])
+    class_indices = torch.tensor([2, 3, 2])
     objective = Distillation(loss_function="softmax", distillation=2.0, feature_distillation=0.0, expected_classes=1)
     scores, old_scores = student(inputs)[1].tolist(), teacher(inputs)[1].tolist()
     expected = 0.0
     for i in range(3):
         total = sum(map(math.exp, scores[i]))
-        expected -= math.log(math.exp(scores[i][columns[i]]) / total) / 3
+        expected -= math.log(math.exp(scores[i][class_indices[i]]) / total) / 3
         new, old = [sum(math.exp(s) for s in row[:2]) for row in (scores[i], old_scores[i])]
         for k in (0, 1):
             expected -= 2.0 * math.exp(old_scores[i][k]) / old * math.log(math.exp(scores[i][k]) / new) / 3
-    value = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))(inputs, columns)
+    value = objective.loss(context(student, teacher, torch.tensor([False, False, True, True])))(inputs, class_indices)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -110,13 +110,15 @@ def test_where_every_known_class_is_in_the_task_there_is_none_to_answer_for(
     networks: tuple[Network, Network, torch.Tensor],
 ) -> None:
     student, teacher, inputs = networks
-    everything, columns = torch.ones(4, dtype=torch.bool), torch.tensor([3, 0, 1])
+    everything, class_indices = torch.ones(4, dtype=torch.bool), torch.tensor([3, 0, 1])
     for function in ("sigmoid", "softmax"):
         taught, alone = (
             Distillation(loss_function=function, feature_distillation=0.0),
             Classification(loss_function=function),
         )
-        values = [each.loss(lesson(student, teacher, everything))(inputs, columns).item() for each in (taught, alone)]
+        values = [
+            each.loss(context(student, teacher, everything))(inputs, class_indices).item() for each in (taught, alone)
+        ]
         assert values[0] == pytest.approx(values[1]) and math.isfinite(values[0])
 
 
@@ -124,8 +126,13 @@ def test_without_a_teacher_every_class_of_the_head_is_learned(
     networks: tuple[Network, Network, torch.Tensor],
 ) -> None:
     student, _, inputs = networks
-    newest, columns = torch.tensor([False, False, True, True]), torch.tensor([3, 0, 1])  # all tasks together, as joint
-    values = [each.loss(lesson(student, None, newest))(inputs, columns) for each in (Distillation(), Classification())]
+    newest, class_indices = (
+        torch.tensor([False, False, True, True]),
+        torch.tensor([3, 0, 1]),
+    )  # all tasks together, as joint
+    values = [
+        each.loss(context(student, None, newest))(inputs, class_indices) for each in (Distillation(), Classification())
+    ]
     assert torch.equal(*values)
 
 
@@ -135,11 +142,17 @@ def test_settings_of_later_tasks_change_nothing_in_the_first_and_something_in_th
 ) -> None:
     others: dict[str, Any] = {
         **{"distillation": 3.0, "feature_distillation": 2.0, "less_forget": 50.0, "margin_weight": 9.0, "margin": 2.0},
-        **{"imprint": False, "fix_old": False, "temperature": 9.0, "old_share": 0.01, "head_distillation": 9.0},
+        **{
+            "imprint": False,
+            "freeze_old_weights": False,
+            "temperature": 9.0,
+            "distillation_share": 0.01,
+            "head_distillation": 9.0,
+        },
         **{"fine_tuning": 0.0, "balanced_epochs": 1.0},
     }
     later = OBJECTIVES[name].of_later_tasks
-    quick = {"objective": name, "epochs": 2, "rate": 0.05, "batch_size": 8, "images_per_class": 4}
+    quick = {"objective": name, "epochs": 2, "learning_rate": 0.05, "batch_size": 8, "images_per_class": 4}
     plain, other = make("icarl", **quick), make("icarl", **quick, **{k: v for k, v in others.items() if k in later})
     assert later <= plain.settings().keys()
     same = []

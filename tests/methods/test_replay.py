@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lessons import lesson
+from contexts import context
 from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream, Task
 from engram.errors import UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
-from engram.methods import Distillation, Exemplars, Learner, Lesson, Replay, make
+from engram.methods import Distillation, Exemplars, Learner, Replay, TrainingContext, make
 from engram.network import Loss, Network, extract, make_network
 from engram.progress import Phase
 
-QUICK = {"epochs": 3, "batch_size": 16, "rate": 0.2, "expected_classes": 6}
+QUICK = {"epochs": 3, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6}
 
 
 def replay(method: str = "icarl", **settings: Any) -> Replay:
@@ -91,8 +91,8 @@ def test_the_nearest_mean_of_the_kept_images_in_the_present_network_answers(vect
         one.learn(task)
         memory = one.memory.images
         means = []
-        for column in range(2 * seen):
-            units = unit_features(one, memory.rows[memory.columns == column]).double()
+        for class_index in range(2 * seen):
+            units = unit_features(one, memory.rows[memory.class_indices == class_index]).double()
             mean = sum(units, torch.zeros(64)) / len(units)
             means.append(mean / math.hypot(*mean.tolist()))
         for earlier in vectors.tasks[:seen]:
@@ -117,7 +117,7 @@ def test_the_head_has_another_answer_that_can_be_asked_for(vectors: Stream) -> N
 
 
 def test_where_no_other_answer_is_asked_for_the_head_answers(vectors: Stream) -> None:
-    one = replay(images_total=30, answer="head")
+    one = replay(images_total=30, predict_with="head")
     one.learn(vectors.tasks[0])
     features = one.extract(vectors.tasks[0].test)
     assert torch.equal(one.classify(features), one.head_scores(features))
@@ -191,10 +191,15 @@ def test_a_total_is_shared_out_and_every_class_keeps_its_first_ones(vectors: Str
         kept = one.learn(task)
         memory = one.memory.images
         assert memory.counts.tolist() == [share] * classes
-        for column in range(classes - 2):
-            assert torch.equal(memory.rows[memory.columns == column], before.rows[before.columns == column][:share])
-            first = column * (len(before) // (classes - 2))
-            assert kept.images[memory.columns == column].tolist() == [-1 - first - place for place in range(share)]
+        for class_index in range(classes - 2):
+            assert torch.equal(
+                memory.rows[memory.class_indices == class_index],
+                before.rows[before.class_indices == class_index][:share],
+            )
+            first = class_index * (len(before) // (classes - 2))
+            assert kept.images[memory.class_indices == class_index].tolist() == [
+                -1 - first - place for place in range(share)
+            ]
 
 
 def test_a_total_is_exceeded_at_no_moment(vectors: Stream) -> None:
@@ -265,16 +270,16 @@ class Batch:
     student: Network
     teacher: Network
     inputs: Tensor
-    columns: Tensor
+    class_indices: Tensor
 
     @property
     def scores(self) -> tuple[list[list[float]], list[list[float]]]:
         return self.student(self.inputs)[1].tolist(), self.teacher(self.inputs)[1].tolist()
 
-    def loss(self, columns: Tensor | None = None, **settings: Any) -> float:
+    def loss(self, class_indices: Tensor | None = None, **settings: Any) -> float:
         objective = Distillation(expected_classes=10, feature_distillation=0.0, **settings)
-        loss = objective.loss(lesson(self.student, self.teacher, torch.tensor([False, False, True, True])))
-        return loss(self.inputs, self.columns if columns is None else columns).item()
+        loss = objective.loss(context(self.student, self.teacher, torch.tensor([False, False, True, True])))
+        return loss(self.inputs, self.class_indices if class_indices is None else class_indices).item()
 
 
 @pytest.fixture
@@ -288,9 +293,9 @@ def batch(vectors: Stream) -> Batch:
 def test_a_kept_image_has_the_teachers_answers_and_is_none_of_the_new_classes(batch: Batch) -> None:
     scores, answers = batch.scores
     expected = 0.0
-    for i, column in enumerate(batch.columns.tolist()):
+    for i, class_index in enumerate(batch.class_indices.tolist()):
         expected += sum(binary(scores[i][k], sigmoid(answers[i][k])) for k in (0, 1))
-        expected += sum(binary(scores[i][k], float(k == column)) for k in (2, 3))
+        expected += sum(binary(scores[i][k], float(k == class_index)) for k in (2, 3))
     assert batch.loss() == pytest.approx(expected / 4 / 10, rel=1e-9)
 
 
@@ -302,18 +307,20 @@ def test_the_label_of_a_kept_image_is_not_used(batch: Batch) -> None:
 def test_the_label_of_a_kept_image_is_used_if_asked_for(batch: Batch) -> None:
     scores, answers = batch.scores
     expected = 0.0
-    for i, column in enumerate(batch.columns.tolist()):
+    for i, class_index in enumerate(batch.class_indices.tolist()):
         for k in (0, 1):
-            expected += binary(scores[i][k], float(k == column) if column < 2 else sigmoid(answers[i][k]))
-        expected += sum(binary(scores[i][k], float(k == column)) for k in (2, 3))
-    assert batch.loss(kept_targets="label") == pytest.approx(expected / 4 / 10, rel=1e-9)
+            expected += binary(scores[i][k], float(k == class_index) if class_index < 2 else sigmoid(answers[i][k]))
+        expected += sum(binary(scores[i][k], float(k == class_index)) for k in (2, 3))
+    assert batch.loss(exemplar_targets="label") == pytest.approx(expected / 4 / 10, rel=1e-9)
 
 
 def test_labels_are_used_too_where_a_batch_holds_kept_images_alone(batch: Batch) -> None:
     scores, _ = batch.scores
-    columns = torch.tensor([0, 1, 1, 0])
-    expected = sum(binary(scores[i][k], float(k == column)) for i, column in enumerate(columns) for k in range(4))
-    assert batch.loss(columns, kept_targets="label") == pytest.approx(expected / 4 / 10, rel=1e-9)
+    class_indices = torch.tensor([0, 1, 1, 0])
+    expected = sum(
+        binary(scores[i][k], float(k == class_index)) for i, class_index in enumerate(class_indices) for k in range(4)
+    )
+    assert batch.loss(class_indices, exemplar_targets="label") == pytest.approx(expected / 4 / 10, rel=1e-9)
 
 
 def test_distillation_counts_by_its_weight(batch: Batch) -> None:
@@ -344,12 +351,15 @@ class Recorded(Distillation):
 
     given: list[tuple[bytes, int]] = field(default_factory=list)
 
-    def loss(self, lesson: Lesson) -> Loss:
-        loss = super().loss(lesson)
+    def loss(self, context: TrainingContext) -> Loss:
+        loss = super().loss(context)
 
-        def recorded(inputs: Tensor, columns: Tensor) -> Tensor:
-            self.given.extend((row.numpy().tobytes(), int(column)) for row, column in zip(inputs, columns, strict=True))
-            return loss(inputs, columns)
+        def recorded(inputs: Tensor, class_indices: Tensor) -> Tensor:
+            self.given.extend(
+                (row.numpy().tobytes(), int(class_index))
+                for row, class_index in zip(inputs, class_indices, strict=True)
+            )
+            return loss(inputs, class_indices)
 
         return recorded
 
@@ -359,7 +369,7 @@ def test_every_kept_image_is_trained_on_once_per_epoch_under_its_own_class(vecto
     one.objective = Recorded(expected_classes=6)
     one.learn(vectors.tasks[0])
     one.objective.given.clear()
-    column_of = {label: column for column, label in enumerate(vectors.classes)}
+    column_of = {label: class_index for class_index, label in enumerate(vectors.classes)}
     expected = []
     for task in vectors.tasks[:2]:
         for row, label in zip(task.train.batch(torch.arange(len(task.train))), task.train.labels, strict=True):

@@ -173,7 +173,7 @@ def test_where_a_network_is_not_tuned_only_its_head_is_trained(images: Stream, w
     before = learner.initial_network(images.tasks[0].train)
     learner.learn(images.tasks[0])
     assert changed(before.extractor.state_dict(), extractor(learner)) == set()
-    right = learner.scores(images.tasks[0].test.batch(torch.arange(24))).argmax(1) == learner.columns(
+    right = learner.scores(images.tasks[0].test.batch(torch.arange(24))).argmax(1) == learner.class_indices(
         images.tasks[0], images.tasks[0].test.labels
     )
     assert right.double().mean() > 0.9

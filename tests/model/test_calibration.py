@@ -20,16 +20,16 @@ def drawn(temperature: float, n: int = 4000, classes: int = 5, seed: int = 0) ->
 
 
 def test_the_error_is_that_of_the_definition() -> None:
-    scores, columns = drawn(2.0, n=300)
+    scores, class_indices = drawn(2.0, n=300)
     probabilities = torch.softmax(scores, 1)
     confidence, answers = probabilities.max(1)
     expected = 0.0
     for number in range(15):
         inside = (confidence >= number / 15) & (confidence < (number + 1) / 15)
         if inside.any():
-            accuracy = (answers == columns)[inside].double().mean()
+            accuracy = (answers == class_indices)[inside].double().mean()
             expected += float(abs(accuracy - confidence[inside].double().mean())) * int(inside.sum()) / 300
-    assert calibration_error(probabilities, columns) == pytest.approx(expected, abs=1e-6)
+    assert calibration_error(probabilities, class_indices) == pytest.approx(expected, abs=1e-6)
 
 
 def test_who_is_certain_and_right_is_calibrated_and_who_is_certain_and_wrong_is_not() -> None:
@@ -40,21 +40,21 @@ def test_who_is_certain_and_right_is_calibrated_and_who_is_certain_and_wrong_is_
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
 def test_the_temperature_that_classes_were_drawn_with_is_found(temperature: float) -> None:
-    scores, columns = drawn(temperature)
-    assert fit_temperature(scores, columns) == pytest.approx(temperature, rel=0.08)
+    scores, class_indices = drawn(temperature)
+    assert fit_temperature(scores, class_indices) == pytest.approx(temperature, rel=0.08)
 
 
 def test_the_likelihood_has_its_maximum_there() -> None:
-    scores, columns = drawn(2.5, n=500)
+    scores, class_indices = drawn(2.5, n=500)
     scores = scores.double()
     targets = torch.full_like(scores, 1 / (502 * 4))
-    targets[torch.arange(500), columns] = 501 / 502
+    targets[torch.arange(500), class_indices] = 501 / 502
 
     def surprise(logarithm: float) -> float:
         return -float((targets * F.log_softmax(scores / 2.718281828459045**logarithm, 1)).sum())
 
     best = minimize_scalar(surprise, bounds=(-4, 4), method="bounded", options={"xatol": 1e-9})
-    assert fit_temperature(scores, columns) == pytest.approx(2.718281828459045**best.x, rel=1e-4)
+    assert fit_temperature(scores, class_indices) == pytest.approx(2.718281828459045**best.x, rel=1e-4)
 
 
 def test_a_model_that_was_never_wrong_is_not_believed_without_end() -> None:
@@ -65,8 +65,8 @@ def test_a_model_that_was_never_wrong_is_not_believed_without_end() -> None:
 
 
 def test_calibrating_lowers_the_error_on_samples_it_did_not_see() -> None:
-    scores, columns = drawn(5.0, n=400)
-    found = calibrate(scores, columns, Calibration())
+    scores, class_indices = drawn(5.0, n=400)
+    found = calibrate(scores, class_indices, Calibration())
     assert found.images == 400 and found.error_after is not None and found.error_before is not None
     assert found.error_after < 0.5 * found.error_before
     others, theirs = drawn(5.0, n=4000, seed=1)
@@ -74,8 +74,8 @@ def test_calibrating_lowers_the_error_on_samples_it_did_not_see() -> None:
 
 
 def test_from_a_few_images_the_temperature_stays() -> None:
-    scores, columns = drawn(5.0, n=FEWEST - 1)
-    assert calibrate(scores, columns, Calibration(temperature=0.5)) == Calibration(temperature=0.5)
+    scores, class_indices = drawn(5.0, n=FEWEST - 1)
+    assert calibrate(scores, class_indices, Calibration(temperature=0.5)) == Calibration(temperature=0.5)
 
 
 def test_one_class_alone_needs_no_temperature() -> None:
@@ -84,16 +84,16 @@ def test_one_class_alone_needs_no_temperature() -> None:
 
 def test_a_temperature_from_thirty_images_holds_for_others() -> None:
     for seed in range(20):
-        scores, columns = drawn(1.0, n=30, seed=seed)
-        found = calibrate(scores, columns, Calibration())
+        scores, class_indices = drawn(1.0, n=30, seed=seed)
+        found = calibrate(scores, class_indices, Calibration())
         others, theirs = drawn(1.0, n=4000, seed=seed + 100)
         assert found.images == 30
         assert F.cross_entropy(others / found.temperature, theirs) < F.cross_entropy(others, theirs) + 0.1
 
 
 def test_scores_of_any_scale_that_are_always_right_are_not_taken_for_certain() -> None:
-    columns = torch.arange(40) % 4
+    class_indices = torch.arange(40) % 4
     for scale in (1.0, 3000.0):  # of softmax regression, and of LDA on unit vectors
-        scores = scale * torch.eye(4)[columns]
-        found = calibrate(scores, columns, Calibration())
+        scores = scale * torch.eye(4)[class_indices]
+        found = calibrate(scores, class_indices, Calibration())
         assert torch.softmax(scores / found.temperature, dim=1).max() < 0.99

@@ -15,10 +15,22 @@ from models_made import DAISY, FORMULA, NAMES, SIDE, TULIP, copied, draw
 from engram import IncrementalClassifier
 from engram.errors import UsageError
 from engram.features import Coding
-from engram.model import ModelFolder, Wishes, evaluate, export, forget, inspect, learn, load, merge, rename, verify
-from engram.model.proposal import propose_samples
+from engram.model import (
+    LearnOptions,
+    ModelFolder,
+    evaluate,
+    export,
+    forget,
+    inspect,
+    learn,
+    load,
+    merge,
+    rename,
+    verify,
+)
+from engram.model.plan import plan_update_of_samples
 
-WISHES = Wishes(
+WISHES = LearnOptions(
     method="features",
     image_size=SIDE,
     epochs=10,
@@ -34,10 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return taught(tmp_path_factory.mktemp("coded"), WISHES)
 
 
-def taught(place: Path, wishes: Wishes) -> ModelFolder:
+def taught(place: Path, options: LearnOptions) -> ModelFolder:
     folder = ModelFolder(place / "model")
-    learn(folder, draw(place / "1", NAMES[:2], 80), wishes)
-    learn(folder, draw(place / "2", (*NAMES[2:], "aster"), 80), wishes)
+    learn(folder, draw(place / "1", NAMES[:2], 80), options)
+    learn(folder, draw(place / "2", (*NAMES[2:], "aster"), 80), options)
     return folder
 
 
@@ -81,25 +93,25 @@ def test_its_vectors_are_exported_decoded(model: ModelFolder, tmp_path: Path) ->
 
 
 def test_what_will_be_kept_is_foretold_to_the_byte(model: ModelFolder) -> None:
-    proposal = propose_samples(load(model), {"rose": 30}, (SIDE, SIDE, 3), Wishes())
-    assert proposal.kept_bytes == Coding(codec="pq").nbytes(350, 64)
+    plan = plan_update_of_samples(load(model), {"rose": 30}, (SIDE, SIDE, 3), LearnOptions())
+    assert plan.memory_bytes == Coding(codec="pq").nbytes(350, 64)
 
 
 def test_a_budget_is_for_all_that_is_kept(model: ModelFolder) -> None:
     budget = Coding(codec="pq").nbytes(5 * 60, 64)
-    proposal = propose_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), Wishes(budget=budget))
-    assert (proposal.learner.settings()["features_per_class"], proposal.kept_bytes) == (60, budget)
-    fewer = propose_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), Wishes(budget=budget - 1))
+    plan = plan_update_of_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), LearnOptions(budget=budget))
+    assert (plan.learner.settings()["features_per_class"], plan.memory_bytes) == (60, budget)
+    fewer = plan_update_of_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), LearnOptions(budget=budget - 1))
     assert fewer.learner.settings()["features_per_class"] == 59
     with pytest.raises(UsageError, match=rf"one vector of each would be {Coding(codec='pq').nbytes(5, 64):,}\."):
-        propose_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), Wishes(budget=500))
+        plan_update_of_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), LearnOptions(budget=500))
 
 
 def test_another_codec_holds_from_the_next_lesson_on(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     before = load(folder).learner.memory.features.rows
     rose = draw(tmp_path / "rose", ("rose",), 8)
-    learn(folder, rose, Wishes(settings={"codec": "int8"}))  # a single class: the network stays as it is
+    learn(folder, rose, LearnOptions(settings={"codec": "int8"}))  # a single class: the network stays as it is
     found = inspect(folder)
     assert (found.codec, found.bytes.kept) == ("int8", Coding(codec="int8").nbytes(24, 64))
     after = load(folder).learner.memory.features.rows[: len(before)]
@@ -111,7 +123,7 @@ def test_without_faiss_it_is_used_but_not_taught(model: ModelFolder, monkeypatch
     loaded = load(model)
     assert loaded.probabilities(torch.zeros(1, SIDE, SIDE, 3, dtype=torch.uint8)).shape == (1, 4)
     with pytest.raises(UsageError, match="faiss-cpu must be installed"):
-        propose_samples(loaded, {"rose": 30}, (SIDE, SIDE, 3), replace(WISHES, settings={}))
+        plan_update_of_samples(loaded, {"rose": 30}, (SIDE, SIDE, 3), replace(WISHES, settings={}))
 
 
 def test_an_estimator_takes_a_codec_as_any_setting(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from engram import storage
 from engram.data.pictures import read, scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.model import (
+    LearnOptions,
     Model,
     ModelFolder,
-    Wishes,
     Writer,
     forget,
     inspect,
@@ -67,7 +67,7 @@ def pictures(small_model: ModelFolder) -> tuple[Tensor, list[str]]:
 
 
 def answers(model: Model, images: Tensor) -> list[str]:
-    return [model.names[column] for column in model.scores(images).argmax(1).tolist()]
+    return [model.names[class_index] for class_index in model.scores(images).argmax(1).tolist()]
 
 
 # Forgetting
@@ -86,16 +86,18 @@ def renderings(tensor: Tensor) -> Iterator[bytes]:
 
 def traces(model: Model, name: str) -> dict[str, list[bytes]]:
     """What a class leaves in a model, by kind, each as the bytes it might be found by."""
-    column, learner = model.column(name), model.learner
+    class_index, learner = model.class_index(name), model.learner
     assert learner.classifier_ is not None
     memory = learner.memory
-    stored = memory.features.rows[memory.features.columns == column]
-    images = memory.images.rows[memory.images.columns == column] if len(memory.images) else memory.images.rows
+    stored = memory.features.rows[memory.features.class_indices == class_index]
+    images = (
+        memory.images.rows[memory.images.class_indices == class_index] if len(memory.images) else memory.images.rows
+    )
     return {
         "vectors": [each for row in stored for each in renderings(row)],
         "images": [each for image in images for each in renderings(image)],
-        "head": list(renderings(learner.trained.head.weight[column])),
-        "classifier": list(renderings(learner.classifier_.weight_[column])),
+        "head": list(renderings(learner.trained.head.weight[class_index])),
+        "classifier": list(renderings(learner.classifier_.weight_[class_index])),
         "name": [
             *(name.encode(encoding) for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le")),
             json.dumps(name)[1:-1].encode(),
@@ -227,7 +229,7 @@ def test_a_class_that_no_generation_knows_cannot_be_forgotten_even_where_one_is_
 
 def test_after_forgetting_it_learns_on_even_the_same_class(model: ModelFolder, tmp_path: Path) -> None:
     forget(model, [DAISY])
-    learned = learn(model, draw(tmp_path / "again", (DAISY,), 6), Wishes(epochs=1))
+    learned = learn(model, draw(tmp_path / "again", (DAISY,), 6), LearnOptions(epochs=1))
     assert load(model).names == (TULIP, FORMULA, DAISY) and learned.generation == 4
     assert [change.details == {} for change in model.history()] == [True, True, False, False]
     assert rollback(model).generation == 3

@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.metrics import classification_report, confusion_matrix
 from torch import Tensor
 
-from engram.data.pictures import LeftOut
+from engram.data.pictures import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model import Evaluation, ModelFolder, evaluate, load
 from engram.model.accuracy import interval
@@ -32,7 +32,7 @@ class ByColour:
     names = CLASSES
     image_size = SIDE
 
-    def column(self, name: str) -> int:
+    def class_index(self, name: str) -> int:
         return self.names.index(name)
 
     def scores(self, inputs: Tensor) -> Tensor:
@@ -59,14 +59,14 @@ def answers(colours: dict[str, list[np.ndarray]]) -> tuple[list[str], list[str],
     """What each picture is, what is said of it, and the scores, without engram."""
     true = [name for name, own in sorted(colours.items()) for _ in own]
     scores = np.array([(colour - 128.0) @ WEIGHTS.numpy() for _, own in sorted(colours.items()) for colour in own])
-    return true, [CLASSES[column] for column in scores.argmax(1)], scores
+    return true, [CLASSES[class_index] for class_index in scores.argmax(1)], scores
 
 
 def calibration_error(scores: np.ndarray, true: list[str]) -> float:
     """|accuracy − confidence| in fifteen bins of confidence, weighed by how many are in each; by its definition."""
     shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     confidence, said = shares.max(1), shares.argmax(1)
-    right = np.array([CLASSES[column] for column in said]) == np.array(true)
+    right = np.array([CLASSES[class_index] for class_index in said]) == np.array(true)
     total = 0.0
     for lower in np.arange(15) / 15:
         inside = (confidence >= lower) & (confidence < lower + 1 / 15)
@@ -97,7 +97,7 @@ def test_the_shares_are_those_of_scikit_learn(painted: tuple[Evaluation, dict[st
     evaluation, colours = painted
     true, said, _ = answers(colours)
     report = classification_report(true, said, labels=CLASSES, output_dict=True, zero_division=np.nan)
-    recalls = [report[name]["recall"] for name in CLASSES]
+    recalls = [report[name]["cached"] for name in CLASSES]
     precisions = [report[name]["precision"] for name in CLASSES]
     assert evaluation.accuracy == pytest.approx(np.mean(np.array(true) == np.array(said)))
     assert evaluation.mean_accuracy == pytest.approx(np.mean(recalls))
@@ -132,7 +132,7 @@ def test_plain_values_are_json_and_the_same(painted: tuple[Evaluation, dict[str,
     told = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
     assert told["confusion"] == evaluation.confusion.tolist() and told["pictures"] == 100
     assert [each["pictures"] for each in told["classes"]] == [COUNTS[name] for name in CLASSES]
-    assert told["accuracy"] == evaluation.accuracy and told["left_out"] == []
+    assert told["accuracy"] == evaluation.accuracy and told["skipped"] == []
 
 
 def test_classes_that_do_not_occur_have_no_share_and_do_not_count(tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_what_cannot_be_read_is_told_and_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "bee" / "notes.txt").touch()
     evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
     assert evaluation.pictures == 5
-    assert [left.path.name for left in evaluation.left_out] == ["notes.txt", "0001.png"]
-    assert evaluation.left_out[1] == LeftOut(tmp_path / "ant" / "0001.png", "It is empty. Copy it again.")
-    assert evaluation.to_json()["left_out"][1] == {
+    assert [left.path.name for left in evaluation.skipped] == ["notes.txt", "0001.png"]
+    assert evaluation.skipped[1] == SkippedFile(tmp_path / "ant" / "0001.png", "It is empty. Copy it again.")
+    assert evaluation.to_json()["skipped"][1] == {
         "path": str(tmp_path / "ant" / "0001.png"),
         "reason": "It is empty. Copy it again.",
     }
@@ -198,7 +198,7 @@ def test_pictures_of_unknown_classes_are_not_read(tmp_path: Path) -> None:
     paint(tmp_path, {"ant": 2, "yak": 1})
     (tmp_path / "yak" / "0000.png").write_bytes(b"")
     evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
-    assert evaluation.unknown == (UnknownClass("yak", 1),) and evaluation.left_out == ()
+    assert evaluation.unknown == (UnknownClass("yak", 1),) and evaluation.skipped == ()
 
 
 def test_a_folder_without_any_known_class_is_refused(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Task
 from engram.features import Memory
-from engram.methods import Kept, Learner, make
+from engram.methods import Learner, MemorySources, make
 from engram.model import (
     Evidence,
+    LearnOptions,
     Model,
     ModelFolder,
-    NotGoodEnough,
-    Wishes,
+    UpdateRejected,
     forget,
     inspect,
     learn,
@@ -44,21 +44,21 @@ from engram.model.evidence import evidence, falls_sharply, judge, mark_held_out
 from engram.network import Training, extract
 
 
-def left_out(learner: Learner) -> Evidence:
+def skipped(learner: Learner) -> Evidence:
     """The evidence by its definition: each held-out feature is answered by a classifier refitted without it."""
     memory, fitted = learner.memory.features, learner.classifier_
     assert memory.held_out is not None and fitted is not None
     classifier = getattr(fitted, "chosen_", fitted)  # what Auto has chosen
-    rows, columns = memory.rows, memory.columns
+    rows, class_indices = memory.rows, memory.class_indices
     right, total = [0] * len(memory.counts), [0] * len(memory.counts)
     for number in memory.held_out.nonzero().squeeze(1).tolist():
-        if memory.counts[columns[number]] < 2:
+        if memory.counts[class_indices[number]] < 2:
             continue
         others = torch.arange(len(rows)) != number
-        without = copy.copy(classifier).fit(rows[others], columns[others])
+        without = copy.copy(classifier).fit(rows[others], class_indices[others])
         answer = int(without.classes_[without.scores(rows[number : number + 1]).argmax()])
-        right[columns[number]] += answer == int(columns[number])
-        total[columns[number]] += 1
+        right[class_indices[number]] += answer == int(class_indices[number])
+        total[class_indices[number]] += 1
     return Evidence(right=tuple(right), total=tuple(total))
 
 
@@ -93,12 +93,12 @@ def test_accuracy_is_that_of_classifiers_refitted_without_each_feature(
     for marks in (torch.ones(sum(sizes), dtype=torch.bool), torch.arange(sum(sizes)) % 3 == 0):
         learner.memory_ = Memory(learner.memory.features.marked(marks), learner.memory.images)
         found = evidence(judge(learner), len(sizes), estimated=False)
-        expected = left_out(learner)
+        expected = skipped(learner)
         assert found.total == expected.total and abs(sum(found.right) - sum(expected.right)) <= difference
         assert 0 < sum(found.right) < sum(found.total)  # all right, or none, would agree with anything
         if not difference:
             assert found == expected
-        of_each = torch.bincount(learner.memory.features.columns[marks], minlength=len(sizes)).tolist()
+        of_each = torch.bincount(learner.memory.features.class_indices[marks], minlength=len(sizes)).tolist()
         assert found.total == tuple(count if size > 1 else 0 for count, size in zip(of_each, sizes, strict=True))
 
 
@@ -115,13 +115,13 @@ def confused(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 
 def test_what_learn_prints_is_that_of_refitting_on_the_stored_features(confused: ModelFolder, tmp_path: Path) -> None:
-    expected = left_out(load(confused).learner)
+    expected = skipped(load(confused).learner)
     facts = load(confused).facts
     assert (facts.evidence.right, facts.evidence.total) == (expected.right, expected.total)
     assert expected.total == (10, 8, 6) and 10 < sum(expected.right) < 24
     folder = copied(confused, tmp_path / "model")
     learned = learn(folder, paint(tmp_path / "white", ("white",), 5))
-    expected = left_out(load(folder).learner)  # of all four classes, though three are gone
+    expected = skipped(load(folder).learner)  # of all four classes, though three are gone
     accuracy = Accuracy(sum(expected.right), 29)
     assert learned.accuracy == accuracy.value and learned.interval == (accuracy.low, accuracy.high)
     assert (learned.held_out, learned.held_out_classes, learned.estimated) == (29, 4, False)
@@ -177,8 +177,8 @@ def test_features_of_images_that_a_network_was_trained_on_are_never_counted(
 ) -> None:
     watched = Watched(monkeypatch)
     folder = ModelFolder(tmp_path / "model")
-    settings = {"adapter": "identity", "codec": "float32", "old_weights": 0.0}  # what is stored stays as it is
-    wishes = Wishes(
+    settings = {"adapter": "identity", "codec": "float32", "weight_averaging": 0.0}  # what is stored stays as it is
+    options = LearnOptions(
         method=method,
         network="small",
         image_size=SIDE,
@@ -187,12 +187,12 @@ def test_features_of_images_that_a_network_was_trained_on_are_never_counted(
         images_per_class=images_per_class,
         settings=settings,
     )
-    learn(folder, paint(tmp_path / "1", ("red", "green"), 10), wishes)
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 10), options)
     model = load(folder)
     rows, marks = rows_of(model)
     assert len(watched.images) == 14 and 0 < int(marks.sum()) <= 6
     assert not bool((marks & were_among(rows, watched.images, model.learner)).any())
-    learn(folder, paint(tmp_path / "2", ("blue", "white"), 10, seed=1), wishes)
+    learn(folder, paint(tmp_path / "2", ("blue", "white"), 10, seed=1), options)
     after, later = rows_of(load(folder))
     assert len(watched.images) == 14 + 14 + (6 if images_per_class else 0)  # those that were kept are replayed
     assert torch.equal(after[:20], rows) and torch.equal(later[:20], marks)
@@ -209,12 +209,12 @@ def were_among(rows: Tensor, images: list[Tensor], learner: Learner) -> Tensor:
 
 def test_kept_images_count_as_long_as_no_update_trains_on_them(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    learn(folder, paint(tmp_path / "1", ("red", "green"), 6), Wishes(images_per_class=2))
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 6), LearnOptions(images_per_class=2))
     assert load(folder).facts.evidence.total == (6, 6)
     few = paint(tmp_path / "2", ("blue",), 6)
     learned = learn(copied(folder, tmp_path / "frozen"), few)
     assert not learned.tuned and learned.held_out == 18
-    tuned = Wishes(tune="every", epochs=1, hold_out=0.5)
+    tuned = LearnOptions(tune="every", epochs=1, hold_out=0.5)
     learned = learn(folder, few, tuned)  # which replays two of red and of green, and nothing says which
     assert learned.tuned and load(folder).facts.evidence.total[:2] == (0, 0)
 
@@ -225,11 +225,11 @@ def _samples(images: list[Tensor]) -> Samples:
 
 @pytest.mark.filterwarnings("ignore:.*fewer than.*")
 def test_marks_follow_the_features_that_a_memory_keeps() -> None:
-    """By the definition of `Kept`: a position among the new samples, or −1 − i for row i of the old memory."""
+    """By the definition of `MemorySources`: a position among the new samples, or −1 − i for row i of the old memory."""
     learner = taught([4, 4])
     before = torch.tensor([True, False, False, True, False, True, True, False])
     arrived = torch.tensor([True, False, True])
-    kept = Kept(torch.tensor([-1, -4, 0, -6, 1, 2, -8, -3]), torch.empty(0))
+    kept = MemorySources(torch.tensor([-1, -4, 0, -6, 1, 2, -8, -3]), torch.empty(0))
     for earlier, expected in (
         (before, [True, True, True, True, False, True, False, False]),
         (None, [False, False, True, False, False, True, False, False]),  # nothing is known of the old ones
@@ -258,8 +258,8 @@ def test_marks_follow_their_features_through_edits_and_saving(
     source = (after[:, None] == before[None]).all(2).int().argmax(1)  # which row it was
     assert torch.equal(after, before[source]) and torch.equal(later, marks[source])
     found = load(folder).facts.evidence
-    columns = load(folder).learner.memory.features.columns
-    assert found.total == tuple(torch.bincount(columns[later]).tolist()) and sum(found.right) > 0
+    class_indices = load(folder).learner.memory.features.class_indices
+    assert found.total == tuple(torch.bincount(class_indices[later]).tolist()) and sum(found.right) > 0
     assert found.estimated and verify(folder).problems == ()
     if edit != "forget":  # which leaves nothing to go back to
         rollback(folder)
@@ -275,7 +275,7 @@ def test_after_an_edit_the_classes_that_are_left_are_judged_again(
         forget(folder, ["blue"])
     else:
         merge(folder, "green", "blue")  # then nothing of green is wrongly labelled blue
-    found, expected = load(folder).facts.evidence, left_out(load(folder).learner)
+    found, expected = load(folder).facts.evidence, skipped(load(folder).learner)
     assert (found.right, found.total) == (expected.right, expected.total)
     before, after = load(confused).facts.evidence.accuracy(), found.accuracy()
     assert before is not None and after is not None and after.value > before.value
@@ -314,7 +314,7 @@ def test_of_a_model_without_marks_accuracy_is_not_known_until_images_arrive(
     assert json.loads(json.dumps(found.to_json()))["accuracy"] is None and verify(folder).problems == ()
     rename(folder, DAISY, "daisy")
     assert inspect(folder).accuracy is None
-    learned = learn(folder, draw(tmp_path / "more", ("rose", TULIP), 10), Wishes(epochs=1, hold_out=0.5))
+    learned = learn(folder, draw(tmp_path / "more", ("rose", TULIP), 10), LearnOptions(epochs=1, hold_out=0.5))
     after = load(folder)
     assert after.names == (TULIP, "daisy", FORMULA, "rose")
     assert after.facts.evidence.total[1:3] == (0, 0) and after.facts.evidence.total[3] > 0
@@ -324,9 +324,9 @@ def test_of_a_model_without_marks_accuracy_is_not_known_until_images_arrive(
 
 def test_a_method_without_features_is_judged_on_the_images_of_the_update_alone(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    wishes = Wishes(method="lwf", network="small", image_size=SIDE, epochs=2, hold_out=0.3)
-    assert learn(folder, paint(tmp_path / "1", ("red", "green"), 10), wishes).held_out == 6
-    learned = learn(folder, paint(tmp_path / "2", ("blue", "white"), 10), wishes)
+    options = LearnOptions(method="lwf", network="small", image_size=SIDE, epochs=2, hold_out=0.3)
+    assert learn(folder, paint(tmp_path / "1", ("red", "green"), 10), options).held_out == 6
+    learned = learn(folder, paint(tmp_path / "2", ("blue", "white"), 10), options)
     assert load(folder).facts.evidence.total == (0, 0, 3, 3) and learned.held_out_classes == 2
 
 
@@ -372,7 +372,7 @@ def test_an_update_after_which_old_classes_are_no_longer_recognised_is_refused(
     model, again = colours
     folder = copied(model, tmp_path / "model")
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-    with pytest.raises(NotGoodEnough) as caught:
+    with pytest.raises(UpdateRejected) as caught:
         learn(folder, again)
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
     judged = {each.name: (each.kind, each.images, each.before) for each in caught.value.judged}
@@ -389,7 +389,7 @@ def test_an_update_after_which_old_classes_are_no_longer_recognised_is_refused(
 def test_forced_the_same_update_is_published(colours: tuple[ModelFolder, Path], tmp_path: Path) -> None:
     model, again = colours
     folder = copied(model, tmp_path / "model")
-    learned = learn(folder, again, Wishes(force=True))
+    learned = learn(folder, again, LearnOptions(force=True))
     assert learned.generation == 2 and load(folder).names == ("green", "red", "crimson", "emerald")
     assert learned.accuracy is not None and learned.accuracy < 0.5
 
@@ -397,17 +397,17 @@ def test_forced_the_same_update_is_published(colours: tuple[ModelFolder, Path], 
 def test_a_training_that_ruins_the_old_classes_is_refused(tmp_path: Path) -> None:
     """An adapter of one hidden unit makes all stored features alike, so that no classifier can tell them apart."""
     folder = ModelFolder(tmp_path / "model")
-    wishes = Wishes(method="features", network="small", image_size=SIDE, epochs=10, hold_out=0.5)
-    learn(folder, paint(tmp_path / "1", ("red", "green", "blue"), 40), wishes)
+    options = LearnOptions(method="features", network="small", image_size=SIDE, epochs=10, hold_out=0.5)
+    learn(folder, paint(tmp_path / "1", ("red", "green", "blue"), 40), options)
     before = load(folder).facts.evidence.accuracy()
     assert before is not None and before.value > 0.9
     ruinous = replace(
-        wishes,
+        options,
         epochs=1,
-        settings={"adapter": "mlp", "adapter_start": "random", "adapter_steps": 1, "adapter_width": 1},
+        settings={"adapter": "mlp", "adapter_init": "random", "adapter_steps": 1, "adapter_width": 1},
     )
     few = paint(tmp_path / "2", ("white", "black"), 4)  # too few to hold one out and judge the adapter by it
-    with pytest.raises(NotGoodEnough, match=r"3 old classes would fall .*--tune none"):
+    with pytest.raises(UpdateRejected, match=r"3 old classes would fall .*--tune none"):
         learn(folder, few, ruinous)
     assert folder.current().generation == 1
     learned = learn(folder, few, replace(ruinous, force=True))

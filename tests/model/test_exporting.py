@@ -35,7 +35,9 @@ BATCHES = (1, 2, 7)
 
 def named(learner: Learner, temperature: float = 1.7) -> Model:
     """The learner as a model whose classes have names that are not ASCII and not in order."""
-    names = tuple(f"Größe {len(learner.classes_) - column}, „{column}“" for column in range(len(learner.classes_)))
+    names = tuple(
+        f"Größe {len(learner.classes_) - class_index}, „{class_index}“" for class_index in range(len(learner.classes_))
+    )
     facts = Facts(seen=(24,) * len(names), calibration=Calibration(temperature=temperature))
     return Model(learner, names, facts)
 
@@ -113,7 +115,7 @@ def test_deep_networks_answer_in_onnx_as_they_do_here(network: str, images: Stre
     task = images.tasks[0]
     larger = task.train.batch(torch.arange(12)).repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
     samples = Samples.of(larger, torch.arange(12) % 2)
-    learner = make("features", network=network, epochs=2, batch_size=4, rate=0.1, features_per_class=4)
+    learner = make("features", network=network, epochs=2, batch_size=4, learning_rate=0.1, features_per_class=4)
     learner.learn(Task(0, (0, 1), samples, samples))
     export(named(learner), tmp_path / "model.onnx")
     assert_answers_alike(tmp_path / "model.onnx", named(learner), larger[:7])
@@ -132,7 +134,7 @@ def test_a_pretrained_network_answers_in_onnx_as_it_does_here_in_float32(
     onnx.checker.check_model(onnx.load(exported.path), full_check=True)
     monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: False)
     samples = read(scan(pictures), 224).samples
-    assert next(load(folder).learner.answering.extractor.parameters()).dtype == torch.float32
+    assert next(load(folder).learner.frozen_network.extractor.parameters()).dtype == torch.float32
     assert_answers_alike(exported.path, load(folder), samples.batch(torch.arange(0, 15, 2)[: max(BATCHES)]))
 
 
@@ -245,7 +247,7 @@ def test_stored_vectors_are_exported_with_their_labels(features: Model, tmp_path
         assert kept["classes"].dtype.kind == "U" and tuple(kept["classes"].tolist()) == features.names
         # Labels are the columns of the scores: a classifier made from the file alone answers alike.
         again = Ridge().fit(torch.from_numpy(kept["features"]), torch.from_numpy(kept["labels"]))
-    assert torch.equal(again.weight_, Ridge().fit(memory.rows, memory.columns).weight_)
+    assert torch.equal(again.weight_, Ridge().fit(memory.rows, memory.class_indices).weight_)
     assert exported.to_json() == {
         **{"path": str(tmp_path / "kept.npz"), "kind": "npz", "bytes": (tmp_path / "kept.npz").stat().st_size},
         **{"generation": None, "features": 32, "images": 0, "classes": features.names},

@@ -75,7 +75,7 @@ def test_what_was_published_comes_back(tmp_path: Path) -> None:
             tensors,
             action="learn",
             method="features",
-            settings={"rate": 0.1, "weights": None, "milestones": [1, 2]},
+            settings={"learning_rate": 0.1, "weights": None, "milestones": [1, 2]},
             classes=["Σ", "façade"],
             details={"size": [32, 32]},
             record={"images": 40},
@@ -84,7 +84,7 @@ def test_what_was_published_comes_back(tmp_path: Path) -> None:
     manifest, loaded = folder.load()
     assert manifest == published == folder.current()
     assert (manifest.generation, manifest.parent, manifest.action, manifest.method) == (1, None, "learn", "features")
-    assert manifest.settings == {"rate": 0.1, "weights": None, "milestones": [1, 2]}
+    assert manifest.settings == {"learning_rate": 0.1, "weights": None, "milestones": [1, 2]}
     assert manifest.classes == ("Σ", "façade")
     assert manifest.details == {"size": [32, 32]}
     assert [(change.generation, change.action, change.details) for change in folder.history()] == [
@@ -198,8 +198,8 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"settings": {"rate": float("nan")}},
-        {"settings": {"group": {"rate": 1}}},
+        {"settings": {"learning_rate": float("nan")}},
+        {"settings": {"group": {"learning_rate": 1}}},
         {"details": {"tensor": torch.ones(1)}},
         {"details": {"half a character": "\ud800"}},
         {"record": {"deep": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]}},

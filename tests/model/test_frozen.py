@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from engram.data.pictures import read, scan
 from engram.features import Coding
-from engram.model import Model, ModelFolder, Wishes, evaluate, learn, load, predict, propose, verify
+from engram.model import LearnOptions, Model, ModelFolder, evaluate, learn, load, plan_update, predict, verify
 from engram.network.catalogue import FROM_SCRATCH
 from engram.network.efficientnet import Variant
 from engram.progress import SILENT
 
-EXACT = Wishes(settings={"codec": "float32"})
+EXACT = LearnOptions(settings={"codec": "float32"})
 ALL = tuple(COLOURS)
 
 
@@ -29,7 +29,7 @@ def extractor(model: Model) -> dict[str, Tensor]:
 
 def stored(model: Model, name: str) -> Tensor:
     features = model.learner.memory.features
-    return features.rows[features.columns == model.column(name)]
+    return features.rows[features.class_indices == model.class_index(name)]
 
 
 def networks(folder: ModelFolder) -> list[str]:
@@ -148,7 +148,7 @@ def test_more_of_a_known_class_joins_it(folder: ModelFolder, tmp_path: Path) -> 
 
 
 def test_what_is_trimmed_to_a_budget_is_not_judged_by_any_more(folder: ModelFolder, tmp_path: Path) -> None:
-    learn(folder, paint(tmp_path / "new", ("blue",), 6), Wishes(budget=3 * 4 * 1280 * 4))
+    learn(folder, paint(tmp_path / "new", ("blue",), 6), LearnOptions(budget=3 * 4 * 1280 * 4))
     model = load(folder)
     assert model.learner.memory.features.counts.tolist() == [4, 4, 4]
     assert model.facts.evidence.total == (4, 4, 4) and model.facts.seen == (6, 6, 6)
@@ -156,7 +156,7 @@ def test_what_is_trimmed_to_a_budget_is_not_judged_by_any_more(folder: ModelFold
 
 def test_images_may_be_kept_beside_the_features_of_a_frozen_network(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    learn(folder, paint(tmp_path / "1", ("red", "green"), 4), Wishes(images_per_class=1))
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 4), LearnOptions(images_per_class=1))
     learn(folder, paint(tmp_path / "2", ("blue",), 4))
     memory = load(folder).learner.memory
     assert memory.images.counts.tolist() == [1, 1, 1] and memory.features.counts.tolist() == [4, 4, 4]
@@ -173,7 +173,7 @@ def test_images_may_be_kept_beside_the_features_of_a_frozen_network(tmp_path: Pa
 def test_the_classifier_that_is_asked_for_answers(
     classifier: str, description: str, folder: ModelFolder, tmp_path: Path
 ) -> None:
-    learned = learn(folder, paint(tmp_path / "new", ("blue",), 6), Wishes(classifier=classifier))
+    learned = learn(folder, paint(tmp_path / "new", ("blue",), 6), LearnOptions(classifier=classifier))
     assert learned.classifier == load(folder).learner.classifier_description == description
     assert learned.held_out == 18
     assert learn(folder, paint(tmp_path / "white", ("white",), 3)).classifier == description  # from now on
@@ -182,12 +182,12 @@ def test_the_classifier_that_is_asked_for_answers(
 def test_tuned_on_the_first_update_it_is_frozen_from_then_on(tmp_path: Path) -> None:
     """Its training images cannot judge it; those of later updates can."""
     folder = ModelFolder(tmp_path / "model")
-    wishes = Wishes(tune="first", epochs=1, hold_out=0.25, settings={"codec": "float32"})
-    learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 8), wishes)
+    options = LearnOptions(tune="first", epochs=1, hold_out=0.25, settings={"codec": "float32"})
+    learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 8), options)
     before = load(folder)
     assert learned.tuned and learned.tuning == "as asked for" and not learned.estimated
     assert before.facts.evidence.total == (2, 2)
-    learned = learn(folder, paint(tmp_path / "2", ("blue",), 8), replace(wishes, tune=None))
+    learned = learn(folder, paint(tmp_path / "2", ("blue",), 8), replace(options, tune=None))
     after = load(folder)
     assert not learned.tuned and "first task only" in learned.tuning and not learned.estimated
     assert after.facts.evidence.total == (2, 2, 8)
@@ -201,8 +201,8 @@ def test_a_model_that_started_from_a_file_of_weights_stays_a_pretrained_one(tune
     torch.manual_seed(0)
     torch.save(FROM_SCRATCH["small"](3).state_dict(), tmp_path / "weights.pth")
     folder = ModelFolder(tmp_path / "model")
-    wishes = Wishes(weights=tmp_path / "weights.pth", tune=tune)
-    learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 6), wishes)
+    options = LearnOptions(weights=tmp_path / "weights.pth", tune=tune)
+    learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 6), options)
     assert not learned.tuned and learned.network == "small"
     (tmp_path / "weights.pth").unlink()
     before = load(folder)
@@ -227,7 +227,7 @@ def test_a_model_outlives_the_package_of_its_weights(
     assert found.path == pictures / "blue" / "0.png"
     learn(folder, pictures)
     assert load(folder).names == ("green", "red", "blue")
-    assert propose(load(folder), scan(pictures), Wishes()).image_size == 224
+    assert plan_update(load(folder), scan(pictures), LearnOptions()).image_size == 224
 
 
 # Interruptions

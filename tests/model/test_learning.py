@@ -20,17 +20,17 @@ from engram.data.pictures import read, scan
 from engram.errors import BusyError, DataError, UsageError
 from engram.features import Adaptation, Adapter, Coding, kind_of
 from engram.model import (
+    LearnOptions,
     Model,
     ModelFolder,
-    NotGoodEnough,
-    Wishes,
+    UpdateRejected,
     evaluate,
     expected_seconds,
     forget,
     learn,
     load,
-    propose,
-    propose_samples,
+    plan_update,
+    plan_update_of_samples,
     remake,
     save,
     teach,
@@ -39,7 +39,7 @@ from engram.model import (
 from engram.network import extract
 
 QUICK = {"adapter_steps": 20, "adapter_width": 32}
-WISHES = Wishes(epochs=2, trains=True, settings=QUICK)
+WISHES = LearnOptions(epochs=2, trains=True, settings=QUICK)
 
 
 def model_of(folder: ModelFolder, path: Path) -> tuple[ModelFolder, Model]:
@@ -54,9 +54,9 @@ def entries(path: Path) -> dict[str, bytes | None]:
 def test_what_was_learned_is_told_apart(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     # A network that has seen two colours learns two others without them: only images of theirs can hold it.
-    wishes = Wishes(image_size=SIDE, epochs=10, images_per_class=5, settings={"batch_size": 8})
-    learn(folder, paint(tmp_path / "1", ("red", "green"), 20), wishes)
-    learn(folder, paint(tmp_path / "2", ("blue", "white"), 30), wishes)
+    options = LearnOptions(image_size=SIDE, epochs=10, images_per_class=5, settings={"batch_size": 8})
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 20), options)
+    learn(folder, paint(tmp_path / "2", ("blue", "white"), 30), options)
     learn(folder, paint(tmp_path / "3", ("black",), 20))
     model = load(folder)
     assert model.names == ("green", "red", "blue", "white", "black") and model.facts.seen == (20, 20, 30, 30, 20)
@@ -67,13 +67,13 @@ def test_what_was_learned_is_told_apart(tmp_path: Path) -> None:
 def test_a_single_new_class_does_not_swallow_the_others(tmp_path: Path) -> None:
     """Trained on one class alone, a network sees it everywhere; so it is not, unless other images are there."""
     folder = ModelFolder(tmp_path / "model")
-    wishes = Wishes(image_size=SIDE, epochs=10, settings={"batch_size": 8})
-    learn(folder, paint(tmp_path / "1", ("red", "green"), 20), wishes)
+    options = LearnOptions(image_size=SIDE, epochs=10, settings={"batch_size": 8})
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 20), options)
     blue = paint(tmp_path / "2", ("blue",), 20)
-    assert propose(load(folder), scan(paint(tmp_path / "3", ("blue", "white"), 6)), Wishes()).trains
-    assert propose(load(folder), scan(blue), Wishes(trains=True)).trains
-    assert not propose(load(folder), scan(blue), Wishes()).trains
-    learn(folder, blue, Wishes(epochs=10))  # which says how often, not whether
+    assert plan_update(load(folder), scan(paint(tmp_path / "3", ("blue", "white"), 6)), LearnOptions()).trains
+    assert plan_update(load(folder), scan(blue), LearnOptions(trains=True)).trains
+    assert not plan_update(load(folder), scan(blue), LearnOptions()).trains
+    learn(folder, blue, LearnOptions(epochs=10))  # which says how often, not whether
     assert evaluate(load(folder), paint(tmp_path / "again", ("red", "green", "blue"), 10, seed=1)).mean_accuracy > 0.9
 
 
@@ -81,22 +81,22 @@ def test_a_model_that_learned_a_single_class_is_whole_and_can_be_changed_and_tau
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder = copied(small_model, tmp_path / "model")
-    learned = learn(folder, draw(tmp_path / "rose", ("rose",), 12), Wishes())
+    learned = learn(folder, draw(tmp_path / "rose", ("rose",), 12), LearnOptions())
     assert learned.new == {"rose": 12} and verify(folder).problems == ()
     network = load(folder).learner.trained
     before = load(small_model).learner.trained
     assert torch.equal(network.head.weight[:3], before.head.weight) and network.classes == 4
     vectors = load(folder).learner.memory.features
-    mean = F.normalize(vectors.rows[vectors.columns == 3].mean(0), dim=0)
+    mean = F.normalize(vectors.rows[vectors.class_indices == 3].mean(0), dim=0)
     torch.testing.assert_close(network.head.weight[3], mean)
-    learn(folder, draw(tmp_path / "two", ("iris", "lily"), 12), Wishes(epochs=1))
+    learn(folder, draw(tmp_path / "two", ("iris", "lily"), 12), LearnOptions(epochs=1))
     assert verify(folder).problems == ()
     forget(folder, ["rose"])
     assert verify(folder).problems == () and "rose" not in load(folder).names
 
 
 def test_a_single_new_class_is_trained_on_beside_images_of_others(hybrid_model: ModelFolder, tmp_path: Path) -> None:
-    assert propose(load(hybrid_model), scan(draw(tmp_path / "rose", ("rose",), 6)), Wishes()).trains
+    assert plan_update(load(hybrid_model), scan(draw(tmp_path / "rose", ("rose",), 6)), LearnOptions()).trains
 
 
 def test_of_pictures_nothing_stays_but_unit_vectors(small_model: ModelFolder) -> None:
@@ -110,8 +110,10 @@ def test_a_model_gives_the_same_answers_after_it_was_saved(tmp_path: Path) -> No
     draws = torch.Generator().manual_seed(0)
     inputs = torch.randint(0, 256, (24, SIDE, SIDE, 3), generator=draws, dtype=torch.uint8)
     samples = Samples.of(inputs, torch.arange(24) % 2)
-    wishes = Wishes(network="small", epochs=1, settings=QUICK)
-    taught = teach(None, propose_samples(None, {"a": 12, "b": 12}, (SIDE, SIDE, 3), wishes), samples, wishes).model
+    options = LearnOptions(network="small", epochs=1, settings=QUICK)
+    taught = teach(
+        None, plan_update_of_samples(None, {"a": 12, "b": 12}, (SIDE, SIDE, 3), options), samples, options
+    ).model
     folder = ModelFolder(tmp_path / "model")
     with folder.writing() as writer:
         save(writer, taught, action="learn")
@@ -121,9 +123,9 @@ def test_a_model_gives_the_same_answers_after_it_was_saved(tmp_path: Path) -> No
 
 def test_the_same_pictures_teach_the_same(tmp_path: Path) -> None:
     pictures = draw(tmp_path / "pictures", ("a", "b"), 8)
-    wishes = Wishes(image_size=SIDE, epochs=1, settings=QUICK)
+    options = LearnOptions(image_size=SIDE, epochs=1, settings=QUICK)
     for name in ("one", "two"):
-        learn(ModelFolder(tmp_path / name), pictures, wishes)
+        learn(ModelFolder(tmp_path / name), pictures, options)
     one, two = (ModelFolder(tmp_path / name).load()[1] for name in ("one", "two"))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
@@ -133,19 +135,19 @@ def test_more_of_a_known_class_joins_what_was_kept_and_leaves_the_network(
 ) -> None:
     folder, before = model_of(small_model, tmp_path / "model")
     more = draw(tmp_path / "more", (TULIP,), 30)
-    learned = learn(folder, more, Wishes(features_per_class=12))
+    learned = learn(folder, more, LearnOptions(features_per_class=12))
     after = load(folder)
-    column = after.column(TULIP)
+    class_index = after.class_index(TULIP)
     assert after.names == before.names and learned.more == {TULIP: 30} and not learned.new
-    assert after.facts.seen[column] == before.facts.seen[column] + 30
+    assert after.facts.seen[class_index] == before.facts.seen[class_index] + 30
     counts = after.learner.memory.features.counts.tolist()
-    assert counts[column] == 12 and sorted(counts) == [6, 6, 12]
+    assert counts[class_index] == 12 and sorted(counts) == [6, 6, 12]
     for name, tensor in before.learner.trained.state_dict().items():
         assert torch.equal(after.learner.trained.state_dict()[name], tensor), name
     assert learned.adaptation is None
     images = read(scan(more), SIDE).samples
     vectors = F.normalize(extract(after.learner.trained, images))
-    kept = after.learner.memory.features.rows[after.learner.memory.features.columns == column]
+    kept = after.learner.memory.features.rows[after.learner.memory.features.class_indices == class_index]
     new = (kept @ vectors.T).max(1).values > 1 - 1e-6
     assert 0 < int(new.sum()) <= 12  # of the old vectors, six, and thirty new ones, the best twelve
 
@@ -174,8 +176,8 @@ def test_a_budget_shrinks_every_class_evenly_and_what_represents_it_least_goes_f
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder, before = model_of(small_model, tmp_path / "model")
-    wishes = Wishes(settings=QUICK, epochs=1, budget=4 * 4 * 64 * 4)
-    learn(folder, draw(tmp_path / "rose", ("rose",), 10), wishes)
+    options = LearnOptions(settings=QUICK, epochs=1, budget=4 * 4 * 64 * 4)
+    learn(folder, draw(tmp_path / "rose", ("rose",), 10), options)
     after = load(folder)
     assert after.learner.memory.features.counts.tolist() == [4, 4, 4, 4]
     assert after.learner.memory.nbytes <= 4 * 4 * 64 * 4 == after.facts.budget
@@ -185,36 +187,38 @@ def test_a_budget_shrinks_every_class_evenly_and_what_represents_it_least_goes_f
     trimmed = learn(
         ModelFolder(copied(small_model, tmp_path / "other").path),
         draw(tmp_path / "t", (TULIP,), 1),
-        Wishes(budget=4 * 3 * 64 * 4),
+        LearnOptions(budget=4 * 3 * 64 * 4),
     )
     rows = load(ModelFolder(tmp_path / "other")).learner.memory.features.rows.reshape(3, 4, -1)
-    others = [column for column, name in enumerate(before.names) if name != TULIP]
-    assert torch.equal(rows[others], before_rows[others][:, :4]) and trimmed.kept_bytes == 4 * 3 * 64 * 4
+    others = [class_index for class_index, name in enumerate(before.names) if name != TULIP]
+    assert torch.equal(rows[others], before_rows[others][:, :4]) and trimmed.memory_bytes == 4 * 3 * 64 * 4
 
 
 def test_a_budget_that_is_raised_lets_later_classes_keep_more(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
-    learn(folder, draw(tmp_path / "rose", ("rose",), 10), Wishes(settings=QUICK, epochs=1, budget=4 * 4 * 64 * 2))
+    learn(folder, draw(tmp_path / "rose", ("rose",), 10), LearnOptions(settings=QUICK, epochs=1, budget=4 * 4 * 64 * 2))
     assert load(folder).learner.memory.features.counts.tolist() == [2, 2, 2, 2]
-    learn(folder, draw(tmp_path / "lily", ("lily",), 10), Wishes(settings=QUICK, epochs=1, budget=2**20))
+    learn(folder, draw(tmp_path / "lily", ("lily",), 10), LearnOptions(settings=QUICK, epochs=1, budget=2**20))
     assert load(folder).learner.memory.features.counts.tolist() == [2, 2, 2, 2, 6]
 
 
 def test_a_method_that_keeps_every_image_says_so_before_it_learns(tmp_path: Path) -> None:
     found = scan(draw(tmp_path / "pictures", ("rose", "lily"), 5))
-    wishes = Wishes(method="joint", image_size=SIDE, epochs=1, network="small")
+    options = LearnOptions(method="joint", image_size=SIDE, epochs=1, network="small")
     every = 2 * 5 * SIDE * SIDE * 3
-    assert propose(None, found, wishes).kept_bytes == every
+    assert plan_update(None, found, options).memory_bytes == every
     with pytest.raises(
         UsageError, match=f"'joint' keeps every image, {every:,} bytes, and the budget is {every - 1:,}"
     ):
-        propose(None, found, replace(wishes, budget=every - 1))
+        plan_update(None, found, replace(options, budget=every - 1))
 
 
 def test_images_that_do_not_fit_a_budget_are_refused_with_how_many_would(tmp_path: Path) -> None:
     folder, image = ModelFolder(tmp_path / "a" / "model"), SIDE * SIDE * 3
     pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 8)
-    quick = Wishes(method="icarl", image_size=SIDE, epochs=1, network="small", images_per_class=3, budget=5 * image)
+    quick = LearnOptions(
+        method="icarl", image_size=SIDE, epochs=1, network="small", images_per_class=3, budget=5 * image
+    )
     with pytest.raises(UsageError, match=r"would be 4,608 bytes, the budget is 3,840. Keep --images-per-class 2"):
         learn(folder, pictures, quick)
     with pytest.raises(UsageError, match=r"too small for 2 classes: one image of each would be 1,536"):
@@ -222,8 +226,8 @@ def test_images_that_do_not_fit_a_budget_are_refused_with_how_many_would(tmp_pat
     assert not (tmp_path / "a").exists()
     learn(folder, pictures, replace(quick, images_per_class=2))
     with pytest.raises(UsageError, match="Keep --images-per-class 1"):
-        learn(folder, draw(tmp_path / "more", ("rose", "lily"), 8), Wishes(epochs=1))
-    learn(folder, tmp_path / "more", Wishes(epochs=1, images_per_class=1))
+        learn(folder, draw(tmp_path / "more", ("rose", "lily"), 8), LearnOptions(epochs=1))
+    learn(folder, tmp_path / "more", LearnOptions(epochs=1, images_per_class=1))
     assert load(folder).learner.memory.nbytes == 4 * image
     assert verify(folder).problems == ()
 
@@ -233,16 +237,16 @@ def test_images_that_leave_no_room_for_vectors_are_refused_with_how_many_would(
     room: int, fewer: int, tmp_path: Path
 ) -> None:
     folder, image, vector = ModelFolder(tmp_path / "model"), SIDE * SIDE * 3, 64 * 4
-    wishes = Wishes(method="hybrid", image_size=SIDE, network="small", epochs=1, hold_out=0, settings=QUICK)
-    first = replace(wishes, images_per_class=3, budget=7 * image)
+    options = LearnOptions(method="hybrid", image_size=SIDE, network="small", epochs=1, hold_out=0, settings=QUICK)
+    first = replace(options, images_per_class=3, budget=7 * image)
     learn(folder, draw(tmp_path / "1", (TULIP, DAISY), 4), first)
     more = draw(tmp_path / "2", ("rose", "lily"), 4)
     budget = room * image
     message = f"would be 9,216 bytes, one vector of each class 1,024, the budget is {budget:,}"
     with pytest.raises(UsageError, match=rf"{message}\. Keep --images-per-class {fewer}\."):
-        learn(folder, more, replace(wishes, budget=budget))
+        learn(folder, more, replace(options, budget=budget))
     assert 4 * vector == 1024 and folder.current().generation == 1
-    learn(folder, more, replace(wishes, budget=budget, images_per_class=fewer))
+    learn(folder, more, replace(options, budget=budget, images_per_class=fewer))
     kept = load(folder).learner.memory
     assert kept.images.counts.tolist() == [fewer] * (4 * (fewer > 0)) and kept.nbytes <= budget
 
@@ -250,7 +254,7 @@ def test_images_that_leave_no_room_for_vectors_are_refused_with_how_many_would(
 def test_a_budget_too_small_for_one_vector_of_each_is_refused(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with pytest.raises(UsageError, match=r"too small for 4 classes: one vector of each would be 1,024"):
-        learn(folder, draw(tmp_path / "rose", ("rose",), 6), Wishes(budget=1000))
+        learn(folder, draw(tmp_path / "rose", ("rose",), 6), LearnOptions(budget=1000))
     assert folder.current().generation == 2
 
 
@@ -258,21 +262,21 @@ def test_images_are_kept_from_when_they_are_asked_for_until_they_are_not(
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder = copied(small_model, tmp_path / "model")
-    learn(folder, draw(tmp_path / "rose", ("rose",), 10), Wishes(settings=QUICK, epochs=1, images_per_class=2))
+    learn(folder, draw(tmp_path / "rose", ("rose",), 10), LearnOptions(settings=QUICK, epochs=1, images_per_class=2))
     model = load(folder)
     assert model.learner.name == "hybrid" and model.learner.memory.images.counts.tolist() == [0, 0, 0, 2]
     learn(folder, draw(tmp_path / "lily", ("lily",), 10), WISHES)
     assert load(folder).learner.memory.images.counts.tolist() == [0, 0, 0, 2, 2]
-    learn(folder, draw(tmp_path / "more", (TULIP,), 10), Wishes(images_per_class=0))
+    learn(folder, draw(tmp_path / "more", (TULIP,), 10), LearnOptions(images_per_class=0))
     model = load(folder)
     assert model.learner.name == "features" and not len(model.learner.memory.images)
 
 
 def test_a_new_model_learns_by_our_method_and_keeps_a_byte_a_number(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    wishes = Wishes(image_size=SIDE, epochs=1, settings=QUICK)
-    learn(folder, draw(tmp_path / "1", ("a", "b"), 8), wishes)
-    learn(folder, draw(tmp_path / "2", ("c", "d"), 8), wishes)
+    options = LearnOptions(image_size=SIDE, epochs=1, settings=QUICK)
+    learn(folder, draw(tmp_path / "1", ("a", "b"), 8), options)
+    learn(folder, draw(tmp_path / "2", ("c", "d"), 8), options)
     model = load(folder)
     assert model.learner.name == "engram"
     assert model.learner.memory.nbytes == Coding(codec="int8").nbytes(4 * 8, 64)
@@ -281,15 +285,15 @@ def test_a_new_model_learns_by_our_method_and_keeps_a_byte_a_number(tmp_path: Pa
 
 def test_features_and_images_are_the_hybrid_from_the_beginning_too(tmp_path: Path) -> None:
     found = scan(draw(tmp_path / "p", ("a", "b"), 4))
-    learner = propose(None, found, Wishes(method="features", image_size=SIDE, images_per_class=3)).learner
+    learner = plan_update(None, found, LearnOptions(method="features", image_size=SIDE, images_per_class=3)).learner
     assert (learner.name, learner.settings()["images_per_class"]) == ("hybrid", 3)
 
 
 def test_our_method_keeps_images_from_when_they_are_asked_for_until_they_are_not(tmp_path: Path) -> None:
     folder, counts = ModelFolder(tmp_path / "model"), []
     for names, images in ((("a", "b"), None), (("c", "d"), 2), (("e", "f"), None), (("g", "h"), 0)):
-        wishes = Wishes(image_size=SIDE, epochs=1, images_per_class=images, settings=QUICK)
-        learn(folder, draw(tmp_path / names[0], names, 4), wishes)
+        options = LearnOptions(image_size=SIDE, epochs=1, images_per_class=images, settings=QUICK)
+        learn(folder, draw(tmp_path / names[0], names, 4), options)
         assert load(folder).learner.name == "engram" and verify(folder).problems == ()
         counts.append(load(folder).learner.memory.images.counts.tolist())
     assert [sum(each) for each in counts] == [0, 4, 8, 0]
@@ -299,21 +303,21 @@ def test_only_pictures_that_can_be_read_are_counted_and_the_others_are_named(tmp
     pictures = draw(tmp_path / "pictures", ("a", "b"), 6)
     (pictures / "a" / "broken.png").write_bytes((pictures / "a" / "0.png").read_bytes()[:50])
     (pictures / "b" / "notes.txt").write_text("not a picture")
-    learned = learn(ModelFolder(tmp_path / "model"), pictures, Wishes(image_size=SIDE, epochs=1))
+    learned = learn(ModelFolder(tmp_path / "model"), pictures, LearnOptions(image_size=SIDE, epochs=1))
     assert learned.new == {"a": 6, "b": 6}
-    assert [left.path.name for left in learned.left_out] == ["notes.txt", "broken.png"]
+    assert [left.path.name for left in learned.skipped] == ["notes.txt", "broken.png"]
     assert load(ModelFolder(tmp_path / "model")).facts.seen == (6, 6)
 
 
 def test_what_is_held_out_judges_and_is_kept_all_the_same(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    wishes = Wishes(image_size=SIDE, epochs=4, hold_out=0.3, settings=QUICK)
-    learned = learn(folder, draw(tmp_path / "first", ("a", "b"), 40), wishes)
+    options = LearnOptions(image_size=SIDE, epochs=4, hold_out=0.3, settings=QUICK)
+    learned = learn(folder, draw(tmp_path / "first", ("a", "b"), 40), options)
     assert [each.images for each in learned.judged] == [12, 12] and learned.calibration.images == 24
     assert learned.accuracy is not None and all(each.before is None for each in learned.judged)
     assert (learned.held_out, learned.held_out_classes, learned.estimated) == (24, 2, False)
     assert load(folder).learner.memory.features.counts.tolist() == [40, 40]
-    learned = learn(folder, draw(tmp_path / "second", ("c", "a"), 20), wishes)
+    learned = learn(folder, draw(tmp_path / "second", ("c", "a"), 20), options)
     kinds = {each.name: (each.kind, each.images, each.before is not None) for each in learned.judged}
     # 12 of the first 40 and 6 of the next 20: those of earlier updates still count, by their adapted features.
     assert kinds == {"a": ("more", 18, True), "b": ("old", 12, True), "c": ("new", 6, False)}
@@ -327,8 +331,8 @@ def test_vectors_are_carried_over_only_where_that_brings_them_nearer(
     steps: int, adapted: bool, small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder, before = model_of(small_model, tmp_path / "model")
-    settings = {"adapter_start": "random", "adapter_steps": steps, "adapter_width": 128, "rate": 4.0}
-    learned = learn(folder, draw(tmp_path / "new", ("rose", "lily"), 20), Wishes(epochs=4, settings=settings))
+    settings = {"adapter_init": "random", "adapter_steps": steps, "adapter_width": 128, "learning_rate": 4.0}
+    learned = learn(folder, draw(tmp_path / "new", ("rose", "lily"), 20), LearnOptions(epochs=4, settings=settings))
     assert learned.adaptation is not None and learned.adaptation.adapted is adapted
     old, new = before.learner.memory.features.rows, load(folder).learner.memory.features.rows[: 3 * 6]
     assert torch.equal(old, new) is not adapted
@@ -350,8 +354,8 @@ def test_vectors_are_carried_over_for_good_by_the_adapter_that_was_judged(
 
     monkeypatch.setattr(Adaptation, "fit", told)
     folder = copied(small_model, tmp_path / "model")
-    settings = {**QUICK, "adapter": "auto", "rate": 4.0}
-    learned = learn(folder, draw(tmp_path / "new", ("rose", "lily"), 20), Wishes(epochs=4, settings=settings))
+    settings = {**QUICK, "adapter": "auto", "learning_rate": 4.0}
+    learned = learn(folder, draw(tmp_path / "new", ("rose", "lily"), 20), LearnOptions(epochs=4, settings=settings))
     assert learned.adaptation is not None and learned.adaptation.adapted
     assert [kind_of(adapter) for adapter in adapters] == ["ridge", "ridge"]
     assert load(folder).learner.settings()["adapter"] == "auto"  # next time it is chosen again
@@ -360,11 +364,11 @@ def test_vectors_are_carried_over_for_good_by_the_adapter_that_was_judged(
 def test_what_cannot_be_validated_is_refused_before_training(small_model: ModelFolder, tmp_path: Path) -> None:
     folder, few = copied(small_model, tmp_path / "model"), draw(tmp_path / "few", ("rose", "lily"), 4)
     with pytest.raises(UsageError, match="no class has 5 pictures"):
-        propose(load(folder), scan(few), Wishes(at_least=0.5))  # as a dry run does
+        plan_update(load(folder), scan(few), LearnOptions(at_least=0.5))  # as a dry run does
     for number in (4, 5):  # which will not be found to be pictures before they are read
         (few / "rose" / f"{number}.png").write_bytes(b"")
     with pytest.raises(UsageError, match="no class has 5 pictures"):
-        learn(folder, few, Wishes(at_least=0.5), Interrupting("train"))
+        learn(folder, few, LearnOptions(at_least=0.5), Interrupting("train"))
 
 
 def test_the_time_of_a_small_lesson_is_that_of_adapters_which_learn_from_few(
@@ -372,21 +376,21 @@ def test_the_time_of_a_small_lesson_is_that_of_adapters_which_learn_from_few(
 ) -> None:
     timed = []
     monkeypatch.setattr(Adaptation, "fit", lambda self, pairs, *others, **options: timed.append(len(pairs.old)))
-    expected_seconds(propose(load(small_model), scan(draw(tmp_path / "new", ("rose", "lily"), 6)), Wishes()))
+    expected_seconds(plan_update(load(small_model), scan(draw(tmp_path / "new", ("rose", "lily"), 6)), LearnOptions()))
     assert set(timed) == {12}  # and not the 128 of a whole batch
 
 
 @pytest.mark.parametrize("size", [0, 7, 1025, 100_000])
 def test_sizes_at_which_nothing_can_be_seen_or_computed_are_refused(size: int) -> None:
     with pytest.raises(UsageError, match="8 to 1024 pixels a side"):
-        Wishes(image_size=size)
+        LearnOptions(image_size=size)
 
 
 def test_without_holding_out_nothing_is_judged(tmp_path: Path) -> None:
     learned = learn(
         ModelFolder(tmp_path / "model"),
         draw(tmp_path / "pictures", ("a", "b"), 6),
-        Wishes(image_size=SIDE, epochs=1, hold_out=0),
+        LearnOptions(image_size=SIDE, epochs=1, hold_out=0),
     )
     assert learned.accuracy is None and learned.interval is None and learned.held_out == 0
     assert [(each.images, each.before, each.after) for each in learned.judged] == [(0, None, None)] * 2
@@ -397,8 +401,8 @@ def test_below_the_accuracy_asked_for_nothing_is_published(small_model: ModelFol
     folder = copied(small_model, tmp_path / "model")
     before = entries(folder.path)
     shutil.copytree(draw(tmp_path / "tulip", (TULIP,), 10) / TULIP, tmp_path / "twin" / "nothing")
-    with pytest.raises(NotGoodEnough, match="below 1: nothing was published") as caught:
-        learn(folder, tmp_path / "twin", Wishes(epochs=1, settings=QUICK, hold_out=0.5, at_least=1.0))
+    with pytest.raises(UpdateRejected, match="below 1: nothing was published") as caught:
+        learn(folder, tmp_path / "twin", LearnOptions(epochs=1, settings=QUICK, hold_out=0.5, at_least=1.0))
     assert {each.name for each in caught.value.judged} == {*NAMES, "nothing"}
     assert entries(folder.path) == before
 
@@ -408,8 +412,12 @@ def test_a_first_model_that_is_not_good_enough_leaves_nothing_behind(tmp_path: P
     for other in ("b", "c"):  # of which nobody could tell one from the other
         shutil.rmtree(pictures / other)
         shutil.copytree(pictures / "a", pictures / other)
-    with pytest.raises(NotGoodEnough):
-        learn(ModelFolder(tmp_path / "model"), pictures, Wishes(image_size=SIDE, epochs=1, hold_out=0.5, at_least=0.99))
+    with pytest.raises(UpdateRejected):
+        learn(
+            ModelFolder(tmp_path / "model"),
+            pictures,
+            LearnOptions(image_size=SIDE, epochs=1, hold_out=0.5, at_least=0.99),
+        )
     assert not (tmp_path / "model").exists()
 
 
@@ -439,7 +447,7 @@ def test_an_interruption_leaves_the_old_model_as_it_was(phase: str, small_model:
 def test_an_interrupted_first_time_leaves_no_folder(tmp_path: Path) -> None:
     pictures = draw(tmp_path / "pictures", ("a", "b"), 6)
     with pytest.raises(KeyboardInterrupt):
-        learn(ModelFolder(tmp_path / "model"), pictures, Wishes(image_size=SIDE, epochs=1), Interrupting("train"))
+        learn(ModelFolder(tmp_path / "model"), pictures, LearnOptions(image_size=SIDE, epochs=1), Interrupting("train"))
     assert not (tmp_path / "model").exists()
 
 
@@ -466,13 +474,13 @@ def test_a_name_with_blanks_around_it_or_its_accents_encoded_otherwise_is_the_sa
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         ({"image_size": 32}, "sees pictures at 16 pixels"),
         ({"network": "resnet18"}, "has the network 'auto', and keeps it"),
         ({"method": "finetune"}, "learns by the method 'features'"),
         ({"weights": Path("some.safetensors")}, "can only start a new one"),
-        ({"settings": {"rat": 1}}, "Did you mean 'rate'"),
+        ({"settings": {"learning_rat": 1}}, "Did you mean 'learning_rate'"),
         ({"settings": {"network": "resnet18"}}, "This model has network=auto, and keeps it"),
         ({"settings": {"head": "linear"}}, "This model has head=cosine, and keeps it"),
         ({"settings": {"last_relu": "false"}}, "This model has last_relu=True, and keeps it"),
@@ -481,34 +489,34 @@ def test_a_name_with_blanks_around_it_or_its_accents_encoded_otherwise_is_the_sa
     ],
 )
 def test_what_a_model_cannot_become_is_refused(
-    wishes: dict[str, object], message: str, small_model: ModelFolder, tmp_path: Path
+    options: dict[str, object], message: str, small_model: ModelFolder, tmp_path: Path
 ) -> None:
     found = scan(draw(tmp_path / "rose", ("rose",), 6))
     with pytest.raises(UsageError, match=message):
-        propose(load(small_model), found, Wishes(**wishes))  # type: ignore[arg-type]
+        plan_update(load(small_model), found, LearnOptions(**options))  # type: ignore[arg-type]
 
 
 def test_to_repeat_what_a_model_has_is_no_change(small_model: ModelFolder, tmp_path: Path) -> None:
     found = scan(draw(tmp_path / "rose", ("rose",), 6))
     as_it_is = {"network": "auto", "head": "cosine", "last_relu": "true", "crop": "none", "weights": "none"}
-    assert propose(load(small_model), found, Wishes(settings=as_it_is)).new == {"rose": 6}
+    assert plan_update(load(small_model), found, LearnOptions(settings=as_it_is)).new == {"rose": 6}
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "options",
     [{"hold_out": 1.0}, {"at_least": 2.0}, {"at_least": 0.5, "hold_out": 0.0}, {"epochs": 0}, {"images_per_class": -1}],
 )
-def test_wishes_that_make_no_sense_are_refused(wishes: dict[str, float]) -> None:
+def test_wishes_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UsageError):
-        Wishes(**wishes)  # type: ignore[arg-type]
+        LearnOptions(**options)  # type: ignore[arg-type]
 
 
 def test_what_is_proposed_is_what_is_done(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     pictures = draw(tmp_path / "rose", ("rose",), 10)
-    proposal = propose(load(folder), scan(pictures), WISHES)
-    assert proposal.new == {"rose": 10} and proposal.trains and expected_seconds(proposal) > 0
-    assert learn(folder, pictures, WISHES).kept_bytes == proposal.kept_bytes
+    plan = plan_update(load(folder), scan(pictures), WISHES)
+    assert plan.new == {"rose": 10} and plan.trains and expected_seconds(plan) > 0
+    assert learn(folder, pictures, WISHES).memory_bytes == plan.memory_bytes
 
 
 @pytest.mark.parametrize(("side", "expected"), [(40, 32), (20, 20), (300, 32)])
@@ -519,27 +527,27 @@ def test_a_network_from_scratch_sees_pictures_at_their_own_size_up_to_a_limit(
     for number in range(3):
         pixels = np.zeros((side, side + 10 * number, 3), dtype=np.uint8)
         (tmp_path / "p" / "a" / f"{number}.png").write_bytes(encoded(pixels, "PNG"))
-    assert propose(None, scan(tmp_path / "p"), Wishes(network="auto")).image_size == expected
-    assert propose(None, scan(tmp_path / "p"), Wishes()).image_size == 224  # the pretrained network's own
+    assert plan_update(None, scan(tmp_path / "p"), LearnOptions(network="auto")).image_size == expected
+    assert plan_update(None, scan(tmp_path / "p"), LearnOptions()).image_size == 224  # the pretrained network's own
 
 
 def test_more_pictures_are_gone_through_less_often(tmp_path: Path) -> None:
     few, many = (draw(tmp_path / str(count), ("a", "b"), count) for count in (5, 700))
-    epochs = [propose(None, scan(folder), Wishes()).learner.training.epochs for folder in (few, many)]
+    epochs = [plan_update(None, scan(folder), LearnOptions()).learner.training.epochs for folder in (few, many)]
     assert epochs[0] > epochs[1] >= 5
 
 
 def test_pictures_of_anything_are_learned_from_too_and_their_place_is_not_kept(tmp_path: Path) -> None:
-    folder, wishes = ModelFolder(tmp_path / "model"), Wishes(image_size=SIDE, epochs=1)
-    learn(folder, draw(tmp_path / "first", ("a", "b"), 6), wishes)
+    folder, options = ModelFolder(tmp_path / "model"), LearnOptions(image_size=SIDE, epochs=1)
+    learn(folder, draw(tmp_path / "first", ("a", "b"), 6), options)
     anything = draw(tmp_path / "anything", ("x", "y"), 4)
     second = draw(tmp_path / "second", ("c", "d"), 6)
-    given = replace(wishes, settings={"unlabelled": str(anything)})
+    given = replace(options, settings={"unlabelled": str(anything)})
     learn(folder, second, given)
     assert "unlabelled" not in folder.current().settings
     assert load(folder).names == ("a", "b", "c", "d")
     with pytest.raises(UsageError, match="gone cannot be found"):
-        learn(folder, second, replace(wishes, settings={"unlabelled": str(tmp_path / "gone")}))
+        learn(folder, second, replace(options, settings={"unlabelled": str(tmp_path / "gone")}))
     assert folder.current().generation == 2
 
 
@@ -552,12 +560,12 @@ def test_a_new_model_starts_from_weights_of_the_network_they_are_of(tmp_path: Pa
     path = tmp_path / "weights.safetensors"
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
     storage.save_tensors(path, {**extractor.state_dict(), "input.mean": mean, "input.std": std})
-    proposal = propose(None, scan(draw(tmp_path / "p", ("a",), 6)), Wishes(weights=path, image_size=SIDE))
-    assert proposal.learner.network == "resnet32"
+    plan = plan_update(None, scan(draw(tmp_path / "p", ("a",), 6)), LearnOptions(weights=path, image_size=SIDE))
+    assert plan.learner.network == "resnet32"
     with pytest.raises(UsageError, match=r"weights of the network 'resnet32', and not of 'small'"):
-        propose(None, scan(tmp_path / "p"), Wishes(weights=path, image_size=SIDE, network="small"))
+        plan_update(None, scan(tmp_path / "p"), LearnOptions(weights=path, image_size=SIDE, network="small"))
     folder = ModelFolder(tmp_path / "model")
-    learn(folder, draw(tmp_path / "q", ("a", "b"), 6), Wishes(weights=path, image_size=SIDE, epochs=1))
+    learn(folder, draw(tmp_path / "q", ("a", "b"), 6), LearnOptions(weights=path, image_size=SIDE, epochs=1))
     model = load(folder)
     assert torch.equal(model.learner.trained.mean, mean) and torch.equal(model.learner.trained.std, std)
     assert "weights" not in folder.current().settings  # a path of one machine means nothing on another

@@ -25,7 +25,7 @@ WHOLE: dict[str, Any] = {
     "engram": "0.1.0",
     "action": "learn",
     "method": "features",
-    "settings": {"rate": 0.1, "weights": None, "milestones": [1, 2], "cosine": True},
+    "settings": {"learning_rate": 0.1, "weights": None, "milestones": [1, 2], "cosine": True},
     "classes": ["façade", "Σ"],
     "history": [
         {"generation": 1, "created": "2025-12-31T23:59:59Z", "action": "learn", "details": {"images": 40}},
@@ -87,7 +87,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         (("created",), "2026-01-31T12:00:00+02:00"),
         (("action",), 7),
         (("settings",), []),
-        (("settings", "group"), {"rate": 1}),
+        (("settings", "group"), {"learning_rate": 1}),
         (("classes",), "ab"),
         (("classes",), ["a", 1]),
         (("classes",), ["a", "b", "a"]),

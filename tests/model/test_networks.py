@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from engram import storage
 from engram.errors import DataError, EngramError, UsageError
-from engram.model import Manifest, ModelFolder, Wishes, Writer, inspect, learn, load, rename, rollback, verify
+from engram.model import LearnOptions, Manifest, ModelFolder, Writer, inspect, learn, load, rename, rollback, verify
 from engram.model import manifest as schemas
 from engram.model.manifest import NewerError
 from engram.model.sealed import seal, unseal
@@ -266,8 +266,8 @@ def test_a_model_of_schema_1_loads_verifies_and_learns_on(small_model: ModelFold
     assert folder.current().schema == 1
     assert torch.equal(load(folder).scores(images), load(small_model).scores(images))
     assert inspect(folder).bytes.network == inspect(small_model).bytes.network
-    wishes = Wishes(epochs=1, settings={"adapter_steps": 1})
-    learn(folder, draw(tmp_path / "pictures", (FORMULA, TULIP), 24), wishes)
+    options = LearnOptions(epochs=1, settings={"adapter_steps": 1})
+    learn(folder, draw(tmp_path / "pictures", (FORMULA, TULIP), 24), options)
     assert (folder.current().schema, folder.generations()) == (2, [1, 2, 3])
     assert files(folder) == [path_of(folder, 3)]
     assert verify(folder).problems == ()

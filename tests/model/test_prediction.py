@@ -15,7 +15,7 @@ from models_made import NAMES, SIDE, TULIP
 from pictures_made import encoded
 
 from engram.data.images import decode
-from engram.data.pictures import LeftOut
+from engram.data.pictures import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model import Model, ModelFolder, Prediction, answer, load, pictures_among, predict
 
@@ -74,7 +74,7 @@ def test_more_than_a_batch_is_answered_as_one_by_one(model: Model, tmp_path: Pat
     together = [each for each in predict(model, paths, top=1) if isinstance(each, Prediction)]
     wanted = expected(model, paths).max(dim=1)
     assert [each.path for each in together] == paths
-    assert [each.top[0].name for each in together] == [NAMES[column] for column in wanted.indices.tolist()]
+    assert [each.top[0].name for each in together] == [NAMES[class_index] for class_index in wanted.indices.tolist()]
     assert [each.top[0].probability for each in together] == pytest.approx(wanted.values.tolist(), abs=1e-5)
 
 
@@ -87,15 +87,15 @@ def test_pictures_that_cannot_be_read_are_told_in_their_place(tmp_path: Path) ->
     told = Told((0.25, 0.75))
     found = list(predict(told, paths))  # type: ignore[arg-type]
     assert [each.path for each in found] == paths
-    assert {row for row, each in enumerate(found) if isinstance(each, LeftOut)} == {*broken, 7}
-    assert found[0] == LeftOut(paths[0], "It is empty. Copy it again.")
-    assert found[7] == LeftOut(paths[7], "There is no such file.")
+    assert {row for row, each in enumerate(found) if isinstance(each, SkippedFile)} == {*broken, 7}
+    assert found[0] == SkippedFile(paths[0], "It is empty. Copy it again.")
+    assert found[7] == SkippedFile(paths[7], "There is no such file.")
     assert told.asked == [60, 62, 11]  # of batches of 64, 64 and 12
 
 
 def test_a_batch_of_which_nothing_can_be_read_asks_nobody(tmp_path: Path) -> None:
     told = Told((1.0,))
-    assert all(isinstance(each, LeftOut) for each in predict(told, [tmp_path / "a", tmp_path / "b"]))  # type: ignore[arg-type]
+    assert all(isinstance(each, SkippedFile) for each in predict(told, [tmp_path / "a", tmp_path / "b"]))  # type: ignore[arg-type]
     assert told.asked == []
     assert list(predict(told, [])) == []  # type: ignore[arg-type]
 
@@ -197,7 +197,7 @@ def test_every_picture_is_a_step_of_progress(tmp_path: Path) -> None:
 def test_files_are_taken_as_they_are_and_folders_are_searched(tmp_path: Path) -> None:
     fill(tmp_path, "b/2.png", "b/1.JPG", "b/deep/er/3.webp", "b/.hidden.png", "b/.git/4.png", "b/@eaDir/5.png", "a.txt")
     (tmp_path / "b" / "notes.txt").touch()
-    pictures, left_out = pictures_among([tmp_path / "a.txt", tmp_path / "b", tmp_path / "absent", tmp_path / "a.txt"])
+    pictures, skipped = pictures_among([tmp_path / "a.txt", tmp_path / "b", tmp_path / "absent", tmp_path / "a.txt"])
     assert [path.relative_to(tmp_path).as_posix() for path in pictures] == [
         "a.txt",
         "b/1.JPG",
@@ -206,8 +206,8 @@ def test_files_are_taken_as_they_are_and_folders_are_searched(tmp_path: Path) ->
         "absent",
         "a.txt",
     ]
-    assert [left.path.name for left in left_out] == ["notes.txt"]
-    assert left_out[0].reason.startswith("Its name does not end like that of a picture: .jpg, ")
+    assert [left.path.name for left in skipped] == ["notes.txt"]
+    assert skipped[0].reason.startswith("Its name does not end like that of a picture: .jpg, ")
 
 
 def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
@@ -218,11 +218,11 @@ def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
     (tmp_path / "store" / "back").symlink_to(tmp_path / "asked")
     (tmp_path / "asked" / "gone.png").symlink_to("nowhere")
     (tmp_path / "link").symlink_to("asked")
-    pictures, left_out = pictures_among([tmp_path / "link"])
+    pictures, skipped = pictures_among([tmp_path / "link"])
     names = [path.relative_to(tmp_path / "link").as_posix() for path in pictures]
     assert names == ["2.png", "far/1.png", "one.png"]
     circle = "This link leads in a circle, back to a folder that it lies in."
-    assert {left.path.relative_to(tmp_path / "link").as_posix(): left.reason for left in left_out} == {
+    assert {left.path.relative_to(tmp_path / "link").as_posix(): left.reason for left in skipped} == {
         "self": circle,
         "far/back": circle,
         "gone.png": "This link leads nowhere.",

@@ -115,8 +115,8 @@ CLASSIFIER = tuple(f"classifier.{part}" for part in ("classes", "weight", "inter
         (cut(*CLASSIFIER), "Its classifier does not have a row for each of its 3 classes."),
         (row("classifier.classes", 7), "Its classifier does not have a row for each of its 3 classes."),
         (row("classes", 1), "Two of its classes have one label."),
-        (row("brought_by", 9), "which of 2 tasks brought it"),
-        (cut("brought_by"), "which of 2 tasks brought it"),
+        (row("task_of_class", 9), "which of 2 tasks brought it"),
+        (cut("task_of_class"), "which of 2 tasks brought it"),
         (cut("classes"), "The model is inconsistent: it has 3 names and 3 counts for 2 classes."),
         (lambda state: state.pop("memory.images.rows"), "The saved state is not of a learner 'features'"),
         (lambda state: state.pop("classifier.weight"), "A saved LinearSVM lacks its weight."),
@@ -151,7 +151,7 @@ def test_tensors_that_contradict_each_other_are_found(
         ({"method": "pickle\x1b[31m"}, r"There is no method 'pickle\x1b[31m'."),
         ({"method": "finetune"}, "cannot be made anew. The method 'finetune' has no setting"),
         ({"settings": {"network": "resnet18"}}, "The saved state is not of a learner"),
-        ({"settings": {"rate": -1}}, "The setting 'rate' cannot be -1"),
+        ({"settings": {"learning_rate": -1}}, "The setting 'learning_rate' cannot be -1"),
     ],
 )
 def test_a_manifest_that_contradicts_its_tensors_is_found(
@@ -177,7 +177,7 @@ def test_verifying_changes_neither_the_model_nor_its_files(model: ModelFolder) -
 
 
 QUICK = {
-    **{"epochs": 1, "batch_size": 16, "rate": 0.2, "expected_classes": 6, "adapter_steps": 5},
+    **{"epochs": 1, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6, "adapter_steps": 5},
     **{"features_per_class": 8, "images_per_class": 5},
 }
 

@@ -14,7 +14,7 @@ from models_made import SIDE, draw
 from pictures_made import encoded
 from PIL import Image
 
-from engram.model import ModelFolder, Wishes, learn
+from engram.model import LearnOptions, ModelFolder, learn
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def folder(tmp_path: Path) -> ModelFolder:
     return ModelFolder(tmp_path / "model")
 
 
-def warned(folder: ModelFolder, pictures: Path, wishes: Wishes | None = None) -> tuple[str, ...]:
-    return learn(folder, pictures, wishes).warnings
+def warned(folder: ModelFolder, pictures: Path, options: LearnOptions | None = None) -> tuple[str, ...]:
+    return learn(folder, pictures, options).warnings
 
 
 def test_of_enough_pictures_of_different_things_there_is_no_warning(folder: ModelFolder, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_pictures_that_are_all_much_alike_are_not_the_same(folder: ModelFolder, 
 def test_what_a_network_from_scratch_takes_for_alike_is_not_reported(folder: ModelFolder, tmp_path: Path) -> None:
     pictures = draw(tmp_path / "1", ("a", "b"), 5)
     shutil.copy(pictures / "a" / "3.png", pictures / "b" / "mistake.png")
-    assert warned(folder, pictures, Wishes(network="small", image_size=SIDE, epochs=1)) == ()
+    assert warned(folder, pictures, LearnOptions(network="small", image_size=SIDE, epochs=1)) == ()
 
 
 def test_names_in_warnings_are_escaped(folder: ModelFolder, tmp_path: Path) -> None:

@@ -94,11 +94,11 @@ def same_padded(image: np.ndarray, kernel: np.ndarray, stride: int) -> np.ndarra
         befores.append(padding // 2)
         outputs.append(math.ceil(length / stride))
     out = np.zeros(outputs)
-    for row, column in np.ndindex(*outputs):
+    for row, class_index in np.ndindex(*outputs):
         for down, across in np.ndindex(size, size):
-            y, x = row * stride + down - befores[0], column * stride + across - befores[1]
+            y, x = row * stride + down - befores[0], class_index * stride + across - befores[1]
             if 0 <= y < image.shape[0] and 0 <= x < image.shape[1]:
-                out[row, column] += image[y, x] * kernel[down, across]
+                out[row, class_index] += image[y, x] * kernel[down, across]
     return out
 
 

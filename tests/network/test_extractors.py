@@ -65,8 +65,8 @@ def normalised(state: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     weight, bias, mean, variance = (
         state[f"{name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
     )
-    columns = [v[None, :, None, None] for v in (weight, bias, mean, variance)]
-    return (x - columns[2]) / (columns[3] + 1e-5).sqrt() * columns[0] + columns[1]
+    class_indices = [v[None, :, None, None] for v in (weight, bias, mean, variance)]
+    return (x - class_indices[2]) / (class_indices[3] + 1e-5).sqrt() * class_indices[0] + class_indices[1]
 
 
 def block(state: dict[str, Tensor], name: str, x: Tensor, stride: int) -> Tensor:

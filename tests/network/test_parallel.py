@@ -106,19 +106,19 @@ def test_the_others_of_a_machine_begin_when_the_first_has_done_it(exchanged: lis
 
 
 def test_alone_everything_is_as_it_is_given() -> None:
-    assert (parallel.size(), parallel.speaks(), parallel.together()) == (1, True, False)
+    assert (parallel.world_size(), parallel.is_main(), parallel.is_distributed()) == (1, True, False)
     assert parallel.part(7) == slice(0, 7)
     assert parallel.share(7) == (slice(0, 7), 1.0)
     value = torch.randn(3, 2)
-    assert parallel.once(lambda: value) is parallel.on_first(lambda: value) is parallel.whole(value) is value
-    assert parallel.by_turns(lambda: value) is parallel.mean(value) is value
+    assert parallel.broadcast(lambda: value) is parallel.on_main(lambda: value) is parallel.all_gather(value) is value
+    assert parallel.main_first(lambda: value) is parallel.mean(value) is value
 
 
 def test_the_same_features_give_the_same_memory_to_the_last_bit() -> None:
     draws = torch.Generator().manual_seed(0)
-    vectors, columns = torch.randn(120, 16, generator=draws), torch.arange(120) % 3
-    expected = select(FeatureMemory.empty(16), vectors, columns, 10)
-    for found in together(shared_work.selected, vectors, columns):
+    vectors, class_indices = torch.randn(120, 16, generator=draws), torch.arange(120) % 3
+    expected = select(FeatureMemory.empty(16), vectors, class_indices, 10)
+    for found in together(shared_work.selected, vectors, class_indices):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lazy_made import as_lazy
-from lessons import lesson
+from contexts import context
 from torch import Tensor, nn
 
 from engram.data import Samples
@@ -47,7 +47,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def cross_entropy(network: Network) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda inputs, columns: softmax_cross_entropy(network(inputs)[1], columns)
+    return lambda inputs, class_indices: softmax_cross_entropy(network(inputs)[1], class_indices)
 
 
 # Rates
@@ -55,14 +55,15 @@ def cross_entropy(network: Network) -> Callable[[Tensor, Tensor], Tensor]:
 
 def test_the_defaults_are_the_papers() -> None:
     training = Training()
-    assert (training.epochs, training.batch_size, training.rate) == (70, 128, 2.0)
+    assert (training.epochs, training.batch_size, training.learning_rate) == (70, 128, 2.0)
     assert (training.momentum, training.weight_decay) == (0.9, 1e-5)
 
 
 def test_the_papers_rate_is_divided_by_five_at_epochs_50_and_64() -> None:
     training, per_epoch = Training(), 40
     rates = [
-        {training.rate_at(epoch * per_epoch + step, 70 * per_epoch) for step in range(per_epoch)} for epoch in range(70)
+        {training.learning_rate_at(epoch * per_epoch + step, 70 * per_epoch) for step in range(per_epoch)}
+        for epoch in range(70)
     ]
     assert all(len(found) == 1 for found in rates)
     expected = [2.0] * 50 + [0.4] * 14 + [0.08] * 6
@@ -72,18 +73,18 @@ def test_the_papers_rate_is_divided_by_five_at_epochs_50_and_64() -> None:
 def test_the_papers_rate_on_imagenet() -> None:
     training = Training(epochs=60, milestones=(20 / 60, 30 / 60, 40 / 60, 50 / 60))
     expected = [2.0] * 20 + [0.4] * 10 + [0.08] * 10 + [0.016] * 10 + [0.0032] * 10
-    assert [training.rate_at(epoch * 7, 60 * 7) for epoch in range(60)] == pytest.approx(expected, rel=1e-12)
+    assert [training.learning_rate_at(epoch * 7, 60 * 7) for epoch in range(60)] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 def test_few_epochs_begin_at_the_whole_rate(epochs: int) -> None:
-    training = Training(epochs=epochs, rate=0.1, milestones=(0.1, 0.4, 0.8))
-    assert training.rate_at(0, 10 * epochs) == 0.1
+    training = Training(epochs=epochs, learning_rate=0.1, milestones=(0.1, 0.4, 0.8))
+    assert training.learning_rate_at(0, 10 * epochs) == 0.1
 
 
 def test_one_cycle_rises_to_its_peak_and_falls_to_nearly_nothing() -> None:
-    training = Training(schedule="one-cycle", rate=0.5, warm_up=0.3)
-    rates = [training.rate_at(step, 100) for step in range(100)]
+    training = Training(schedule="one-cycle", learning_rate=0.5, warm_up=0.3)
+    rates = [training.learning_rate_at(step, 100) for step in range(100)]
     assert rates.index(max(rates)) == 30
     assert rates[30] == 0.5
     assert rates[:31] == sorted(rates[:31]) and rates[30:] == sorted(rates[30:], reverse=True)
@@ -96,8 +97,8 @@ def test_one_cycle_rises_to_its_peak_and_falls_to_nearly_nothing() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3, 10])
 @pytest.mark.parametrize("warm_up", [0.01, 0.3, 1.0])
 def test_one_cycle_stays_between_nothing_and_its_peak_however_few_the_steps(steps: int, warm_up: float) -> None:
-    training = Training(schedule="one-cycle", rate=0.5, warm_up=warm_up)
-    assert all(0 < training.rate_at(step, steps) <= 0.5 for step in range(steps))
+    training = Training(schedule="one-cycle", learning_rate=0.5, warm_up=warm_up)
+    assert all(0 < training.learning_rate_at(step, steps) <= 0.5 for step in range(steps))
 
 
 # Batches
@@ -241,7 +242,7 @@ def test_training_on_what_is_read_ahead_gives_the_same_network() -> None:
     samples, states = tiny_images(), []
     for each in (samples, as_lazy(samples)):
         network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
-        Training(epochs=2, batch_size=16, rate=0.1).fit(
+        Training(epochs=2, batch_size=16, learning_rate=0.1).fit(
             network, each, each.labels, cross_entropy(network), seed=0, task=0
         )
         states.append(state_of(network))
@@ -254,7 +255,7 @@ def test_no_thread_is_left_behind_when_training_is_interrupted(error: type[BaseE
     network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
     seen: list[BaseException] = []
 
-    def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+    def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
         assert threading.active_count() > before
         raise error
 
@@ -274,7 +275,7 @@ def by_hand(
     """SGD with momentum .9 and weight decay .01 on one hidden layer and a softmax, with its gradients worked out."""
     w1, b1, w2, b2 = weights
     velocity = [np.zeros_like(weight) for weight in weights]
-    for batch, rate in zip(batches, rates, strict=True):
+    for batch, learning_rate in zip(batches, rates, strict=True):
         x = vectors[batch]
         hidden = x @ w1.T + b1
         active = np.maximum(hidden, 0)
@@ -287,7 +288,7 @@ def by_hand(
         for weight, gradient, v in zip((w1, b1, w2, b2), gradients, velocity, strict=True):
             v *= 0.9
             v += gradient + 0.01 * weight
-            weight -= rate * v
+            weight -= learning_rate * v
     return [w1, b1, w2, b2]
 
 
@@ -298,7 +299,13 @@ def test_the_steps_are_those_of_sgd_with_momentum_and_weight_decay_written_by_ha
     own = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
     network = make_network(own, "linear", samples, seed=0).grown(3, 0, "head")
     training = Training(
-        epochs=4, batch_size=8, rate=0.2, momentum=0.9, weight_decay=0.01, milestones=(0.5, 0.75), decay=10
+        epochs=4,
+        batch_size=8,
+        learning_rate=0.2,
+        momentum=0.9,
+        weight_decay=0.01,
+        milestones=(0.5, 0.75),
+        learning_rate_decay=10,
     )
     batches = [
         positions.numpy()
@@ -317,7 +324,7 @@ def test_the_steps_are_those_of_sgd_with_momentum_and_weight_decay_written_by_ha
 
 def test_the_loss_is_given_the_columns_of_its_inputs() -> None:
     samples = numbered(30)
-    columns = torch.arange(30) * 10
+    class_indices = torch.arange(30) * 10
     network = make_network(nn.Linear(1, 2), "linear", samples, seed=0).grown(1, 0)
     seen: list[float] = []
 
@@ -326,7 +333,7 @@ def test_the_loss_is_given_the_columns_of_its_inputs() -> None:
         seen.extend(inputs[:, 0].tolist())
         return network(inputs)[1].sum() * 0
 
-    Training(epochs=2, batch_size=7).fit(network, samples, columns, loss, seed=0, task=0)
+    Training(epochs=2, batch_size=7).fit(network, samples, class_indices, loss, seed=0, task=0)
     assert sorted(seen) == sorted([*map(float, range(30))] * 2)
 
 
@@ -335,12 +342,12 @@ def test_noise_on_the_gradient_is_that_of_a_sum_over_the_batch_and_falls_with_th
     samples = numbered(16)
     network = make_network(nn.Linear(1, 20_000), "linear", samples, seed=0).grown(1, 0)
     training = Training(
-        **{"epochs": 3, "batch_size": 8, "rate": 1.0, "momentum": 0.0, "weight_decay": 0.0, "milestones": ()},
+        **{"epochs": 3, "batch_size": 8, "learning_rate": 1.0, "momentum": 0.0, "weight_decay": 0.0, "milestones": ()},
         **{"gradient_noise": 0.3, "gradient_noise_decay": decay},
     )
     weights: list[Tensor] = []
 
-    def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+    def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
         weights.append(network.extractor.weight.detach().clone())
         return network.features(inputs).sum() * 0  # so that every step is noise alone
 
@@ -377,8 +384,8 @@ class Listener:
 def test_training_on_tiny_images_learns_them_and_ends_in_evaluation_mode() -> None:
     samples, listener = tiny_images(), Listener()
     network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
-    loss = Classification(expected_classes=4).loss(lesson(network, None, torch.ones(4, dtype=torch.bool)))
-    training = Training(epochs=12, batch_size=10, rate=0.2, schedule="one-cycle", pad=0, flip=False)
+    loss = Classification(expected_classes=4).loss(context(network, None, torch.ones(4, dtype=torch.bool)))
+    training = Training(epochs=12, batch_size=10, learning_rate=0.2, schedule="one-cycle", pad=0, flip=False)
     training.fit(network, samples, samples.labels, loss, seed=0, task=0, progress=listener)
     assert (listener.expected, listener.done) == (48, 48)
     assert not network.training
@@ -393,7 +400,7 @@ def test_a_phase_of_another_name_is_reported_under_that_name() -> None:
         network = make_network("mlp", "linear", samples, seed=0).grown(2, 0)
         watch = Stopwatch()
         loss = cross_entropy(network)
-        Training(epochs=1, rate=0.01).fit(
+        Training(epochs=1, learning_rate=0.01).fit(
             network, samples, samples.labels, loss, seed=0, task=0, progress=watch, **given
         )
         assert set(watch.seconds) == {named}
@@ -421,14 +428,14 @@ class InMemory:
 
 @pytest.fixture(scope="module")
 def training() -> Training:
-    return Training(epochs=4, batch_size=16, rate=0.3, weight_decay=1e-3, schedule="one-cycle", pad=1)
+    return Training(epochs=4, batch_size=16, learning_rate=0.3, weight_decay=1e-3, schedule="one-cycle", pad=1)
 
 
-def fitted(training: Training, snapshots: InMemory | None, progress: Listener | None = None) -> Network:
+def fitted(training: Training, checkpoints: InMemory | None, progress: Listener | None = None) -> Network:
     """A small network, new each time, trained as far as it goes."""
     samples = tiny_images()
     network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
-    loss = Distillation(expected_classes=4).loss(lesson(network, None, torch.ones(4, dtype=torch.bool)))
+    loss = Distillation(expected_classes=4).loss(context(network, None, torch.ones(4, dtype=torch.bool)))
     training.fit(
         network,
         samples,
@@ -437,7 +444,7 @@ def fitted(training: Training, snapshots: InMemory | None, progress: Listener | 
         seed=5,
         task=1,
         progress=progress or Listener(),
-        snapshots=snapshots,
+        checkpoints=checkpoints,
     )
     return network
 
@@ -450,14 +457,14 @@ def uninterrupted(training: Training) -> dict[str, Tensor]:
 def test_a_dropout_of_ones_own_module_is_a_function_of_the_seed_too() -> None:
     samples = tiny_images()
 
-    def trained(snapshots: InMemory | None = None) -> dict[str, Tensor]:
+    def trained(checkpoints: InMemory | None = None) -> dict[str, Tensor]:
         torch.manual_seed(3)
         module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5))
         torch.seed()
         network = make_network(module, "cosine", samples, seed=0).grown(4, 0, "head")
-        loss = Distillation(expected_classes=4).loss(lesson(network, None, torch.ones(4, dtype=torch.bool)))
-        Training(epochs=3, batch_size=16, rate=0.3).fit(
-            network, samples, samples.labels, loss, seed=5, task=0, snapshots=snapshots
+        loss = Distillation(expected_classes=4).loss(context(network, None, torch.ones(4, dtype=torch.bool)))
+        Training(epochs=3, batch_size=16, learning_rate=0.3).fit(
+            network, samples, samples.labels, loss, seed=5, task=0, checkpoints=checkpoints
         )
         return state_of(network)
 
@@ -476,8 +483,8 @@ def test_what_is_frozen_in_ones_own_module_stays_as_it_is() -> None:
     module[1].requires_grad_(False)
     before = [parameter.detach().clone() for parameter in module.parameters()]
     network = make_network(module, "cosine", samples, seed=0).requires_grad_(False).grown(4, 0, "head")
-    loss = Distillation(expected_classes=4).loss(lesson(network, None, torch.ones(4, dtype=torch.bool)))
-    Training(epochs=1, batch_size=16, rate=0.3).fit(network, samples, samples.labels, loss, seed=5, task=0)
+    loss = Distillation(expected_classes=4).loss(context(network, None, torch.ones(4, dtype=torch.bool)))
+    Training(epochs=1, batch_size=16, learning_rate=0.3).fit(network, samples, samples.labels, loss, seed=5, task=0)
     after = list(network.extractor.parameters())
     moved = [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]
     assert moved == [False, False, True, True]
@@ -492,12 +499,12 @@ def test_training_is_a_function_of_its_seed(training: Training, uninterrupted: d
 def test_a_training_stopped_after_an_epoch_goes_on_to_the_same_end_bit_for_bit(
     epochs_done: int, training: Training, uninterrupted: dict[str, Tensor]
 ) -> None:
-    snapshots = InMemory(stop_after=epochs_done)
+    checkpoints = InMemory(stop_after=epochs_done)
     with pytest.raises(KeyboardInterrupt):
-        fitted(training, snapshots)
-    snapshots.stop_after = None
+        fitted(training, checkpoints)
+    checkpoints.stop_after = None
     listener = Listener()
-    network = fitted(training, snapshots, listener)
+    network = fitted(training, checkpoints, listener)
     assert_same(state_of(network), uninterrupted)
     assert listener.done == listener.expected == 12
 
@@ -505,12 +512,12 @@ def test_a_training_stopped_after_an_epoch_goes_on_to_the_same_end_bit_for_bit(
 def test_a_training_stopped_after_every_epoch_goes_on_to_the_same_end_bit_for_bit(
     training: Training, uninterrupted: dict[str, Tensor]
 ) -> None:
-    snapshots = InMemory()
+    checkpoints = InMemory()
     for epoch in (1, 2, 3):
-        snapshots.stop_after = epoch
+        checkpoints.stop_after = epoch
         with pytest.raises(KeyboardInterrupt):
-            fitted(training, snapshots)
-    assert_same(state_of(fitted(training, snapshots)), uninterrupted)
+            fitted(training, checkpoints)
+    assert_same(state_of(fitted(training, checkpoints)), uninterrupted)
 
 
 DISTURBANCES = {"brightness": 63.0, "contrast": 0.8, "gradient_noise": 0.3}
@@ -541,23 +548,23 @@ def test_every_disturbance_changes_what_is_learned_and_is_a_function_of_the_seed
 def test_a_training_with_changed_light_and_noise_goes_on_to_the_same_end_bit_for_bit(
     epochs_done: int, disturbed: Training, disturbed_throughout: dict[str, Tensor]
 ) -> None:
-    snapshots = InMemory(stop_after=epochs_done)
+    checkpoints = InMemory(stop_after=epochs_done)
     with pytest.raises(KeyboardInterrupt):
-        fitted(disturbed, snapshots)
-    snapshots.stop_after = None
+        fitted(disturbed, checkpoints)
+    checkpoints.stop_after = None
     torch.manual_seed(99)
-    assert_same(state_of(fitted(disturbed, snapshots)), disturbed_throughout)
+    assert_same(state_of(fitted(disturbed, checkpoints)), disturbed_throughout)
 
 
 def test_a_snapshot_holds_the_network_its_momentum_and_how_far_it_came(training: Training) -> None:
-    snapshots = InMemory(stop_after=2)
+    checkpoints = InMemory(stop_after=2)
     with pytest.raises(KeyboardInterrupt):
-        fitted(training, snapshots)
-    assert snapshots.saved is not None
+        fitted(training, checkpoints)
+    assert checkpoints.saved is not None
     network = make_network("small", "cosine", tiny_images(), seed=0).grown(4, 0, "head")
     parameters = len(list(network.parameters()))
     expected = {f"network.{name}" for name in network.state_dict()} | {f"momentum.{i}" for i in range(parameters)}
-    assert set(snapshots.saved) == expected | {"epoch"}
+    assert set(checkpoints.saved) == expected | {"epoch"}
 
 
 # Refusals
@@ -578,7 +585,7 @@ def test_what_is_not_finite_stops_training_and_says_where(spoil: Callable[[Tenso
     calls = 0
     before: dict[str, Tensor] = {}
 
-    def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+    def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         scores = network(inputs)[1]
@@ -587,8 +594,10 @@ def test_what_is_not_finite_stops_training_and_says_where(spoil: Callable[[Tenso
             return spoil(scores)
         return scores.square().mean()
 
-    with pytest.raises(TrainingError, match=f"The {what} is not finite at task 3, epoch 2, batch 3.*--set rate"):
-        Training(epochs=3, batch_size=5, rate=0.01).fit(network, samples, samples.labels, loss, seed=0, task=2)
+    with pytest.raises(
+        TrainingError, match=f"The {what} is not finite at task 3, epoch 2, batch 3.*--set learning_rate"
+    ):
+        Training(epochs=3, batch_size=5, learning_rate=0.01).fit(network, samples, samples.labels, loss, seed=0, task=2)
     assert_same(state_of(network), before)  # no step was taken
 
 
@@ -603,8 +612,10 @@ def test_the_teacher_is_not_changed_by_training_its_student(loss_function: str) 
     teacher, student = start.frozen(), start.grown(2, 0, "head", 1)
     before, began = state_of(teacher), state_of(student)
     objective = Distillation(loss_function=loss_function, expected_classes=4, feature_distillation=0.5)  # type: ignore[arg-type]
-    loss = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))
-    Training(epochs=2, batch_size=16, rate=0.1, pad=1).fit(student, samples, samples.labels, loss, seed=0, task=1)
+    loss = objective.loss(context(student, teacher, torch.tensor([False, False, True, True])))
+    Training(epochs=2, batch_size=16, learning_rate=0.1, pad=1).fit(
+        student, samples, samples.labels, loss, seed=0, task=1
+    )
     assert_same(state_of(teacher), before)
     assert any("running_mean" in name for name in began)
     assert all(parameter.grad is None for parameter in teacher.parameters())
@@ -621,8 +632,8 @@ def test_distillation_alone_holds_the_old_scores_and_without_it_they_drift() -> 
     for weight in (0.0, 5.0):
         student = start.grown(2, 0, "head", 1)
         objective = Distillation(expected_classes=4, distillation=weight, feature_distillation=0.0)
-        loss = objective.loss(lesson(student, teacher, torch.tensor([False, False, True, True])))
-        training = Training(epochs=10, batch_size=20, rate=0.02, schedule="one-cycle", pad=0, flip=False)
+        loss = objective.loss(context(student, teacher, torch.tensor([False, False, True, True])))
+        training = Training(epochs=10, batch_size=20, learning_rate=0.02, schedule="one-cycle", pad=0, flip=False)
         training.fit(student, samples, 2 + samples.labels % 2, loss, seed=0, task=1)
         with torch.no_grad():
             old, now = teacher(samples.inputs)[1], student(samples.inputs)[1][:, :2]

@@ -13,7 +13,7 @@ from models_made import DAISY, TULIP, draw
 from server_made import Serve, files, lesson, over, picture, until
 from starlette.testclient import TestClient
 
-from engram.model import ModelFolder, Wishes, learn, rename, verify
+from engram.model import LearnOptions, ModelFolder, learn, rename, verify
 from engram.server.uploads import Upload
 
 LONG = {"epochs": 100_000}  # a lesson that does not end by itself
@@ -115,7 +115,7 @@ def test_a_lesson_does_not_wait_for_another_command_for_ever(serve: Serve, model
 
 def test_a_lesson_is_taught_in_the_size_of_a_model_that_another_made_meanwhile(serve: Serve, tmp_path: Path) -> None:
     folder, other = ModelFolder(tmp_path / "new"), ModelFolder(tmp_path / "other")
-    learn(other, draw(tmp_path / "pictures", (TULIP, DAISY), 6), Wishes(image_size=8, epochs=1))
+    learn(other, draw(tmp_path / "pictures", (TULIP, DAISY), 6), LearnOptions(image_size=8, epochs=1))
     client = serve(folder)
     with folder.writing():
         id = waiting(client, **lesson("grey"))

@@ -14,7 +14,7 @@ def main() -> None:
     from engram.cli.app import app
     from engram.cli.display import complain
     from engram.errors import ElsewhereError, EngramError
-    from engram.text import shown
+    from engram.text import printable
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes, a terminal's letters few
@@ -28,7 +28,7 @@ def main() -> None:
     except OSError as error:
         refused = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS, errno.ENOENT, errno.ESTALE)
         if error.errno in refused and error.filename is not None:
-            complain(f"'{shown(error.filename)}' cannot be used: {error.strerror}.")
+            complain(f"'{printable(error.filename)}' cannot be used: {error.strerror}.")
             sys.exit(1)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise

@@ -14,12 +14,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from engram.errors import EngramWarning
 from engram.progress import Phase
-from engram.text import shown
+from engram.text import printable
 
 
 def complain(message: str) -> None:
     """Say what went wrong, in red where there are colours."""
-    lines = "\n".join(map(shown, message.split("\n")))  # names and paths from outside could steer the terminal
+    lines = "\n".join(map(printable, message.split("\n")))  # names and paths from outside could steer the terminal
     _console().print(f"error: {lines}", style="red", markup=False)
 
 

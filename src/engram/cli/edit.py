@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli.arguments import Json, ModelPath
-from engram.text import shown
+from engram.text import printable
 
 if TYPE_CHECKING:
     from engram.model import Edited
@@ -26,7 +26,7 @@ def rename(
     from engram.model import rename as rename_class
 
     done = rename_class(ModelFolder(model), old, new)
-    _show(done, f"'{shown(done.details['from'])}' is now called '{shown(done.details['to'])}'", model, json)
+    _show(done, f"'{printable(done.details['from'])}' is now called '{printable(done.details['to'])}'", model, json)
 
 
 def merge(
@@ -44,7 +44,7 @@ def merge(
 
     done = merge_classes(ModelFolder(model), name, into)
     kept = f"{done.details['features']:,} vectors and {done.details['images']:,} images are kept of both"
-    _show(done, f"'{shown(done.details['class'])}' is now '{shown(done.details['into'])}'; {kept}", model, json)
+    _show(done, f"'{printable(done.details['class'])}' is now '{printable(done.details['into'])}'; {kept}", model, json)
 
 
 def rollback(
@@ -74,4 +74,4 @@ def _show(done: Edited, what: str, model: Path, json: bool) -> None:
         return
     classes = "1 class" if len(done.classes) == 1 else f"{len(done.classes)} classes"
     typer.echo(what)
-    typer.echo(f"{shown(model)}, generation {done.generation}: {classes}")
+    typer.echo(f"{printable(model)}, generation {done.generation}: {classes}")

@@ -10,8 +10,8 @@ import typer
 
 from engram.cli.arguments import Json, ModelPath
 from engram.cli.run import Device
-from engram.cli.words import columns_there_are, counted, table, tell_left_out
-from engram.text import shown
+from engram.cli.words import columns_there_are, counted, print_skipped, table
+from engram.text import printable
 
 if TYPE_CHECKING:
     from engram.model import Evaluation
@@ -42,7 +42,7 @@ def evaluate(
     loaded = load(ModelFolder(model), generation=generation, device=device)
     with Display(quiet=quiet) as display:
         evaluation = evaluate_pictures(loaded, source, display)
-    tell_left_out(evaluation.left_out)
+    print_skipped(evaluation.skipped)
     if json:
         typer.echo(json_format.dumps(evaluation.to_json()))
         return
@@ -55,7 +55,7 @@ def _parts(evaluation: Evaluation) -> list[str]:
         parts.append(_unknown(evaluation))
     parts += [_classes(evaluation), _matrix(evaluation)]
     if mistakes := evaluation.mistakes()[:MISTAKES]:
-        lines = [f"{count:,} × {shown(true)} taken for {shown(said)}" for true, said, count in mistakes]
+        lines = [f"{count:,} × {printable(true)} taken for {printable(said)}" for true, said, count in mistakes]
         parts.append("\n".join(["most frequent mistakes", *lines]))
     return parts
 
@@ -71,7 +71,7 @@ def _summary(evaluation: Evaluation) -> str:
 
 
 def _unknown(evaluation: Evaluation) -> str:
-    names = [shown(each.name) for each in evaluation.unknown]
+    names = [printable(each.name) for each in evaluation.unknown]
     pictures = counted(sum(each.pictures for each in evaluation.unknown), "picture")
     return (
         f"not counted: {pictures} of {counted(len(names), 'class')} that the model does not know: "

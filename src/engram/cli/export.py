@@ -10,7 +10,7 @@ import typer
 
 from engram.cli.arguments import Json, ModelPath
 from engram.cli.words import megabytes
-from engram.text import shown
+from engram.text import printable
 
 
 def export(
@@ -43,4 +43,4 @@ def export(
     if json:
         typer.echo(json_format.dumps(exported.to_json()))
         return
-    typer.echo(f"{exported.kind}: {shown(exported.path)} ({megabytes(exported.bytes)}, generation {number})")
+    typer.echo(f"{exported.kind}: {printable(exported.path)} ({megabytes(exported.bytes)}, generation {number})")

@@ -14,7 +14,7 @@ import typer
 from engram.cli.arguments import Json, ModelPath
 from engram.cli.words import counted, megabytes
 from engram.errors import UsageError
-from engram.text import shown
+from engram.text import printable
 
 if TYPE_CHECKING:
     from engram.model import Removal
@@ -60,7 +60,7 @@ def forget(
     typer.echo(f"forgotten: {_quoted(done.details['forgotten'])}; {megabytes(done.details['bytes'])} less is kept")
     if done.details["not_in_use"]:
         typer.echo(_only_elsewhere(done.details["not_in_use"]))
-    typer.echo(f"{shown(model)}, generation {done.generation}, the only one: {counted(len(done.classes), 'class')}")
+    typer.echo(f"{printable(model)}, generation {done.generation}, the only one: {counted(len(done.classes), 'class')}")
 
 
 def asked_by_a_person() -> bool:
@@ -72,7 +72,7 @@ def _what_goes(removed: Removal, model: Path) -> str:
     kept = [counted(removed.features, "stored vector"), counted(removed.images, "stored image")]
     generations = ", ".join(map(str, removed.generations))
     return (
-        f"This removes from {shown(model)} what is kept of {_quoted(removed.names)}: {kept[0]} and {kept[1]} "
+        f"This removes from {printable(model)} what is kept of {_quoted(removed.names)}: {kept[0]} and {kept[1]} "
         f"({megabytes(removed.bytes)}), their rows of the head and of the classifier, and their names; the details of "
         f"the history, of all classes; and every generation there is now ({generations})."
         + (f" {_only_elsewhere(removed.not_in_use)}" if removed.not_in_use else "")
@@ -87,4 +87,4 @@ def _only_elsewhere(names: Sequence[str]) -> str:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f"'{shown(name)}'" for name in names)
+    return ", ".join(f"'{printable(name)}'" for name in names)

@@ -11,13 +11,13 @@ import typer
 
 from engram.cli.arguments import Json
 from engram.cli.run import Device, pairs
-from engram.cli.words import counted, megabytes, minutes, table, tell_left_out
+from engram.cli.words import counted, megabytes, minutes, print_skipped, table
 from engram.errors import UsageError
-from engram.text import shown
+from engram.text import printable
 
 if TYPE_CHECKING:
-    from engram.data.left_out import LeftOut
-    from engram.model import Judgement, Learned, ModelFolder, Proposal, Wishes
+    from engram.data.skipped import SkippedFile
+    from engram.model import Judgement, Learned, LearnOptions, ModelFolder, UpdatePlan
     from engram.progress import Progress
 
 NAMED = 12  # classes that a line names before it only counts
@@ -100,11 +100,11 @@ def learn(
     """
     from engram.cli.display import Display
     from engram.methods import parse_bytes
-    from engram.model import ModelFolder, NotGoodEnough, Wishes
+    from engram.model import LearnOptions, ModelFolder, UpdateRejected
     from engram.model import learn as learn_pictures
     from engram.network import parallel
 
-    parallel.refuse_several("engram learn")
+    parallel.refuse_torchrun("engram learn")
 
     validate = validate or at_least is not None
     settings = pairs(set or [])
@@ -119,7 +119,7 @@ def learn(
         if value is not None and str(value) != settings.get(name, str(value)):
             option = f"--{name.replace('_', '-')} {value}"
             raise UsageError(f"{option} and --set {name}={settings[name]} contradict each other. Give one of them.")
-    wishes = Wishes(
+    options = LearnOptions(
         method=method,
         network=network,
         tune=tune,
@@ -143,19 +143,19 @@ def learn(
     try:
         with Display(quiet=quiet) as display:
             if dry_run:
-                _dry_run(folder, source, wishes, display, json)
+                _dry_run(folder, source, options, display, json)
                 return
-            learned = learn_pictures(folder, source, wishes, display)
+            learned = learn_pictures(folder, source, options, display)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {_left_behind(folder, before)}", err=True)
         raise typer.Exit(130) from None
-    except NotGoodEnough as error:
+    except UpdateRejected as error:
         judged = [vars(each) for each in error.judged]
         plain = {"published": False, "reason": str(error), "judged": judged, "warnings": error.warnings}
         text = "\n".join([_table(error.judged), *_warnings(error.warnings)])
         typer.echo(json_format.dumps(plain) if json else text)
         raise
-    tell_left_out(learned.left_out)
+    print_skipped(learned.skipped)
     if json:
         typer.echo(json_format.dumps({"published": True, **learned.to_json()}))
         return
@@ -178,55 +178,55 @@ def _left_behind(folder: ModelFolder, before: int) -> str:
     return "Nothing was changed." if now == before else f"What was learned is generation {now} already."
 
 
-def _dry_run(folder: ModelFolder, source: Path, wishes: Wishes, progress: Progress, json: bool) -> None:
+def _dry_run(folder: ModelFolder, source: Path, options: LearnOptions, progress: Progress, json: bool) -> None:
     from engram.data.pictures import scan
-    from engram.model import expected_seconds, load, propose
+    from engram.model import expected_seconds, load, plan_update
 
     found = scan(source, progress)
-    known = load(folder, device=wishes.device) if folder.exists() else None
-    proposal = propose(known, found, wishes)
-    seconds = expected_seconds(proposal)
-    tell_left_out(found.left_out)
+    known = load(folder, device=options.device) if folder.exists() else None
+    plan = plan_update(known, found, options)
+    seconds = expected_seconds(plan)
+    print_skipped(found.skipped)
     if json:
-        typer.echo(json_format.dumps({**_plain(proposal, found.left_out), "seconds": seconds}))
+        typer.echo(json_format.dumps({**_plain(plan, found.skipped), "seconds": seconds}))
         return
-    learner = proposal.learner
+    learner = plan.learner
     what = "teach" if known is not None else "make"
     per_class = getattr(learner, "features_per_class", None)
     lines = [
-        f"would {what} {shown(folder.path)}: {_counts(proposal.new, proposal.more)}",
-        f"network {shown(proposal.network)} at {proposal.image_size} pixels, {_training(proposal)}; "
+        f"would {what} {printable(folder.path)}: {_counts(plan.new, plan.more)}",
+        f"network {printable(plan.network)} at {plan.image_size} pixels, {_training(plan)}; "
         f"about {minutes(seconds)} here",
-        f"kept: at most {megabytes(proposal.kept_bytes)}"
+        f"kept: at most {megabytes(plan.memory_bytes)}"
         + (f", up to {counted(per_class, 'feature')} a class" if per_class else "")
-        + (f"; the budget is {megabytes(proposal.budget)}" if proposal.budget else ""),
+        + (f"; the budget is {megabytes(plan.budget)}" if plan.budget else ""),
         "Nothing was changed.",
     ]
     typer.echo("\n".join(lines))
 
 
-def _training(proposal: Proposal) -> str:
+def _training(plan: UpdatePlan) -> str:
     """Whether the network would be trained, and why."""
-    epochs = counted(proposal.learner.training.epochs, "epoch")
-    if proposal.tuning is None:
+    epochs = counted(plan.learner.training.epochs, "epoch")
+    if plan.tuning is None:
         return f"tuned for {epochs} if a trial on held-out images shows that it helps"
-    if proposal.tuning.tunes:
-        return f"trained for {epochs} ({proposal.tuning.reason})"
-    return f"not trained ({proposal.tuning.reason})"
+    if plan.tuning.tunes:
+        return f"trained for {epochs} ({plan.tuning.reason})"
+    return f"not trained ({plan.tuning.reason})"
 
 
-def _plain(proposal: Proposal, left_out: Sequence[LeftOut]) -> dict[str, Any]:
+def _plain(plan: UpdatePlan, skipped: Sequence[SkippedFile]) -> dict[str, Any]:
     return {
-        "new": dict(proposal.new),
-        "more": dict(proposal.more),
-        "classes": len(proposal.names),
-        "method": proposal.learner.name,
-        "network": proposal.network,
-        "image_size": proposal.image_size,
-        "epochs": proposal.learner.training.epochs if proposal.trains else 0,
-        "kept_bytes": proposal.kept_bytes,
-        "budget": proposal.budget,
-        "left_out": [left.to_json() for left in left_out],
+        "new": dict(plan.new),
+        "more": dict(plan.more),
+        "classes": len(plan.names),
+        "method": plan.learner.name,
+        "network": plan.network,
+        "image_size": plan.image_size,
+        "epochs": plan.learner.training.epochs if plan.trains else 0,
+        "memory_bytes": plan.memory_bytes,
+        "budget": plan.budget,
+        "skipped": [left.to_json() for left in skipped],
     }
 
 
@@ -234,7 +234,7 @@ def _counts(new: Mapping[str, int], more: Mapping[str, int]) -> str:
     """The classes that arrive, with how many pictures there are of each."""
     parts = []
     for kind, classes in (("new", new), ("known", more)):
-        names = [f"{shown(name)} {count:,}" for name, count in classes.items()]
+        names = [f"{printable(name)} {count:,}" for name, count in classes.items()]
         if len(names) > NAMED:
             names[NAMED:] = [f"and {len(names) - NAMED:,} more"]
         if names:
@@ -246,8 +246,8 @@ def _lines(learned: Learned, model: Path) -> list[str]:
     pictures = counted(sum(learned.new.values()) + sum(learned.more.values()), "picture")
     lines = [
         f"learned {_counts(learned.new, learned.more)} in {minutes(learned.seconds)}",
-        f"{shown(model)}, generation {learned.generation}: {counted(learned.classes, 'class')}; "
-        f"{megabytes(learned.kept_bytes)} stored in all; this update: {pictures}, {megabytes(learned.seen_bytes)}",
+        f"{printable(model)}, generation {learned.generation}: {counted(learned.classes, 'class')}; "
+        f"{megabytes(learned.memory_bytes)} stored in all; this update: {pictures}, {megabytes(learned.seen_bytes)}",
     ]
     lines.append(_accuracy(learned))
     calibration = learned.calibration
@@ -256,7 +256,9 @@ def _lines(learned: Learned, model: Path) -> list[str]:
             f"probabilities calibrated on {counted(calibration.images, 'held-out picture')}: "
             f"expected calibration error {calibration.error_after:.3f}"
         )
-    lines.append(f"network {shown(learned.network)}: {'tuned' if learned.tuned else 'not tuned'} ({learned.tuning})")
+    lines.append(
+        f"network {printable(learned.network)}: {'tuned' if learned.tuned else 'not tuned'} ({learned.tuning})"
+    )
     lines.append(f"classifier: {learned.classifier}")
     lines += _warnings(learned.warnings)
     adaptation = learned.adaptation

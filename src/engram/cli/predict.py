@@ -15,12 +15,12 @@ import typer
 
 from engram.cli.arguments import Json, ModelPath
 from engram.cli.run import Device
-from engram.cli.words import tell_left_out
+from engram.cli.words import print_skipped
 from engram.errors import DataError, UsageError
-from engram.text import csv_text, shown
+from engram.text import csv_text, printable
 
 if TYPE_CHECKING:
-    from engram.data.left_out import LeftOut
+    from engram.data.skipped import SkippedFile
     from engram.model import Prediction
 
 NONE = "none of these"
@@ -48,21 +48,21 @@ def predict(
     if json and csv:
         raise UsageError("Choose one of --json and --csv.")
     from engram.cli.display import Display
-    from engram.data.left_out import LeftOut
+    from engram.data.skipped import SkippedFile
     from engram.model import ModelFolder, load, pictures_among
     from engram.model import predict as predict_pictures
 
     loaded = load(ModelFolder(model), generation=generation, device=device)
-    paths, left_out = pictures_among(_listed(pictures))
+    paths, skipped = pictures_among(_listed(pictures))
     predictions: list[Prediction] = []
-    unreadable: list[LeftOut] = []
+    unreadable: list[SkippedFile] = []
     rejecting = reject is not None
     with Display(quiet=quiet) as display:
         outcomes = predict_pictures(loaded, paths, top=top, reject=reject, progress=display)
         if csv:
             print(_csv(_header(min(top, len(loaded.names)), rejecting)))
         for outcome in outcomes:
-            if isinstance(outcome, LeftOut):
+            if isinstance(outcome, SkippedFile):
                 unreadable.append(outcome)
             elif json:
                 predictions.append(outcome)
@@ -70,10 +70,10 @@ def predict(
                 # Not by typer, which would write past what keeps the lines above the bar.
                 line = _csv(_row(outcome, rejecting)) if csv else _line(outcome, loaded.is_calibrated)
                 print(line, flush=True)
-    left_out += unreadable
-    tell_left_out(left_out)
+    skipped += unreadable
+    print_skipped(skipped)
     if json:
-        plain = _object(predictions, left_out, rejecting)
+        plain = _object(predictions, skipped, rejecting)
         typer.echo(json_format.dumps({**plain, "calibrated": loaded.is_calibrated}))
     if not paths:
         raise DataError("There is no picture among what was named.")
@@ -101,15 +101,15 @@ def _lines_of_stdin() -> list[str]:
 def _line(prediction: Prediction, calibrated: bool) -> str:
     """Classes with their probabilities; only in their order where probabilities were never calibrated."""
     answers = ", ".join(
-        f"{shown(answer.name)} {answer.probability:.3f}" if calibrated else shown(answer.name)
+        f"{printable(answer.name)} {answer.probability:.3f}" if calibrated else printable(answer.name)
         for answer in prediction.top
     )
-    return f"{shown(prediction.path)}: {f'{NONE} ({answers})' if prediction.rejected else answers}"
+    return f"{printable(prediction.path)}: {f'{NONE} ({answers})' if prediction.rejected else answers}"
 
 
 def _csv(cells: Sequence[str]) -> str:
     line = io.StringIO()
-    csv_format.writer(line, lineterminator="").writerow(csv_text(shown(cell)) for cell in cells)
+    csv_format.writer(line, lineterminator="").writerow(csv_text(printable(cell)) for cell in cells)
     return line.getvalue()
 
 
@@ -123,7 +123,7 @@ def _row(prediction: Prediction, rejecting: bool) -> list[str]:
     return [str(prediction.path), *([str(prediction.rejected).lower()] if rejecting else []), *answers]
 
 
-def _object(predictions: list[Prediction], left_out: list[LeftOut], rejecting: bool) -> dict[str, object]:
+def _object(predictions: list[Prediction], skipped: list[SkippedFile], rejecting: bool) -> dict[str, object]:
     def one(prediction: Prediction) -> dict[str, object]:
         top = [{"class": answer.name, "probability": answer.probability} for answer in prediction.top]
         return {
@@ -132,5 +132,5 @@ def _object(predictions: list[Prediction], left_out: list[LeftOut], rejecting: b
             **({"rejected": prediction.rejected} if rejecting else {}),
         }
 
-    unreadable = [each.to_json() for each in left_out]
-    return {"predictions": [one(prediction) for prediction in predictions], "left_out": unreadable}
+    unreadable = [each.to_json() for each in skipped]
+    return {"predictions": [one(prediction) for prediction in predictions], "skipped": unreadable}

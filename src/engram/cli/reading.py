@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engram.cli.words import left_out_lines
+from engram.cli.words import skipped_lines
 
 if TYPE_CHECKING:
     from engram.cli.display import Display
@@ -54,5 +54,5 @@ def reading_of(
 
 def tell_of(dataset: Dataset, display: Display) -> None:
     """A line for each file that is not among the samples, up to a number."""
-    for line in left_out_lines(dataset.left_out):
+    for line in skipped_lines(dataset.skipped):
         display.say(line)

@@ -104,7 +104,7 @@ def run(
     }
     folder = out or _default_folder(f"{method}-{dataset}" + ("" if seeds else f"-seed-{seed}"), resume)
     try:
-        with parallel.world(device), Display(quiet=quiet, mute=not parallel.speaks()) as display:
+        with parallel.process_group(device), Display(quiet=quiet, mute=not parallel.is_main()) as display:
             settings = {name: value for name, value in flags.items() if value is not None} | pairs(set or [])
             plan = Plan(
                 method=method,
@@ -118,14 +118,14 @@ def run(
                 budget=None if budget is None else parse_bytes(budget),
                 seed=seed,
             )
-            folder = Path(parallel.once(lambda: str(folder)))
+            folder = Path(parallel.broadcast(lambda: str(folder)))
             places = {seed: folder}
             if seeds is not None:
                 places = seed_folders(range(seed, seed + seeds), folder, resume=resume)
             make(method, **settings)  # a mistyped method or setting is told before any data is read
             reading = reading_of(image_size, fit, class_list, cache, workers)
             shared = None if trainings is None else Trainings(trainings)
-            loaded = parallel.by_turns(lambda: load(dataset, data, display, reading))
+            loaded = parallel.main_first(lambda: load(dataset, data, display, reading))
             tell_of(loaded, display)
             results: list[Result] = []
             for each, place in places.items():
@@ -148,7 +148,7 @@ def run(
                 )
                 results.append(result)
             summary = None if seeds is None else summarise(results, folder)
-            speaks = parallel.speaks()
+            speaks = parallel.is_main()
     except KeyboardInterrupt:
         place_again = shlex.quote(str(folder))
         Display(quiet=quiet).say(
@@ -220,7 +220,7 @@ def pairs(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UsageError(f"--set wants KEY=VALUE, such as --set rate=0.5; found '{text}'.")
+            raise UsageError(f"--set wants KEY=VALUE, such as --set learning_rate=0.5; found '{text}'.")
         pairs[key.strip().replace("-", "_")] = value
     return pairs
 

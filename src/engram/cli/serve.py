@@ -10,7 +10,7 @@ import typer
 
 from engram.cli.run import Device
 from engram.errors import UsageError, not_installed
-from engram.text import shown
+from engram.text import printable
 
 TOKEN = "ENGRAM_TOKEN"
 
@@ -64,7 +64,7 @@ def serve(
     folder = ModelFolder(model)
     folder.check_place()
     check_address(host, port)
-    typer.echo(f"serving {shown(model)} at http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
+    typer.echo(f"serving {printable(model)} at http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
     make_server(folder, config).run()
 
 
@@ -75,7 +75,7 @@ def _token(file: Path | None) -> str | None:
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The token cannot be read from {shown(file)}. Name a text file that holds it.") from error
+        raise UsageError(f"The token cannot be read from {printable(file)}. Name a text file that holds it.") from error
     if not token:
-        raise UsageError(f"{shown(file)} is empty. Put a token into it, such as: openssl rand -hex 32")
+        raise UsageError(f"{printable(file)} is empty. Put a token into it, such as: openssl rand -hex 32")
     return token

@@ -16,7 +16,7 @@ from engram.cli.reading import Cache, ClassList, FitOption, ImageSize, Workers, 
 from engram.cli.run import Device, pairs
 
 if TYPE_CHECKING:
-    from engram.experiments.many import Programme
+    from engram.experiments.many import SuitePlan
 
 
 def suites(json: Json = False) -> None:
@@ -65,9 +65,9 @@ def suite(
     from engram.experiments.local import Site
     from engram.network import parallel
 
-    parallel.refuse_several("engram suite")
+    parallel.refuse_torchrun("engram suite")
 
-    order = planning.Order(
+    order = planning.SuiteOptions(
         suite=name,
         dataset=dataset,
         preset=preset,
@@ -88,19 +88,19 @@ def suite(
         try:
             loaded = site.load(display)
             tell_of(loaded, display)
-            programme = many.programme(order, site, loaded)
+            plan_suite = many.plan_suite(order, site, loaded)
             if plan:
-                _print_plan(programme, json)
+                _print_plan(plan_suite, json)
                 return
-            many.begin(programme, _command(), resume=resume)
-            display.say(f"{name} on {dataset}: {len(programme.left)} runs to do, in {site.folder}")
-            outcomes = many.carry_out(programme, loaded, workers=jobs, on=on, progress=display)
+            many.begin(plan_suite, _command(), resume=resume)
+            display.say(f"{name} on {dataset}: {len(plan_suite.left)} runs to do, in {site.folder}")
+            outcomes = many.carry_out(plan_suite, loaded, workers=jobs, on=on, progress=display)
         except KeyboardInterrupt:
             place = shlex.quote(str(site.folder))
             display.say(f"Stopped. What was done is kept: the same command with --out {place} --resume goes on.")
             raise typer.Exit(130) from None
     failed = [outcome for outcome in outcomes if outcome.error is not None]
-    _print_results(programme, json, [{"label": each.job.label, "error": each.error or ""} for each in failed])
+    _print_results(plan_suite, json, [{"label": each.job.label, "error": each.error or ""} for each in failed])
     for outcome in failed:
         typer.echo(f"failed: {outcome.job.label}, seed {outcome.job.plan.seed}: {outcome.error}", err=True)
     raise typer.Exit(1 if failed else 0)
@@ -111,7 +111,7 @@ def _command() -> str:
     return shlex.join(["engram", *sys.argv[1:]])
 
 
-def _print_plan(programme: Programme, json: bool) -> None:
+def _print_plan(plan_suite: SuitePlan, json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "label": row.variant.label,
@@ -119,19 +119,21 @@ def _print_plan(programme: Programme, json: bool) -> None:
             "runs": len(row.jobs),
             "done": row.done,
             "seconds": round(row.left, 1),
-            "kept_bytes": row.estimate.kept_bytes,
+            "memory_bytes": row.estimate.memory_bytes,
         }
-        for row in programme.rows
+        for row in plan_suite.rows
     ]
     if json:
-        typer.echo(json_format.dumps({"runs": rows, "seconds": round(programme.seconds, 1)}))
+        typer.echo(json_format.dumps({"runs": rows, "seconds": round(plan_suite.seconds, 1)}))
         return
     width = max(len(row["label"]) for row in rows)
     typer.echo(f"{'':{width}}  runs  done       time        kept")
     for row in rows:
         counts = f"{row['runs']:4}  {row['done']:4}"
-        typer.echo(f"{row['label']:{width}}  {counts}  {_time(row['seconds']):>9}  {row['kept_bytes'] / 2**20:7.2f} MB")
-    typer.echo(f"about {_time(programme.seconds)} for what is left, one run after another, from steps timed now")
+        typer.echo(
+            f"{row['label']:{width}}  {counts}  {_time(row['seconds']):>9}  {row['memory_bytes'] / 2**20:7.2f} MB"
+        )
+    typer.echo(f"about {_time(plan_suite.seconds)} for what is left, one run after another, from steps timed now")
 
 
 def _time(seconds: float) -> str:
@@ -140,10 +142,10 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _print_results(programme: Programme, json: bool, failed: list[dict[str, str]]) -> None:
+def _print_results(plan_suite: SuitePlan, json: bool, failed: list[dict[str, str]]) -> None:
     import statistics
 
-    found = [(variant, results) for variant, results in programme.results() if results]
+    found = [(variant, results) for variant, results in plan_suite.results() if results]
     if json:
         rows = [
             {
@@ -168,4 +170,4 @@ def _print_results(programme: Programme, json: bool, failed: list[dict[str, str]
         typer.echo(
             f"{variant.label:{width}}  average {statistics.fmean(averages):.3f}{spread}, last {last:.3f}, {kept}"
         )
-    typer.echo(f"report: engram report {shlex.quote(str(programme.site.folder))} -o report.html")
+    typer.echo(f"report: engram report {shlex.quote(str(plan_suite.site.folder))} -o report.html")

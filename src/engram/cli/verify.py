@@ -8,7 +8,7 @@ import typer
 
 from engram.cli.arguments import Json, ModelPath
 from engram.cli.words import counted, megabytes
-from engram.text import shown
+from engram.text import printable
 
 
 def verify(model: ModelPath, json: Json = False) -> None:
@@ -28,5 +28,5 @@ def verify(model: ModelPath, json: Json = False) -> None:
         typer.echo(f"whole: {generations}, number {found.in_use} in use, {megabytes(found.bytes)}")
         typer.echo("Checksums find damage, not forgery: who can write the folder can write those too.")
     for problem in found.problems if not json else ():
-        typer.echo(shown(problem))
+        typer.echo(printable(problem))
     raise typer.Exit(0 if found.whole else 1)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from engram.text import shown
+from engram.text import printable
 
 if TYPE_CHECKING:
-    from engram.data.left_out import LeftOut
+    from engram.data.skipped import SkippedFile
 
 LISTED = 20  # files that were left out, before only their number is told
 NARROWEST = 8  # columns that the last one of a table has, however narrow the terminal
@@ -34,15 +34,15 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what if number == 1 else plural}"
 
 
-def tell_left_out(left_out: Iterable[LeftOut]) -> None:
+def print_skipped(skipped: Iterable[SkippedFile]) -> None:
     """A line on stderr for each file that was left out, up to a number."""
-    for line in left_out_lines(left_out, "; --json lists all"):
+    for line in skipped_lines(skipped, "; --json lists all"):
         typer.echo(line, err=True)
 
 
-def left_out_lines(left_out: Iterable[LeftOut], see: str = "") -> list[str]:
+def skipped_lines(skipped: Iterable[SkippedFile], see: str = "") -> list[str]:
     """A line for each file that was left out, up to a number; `see`: where the others are."""
-    lines = [f"left out: {each}" for each in left_out]
+    lines = [f"left out: {each}" for each in skipped]
     return [*lines[:LISTED], f"left out: {len(lines) - LISTED:,} more{see}"] if len(lines) > LISTED else lines
 
 
@@ -59,7 +59,7 @@ def table(rows: Sequence[Sequence[str]], *, right: Container[int] = (), folded: 
     from rich.console import Console
     from rich.text import Text
 
-    cells = [[shown(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in list(zip(*cells, strict=True))[:-1]]
     console = Console()
     room = max(console.width - sum(widths) - 2 * len(widths), NARROWEST)

@@ -13,7 +13,7 @@ from engram.data.samples import Dataset, Samples, concatenate
 from engram.data.tasks import Stream, Task, split
 from engram.errors import UsageError, unknown
 from engram.progress import SILENT, Progress
-from engram.text import shown
+from engram.text import printable
 
 __all__ = ["DATASETS", "Dataset", "Reading", "Samples", "Source", "Stream", "Task", "concatenate", "load", "split"]
 
@@ -112,5 +112,5 @@ def load(
     return replace(
         dataset,
         name=f"{dataset.name} ({name})" if taken else dataset.name,
-        source={"dataset": name, "data": shown(root.resolve().name), **reading.told()},
+        source={"dataset": name, "data": printable(root.resolve().name), **reading.told()},
     )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engram.data.holdout import hold_out
 from engram.data.samples import Dataset, Samples
 from engram.errors import DataError
-from engram.text import shown
+from engram.text import printable
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +39,7 @@ def load(path: Path) -> Dataset:
         test = _samples(arrays, "test_inputs", labels["test_labels"], path)
     if train.shape != test.shape:
         raise DataError(f"{path}: training samples are {train.shape}, test samples {test.shape}. Make them alike.")
-    return Dataset(shown(path.stem), train, test, class_names)
+    return Dataset(printable(path.stem), train, test, class_names)
 
 
 def _read(path: Path) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from engram.data.images import JPEG_END, Fit, UnreadableImage, content_of, decod
 from engram.data.index import Index
 from engram.data.lazy import Lazy, Pixels, filled
 from engram.errors import DataError, EngramWarning
-from engram.text import shown
+from engram.text import printable
 
 DECODING = 1  # to be counted up when the same file gives another image than before
 GREY = 128
@@ -88,15 +88,17 @@ class Files(Lazy):
         if len(unreadable) > max(FEW, asked // 10):
             first = unreadable[0]
             raise DataError(
-                f"Of {asked:,} files, {len(unreadable):,} cannot be read. {shown(self.index.path(first.row))}: "
-                f"{first.reason} See whether {shown(self.index.root)} is there, and whole."
+                f"Of {asked:,} files, {len(unreadable):,} cannot be read. {printable(self.index.path(first.row))}: "
+                f"{first.reason} See whether {printable(self.index.root)} is there, and whole."
             )
         with self._telling:
             new = [problem for problem in found if problem.row not in self.problems]
             room = max(NAMED - len(self.problems), -1)
-            sentences = [f"{shown(self.index.path(row))}: {reason} {consequence}" for row, reason, consequence in new]
+            sentences = [
+                f"{printable(self.index.path(row))}: {reason} {consequence}" for row, reason, consequence in new
+            ]
             self.problems |= {problem.row: sentence for problem, sentence in zip(new, sentences, strict=True)}
         for sentence in sentences[: max(room, 0)]:
             warnings.warn(sentence, EngramWarning, stacklevel=2)
         if 0 <= room < len(new):
-            warnings.warn(f"More files in {shown(self.index.root)} are like these.", EngramWarning, stacklevel=2)
+            warnings.warn(f"More files in {printable(self.index.root)} are like these.", EngramWarning, stacklevel=2)

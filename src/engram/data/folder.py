@@ -20,13 +20,13 @@ from engram.data.labelling import (
     samples_of,
     wrong_layout,
 )
-from engram.data.left_out import LeftOut
 from engram.data.pictures import SPLIT_NAMES
 from engram.data.reading import Reading
 from engram.data.samples import Dataset
+from engram.data.skipped import SkippedFile
 from engram.errors import DataError
 from engram.progress import SILENT, Progress
-from engram.text import composed, shown
+from engram.text import composed, printable
 
 TRAIN, TESTS = "train", ("val", "valid", "validation", "test")  # of the latter, the first that is there
 OWN = Defaults(64, "middle")  # as `learn` shows pictures, at a size that needs no graphics card
@@ -52,7 +52,7 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
     for name, count in fewest(samples, names).items():
         if count < 2:
             raise DataError(
-                f"In {shown(root)}, the class '{shown(name)}' has {count} pictures that are not empty. Two are needed, "
+                f"In {printable(root)}, the class '{printable(name)}' has {count} pictures that are not empty. Two are needed, "
                 "one to learn from and one to be tested on."
             )
     train, test = hold_out(samples, share=0.2, seed=0, purpose="test")
@@ -67,23 +67,23 @@ def _refuse_parts(root: Path, index: Index, classes: list[str]) -> None:
         what = (
             f"{TRAIN}, but none of {', '.join(TESTS)}. Add one of them"
             if classes == [TRAIN]
-            else f"{' and '.join(map(shown, classes))}, which seem to be parts of a data set. Call them {TRAIN} and val"
+            else f"{' and '.join(map(printable, classes))}, which seem to be parts of a data set. Call them {TRAIN} and val"
         )
         raise DataError(
-            f"{shown(root)} has {what}, or name {shown(root / likely)}, of which a fifth of each class is then for "
+            f"{printable(root)} has {what}, or name {printable(root / likely)}, of which a fifth of each class is then for "
             "testing."
         )
 
 
-def _without_pictures(folder: Path, classes: Collection[str]) -> list[LeftOut]:
+def _without_pictures(folder: Path, classes: Collection[str]) -> list[SkippedFile]:
     """The folders that could be those of classes, and have no pictures."""
     empty = (name for name in folders_in(folder) if composed(name) not in classes)
-    return [LeftOut(folder / name, "This class has no pictures.") for name in sorted(empty)]
+    return [SkippedFile(folder / name, "This class has no pictures.") for name in sorted(empty)]
 
 
 def _named(root: Path) -> str:
     """The data set's name: the folder's own, however it is pointed at."""
-    return shown(Path(os.path.abspath(root)).name)
+    return printable(Path(os.path.abspath(root)).name)
 
 
 def load_split(
@@ -114,9 +114,9 @@ def load_split(
             f"Expected {part}/CLASS/*.JPEG for each: sort them into such folders, or name the classes to take with "
             "--class-list FILE.",
         )
-    left_out = _without_pictures(root / TRAIN, classes)
-    known = {left.path.name for left in left_out} | set(classes)
+    skipped = _without_pictures(root / TRAIN, classes)
+    known = {left.path.name for left in skipped} | set(classes)
     unlearned = [other for other in folders_in(root / test_part) if composed(other) not in known]
     reason = f"{TRAIN} has no such class, so it cannot be learned."
-    left_out += [LeftOut(root / test_part / other, reason) for other in sorted(unlearned)]
-    return finished(name, names, train, test, files, reading, progress, left_out)
+    skipped += [SkippedFile(root / test_part / other, reason) for other in sorted(unlearned)]
+    return finished(name, names, train, test, files, reading, progress, skipped)

@@ -28,10 +28,10 @@ from torch import Tensor
 from engram import storage
 from engram.data.download import cache_folder
 from engram.data.entries import CIRCLE, Identity, identity_of, is_folder, is_passed_over, problem_of
-from engram.data.left_out import LeftOut
+from engram.data.skipped import SkippedFile
 from engram.errors import DataError, EngramError, EngramWarning
 from engram.progress import SILENT, Progress
-from engram.text import shown
+from engram.text import printable
 
 SCHEMA = 2
 THREADS = 8  # that list folders: on a disk far away most of the time is waiting
@@ -54,7 +54,7 @@ class Index:
     ends: Tensor  # int64 (N + 1,): the name of picture i is names[ends[i] : ends[i + 1]]
     sizes: Tensor  # int64 (N,), bytes
     times: Tensor  # int64 (N,): when each picture had changed last as it was listed, in ns
-    left_out: tuple[LeftOut, ...]
+    skipped: tuple[SkippedFile, ...]
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -97,7 +97,7 @@ class _Listing(NamedTuple):
     lengths: Tensor
     sizes: Tensor
     times: Tensor
-    left_out: list[tuple[bytes, str]]
+    skipped: list[tuple[bytes, str]]
     more: int  # that are left out besides
 
 
@@ -157,7 +157,7 @@ def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
     path = os.path.join(root, folder) if folder else root
     pictures: list[tuple[bytes, int, int]] = []
     inner: list[bytes] = []
-    left_out: list[tuple[bytes, str]] = []
+    skipped: list[tuple[bytes, str]] = []
     try:
         itself = os.stat(path)
         identity = identity_of(itself)
@@ -171,14 +171,14 @@ def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
                 if is_folder(entry):
                     inner.append(entry.name)
                 elif problem := problem_of(entry):
-                    left_out.append((os.path.join(folder, entry.name), problem))
+                    skipped.append((os.path.join(folder, entry.name), problem))
                 else:
                     found = entry.stat()
                     pictures.append((entry.name, found.st_size, found.st_mtime_ns))
     except OSError as error:
-        raise DataError(f"The folder {shown(os.fsdecode(path))} cannot be read: {error.strerror}.") from error
+        raise DataError(f"The folder {printable(os.fsdecode(path))} cannot be read: {error.strerror}.") from error
     pictures.sort()
-    left_out.sort()
+    skipped.sort()
     return _Listing(
         folder,
         itself.st_mtime_ns,
@@ -188,8 +188,8 @@ def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
         torch.tensor([len(name) for name, _, _ in pictures], dtype=torch.int64),
         torch.tensor([size for _, size, _ in pictures], dtype=torch.int64),
         torch.tensor([changed for _, _, changed in pictures], dtype=torch.int64),
-        left_out[:NAMED],
-        len(left_out[NAMED:]),
+        skipped[:NAMED],
+        len(skipped[NAMED:]),
     )
 
 
@@ -197,10 +197,10 @@ def _put_together(root: Path, place: Path, listings: list[_Listing], begin: int)
     counts = torch.tensor([len(listing.sizes) for listing in listings])
     lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(listing.lengths.long() for listing in listings)])
     changed = [listing.changed if listing.changed < begin - SETTLED else 0 for listing in listings]
-    left_out = [LeftOut(root / os.fsdecode(path), why) for listing in listings for path, why in listing.left_out]
-    more = sum(listing.more for listing in listings) + len(left_out[NAMED:])
+    skipped = [SkippedFile(root / os.fsdecode(path), why) for listing in listings for path, why in listing.skipped]
+    more = sum(listing.more for listing in listings) + len(skipped[NAMED:])
     if more:
-        left_out[NAMED:] = [LeftOut(root, f"{more:,} more of its files are left out, for such reasons.")]
+        skipped[NAMED:] = [SkippedFile(root, f"{more:,} more of its files are left out, for such reasons.")]
     return Index(
         root,
         place,
@@ -211,7 +211,7 @@ def _put_together(root: Path, place: Path, listings: list[_Listing], begin: int)
         lengths.cumsum(0),
         torch.cat([listing.sizes.long() for listing in listings]),
         torch.cat([listing.times.long() for listing in listings]),
-        tuple(left_out),
+        tuple(skipped),
     )
 
 
@@ -221,7 +221,7 @@ def _put_together(root: Path, place: Path, listings: list[_Listing], begin: int)
 def _keep(index: Index) -> None:
     """Write the index, if that can be done: without it the next time takes longer, and nothing else."""
     folders = torch.tensor([0, *(len(folder) for folder in index.folders)]).cumsum(0)
-    left_out = [(str(left.path.relative_to(index.root)), left.reason) for left in index.left_out]
+    skipped = [(str(left.path.relative_to(index.root)), left.reason) for left in index.skipped]
     tensors = {
         "schema": torch.tensor([SCHEMA]),
         "folders": _as_tensor(b"".join(index.folders)),
@@ -232,7 +232,7 @@ def _keep(index: Index) -> None:
         "ends": index.ends,
         "sizes": index.sizes,
         "times": index.times,
-        "left_out": _as_tensor(json.dumps(left_out).encode()),
+        "skipped": _as_tensor(json.dumps(skipped).encode()),
     }
     try:
         storage.make_folder(index.place.parent)
@@ -259,7 +259,7 @@ def _load(root: Path, place: Path) -> Index | None:
             tensors["ends"],
             tensors["sizes"],
             tensors["times"],
-            tuple(LeftOut(root / path, reason) for path, reason in json.loads(_as_bytes(tensors["left_out"]))),
+            tuple(SkippedFile(root / path, reason) for path, reason in json.loads(_as_bytes(tensors["skipped"]))),
         )
         return index if _unchanged(index) else None
     except (DataError, LookupError, ValueError):  # there is none, or it is damaged

@@ -14,14 +14,14 @@ from engram.data.entries import is_folder, is_passed_over
 from engram.data.files import Files
 from engram.data.images import Fit
 from engram.data.index import NAMED, Index
-from engram.data.left_out import LeftOut
 from engram.data.packed import pack
 from engram.data.pictures import check_spellings
 from engram.data.reading import Reading
 from engram.data.samples import Dataset, Samples
+from engram.data.skipped import SkippedFile
 from engram.errors import DataError, UsageError, unknown
 from engram.progress import Progress
-from engram.text import composed, names_in, shown
+from engram.text import composed, names_in, printable
 
 SHOWN = 5  # of what was found, in an error
 
@@ -42,15 +42,15 @@ def folders_in(root: Path) -> list[str]:
     """The names of the folders in a data set's folder, or why there are none."""
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "cannot be found"
-        raise DataError(f"{shown(root)} {what}. Name the data set's folder with --data DIR.")
+        raise DataError(f"{printable(root)} {what}. Name the data set's folder with --data DIR.")
     return [entry.name for entry in os.scandir(root) if is_folder(entry) and not is_passed_over(entry)]
 
 
 def wrong_layout(root: Path, expected: str) -> DataError:
     """The error for a folder that is not laid out as it should be."""
     found = sorted(os.listdir(root))
-    what = ", ".join(shown(name) for name in found[:SHOWN]) + (", …" if len(found) > SHOWN else "")
-    return DataError(f"{shown(root)} holds {what or 'nothing'}. Expected {expected}.")
+    what = ", ".join(printable(name) for name in found[:SHOWN]) + (", …" if len(found) > SHOWN else "")
+    return DataError(f"{printable(root)} holds {what or 'nothing'}. Expected {expected}.")
 
 
 # Which class
@@ -64,7 +64,7 @@ def classes_in(index: Index, part: str) -> dict[str, list[int]]:
         folder = index.folders[number]
         if folder.startswith(above) and (name := folder[len(above) :].split(b"/")[0]):
             classes.setdefault(os.fsdecode(name), []).append(number)
-    check_spellings({name: f"the folder {shown(index.root / part / name)}" for name in classes})
+    check_spellings({name: f"the folder {printable(index.root / part / name)}" for name in classes})
     return {composed(name): numbers for name, numbers in classes.items()}
 
 
@@ -95,8 +95,8 @@ def refuse_empty_classes(place: Path, samples: Samples, names: Sequence[str], ad
     without = [name for name, count in fewest(samples, names).items() if not count]
     if without:
         raise DataError(
-            f"{shown(place)} has no pictures of {len(without):,} of the {len(names):,} classes{of}, such as "
-            f"{shown(without[0])}. {advice}"
+            f"{printable(place)} has no pictures of {len(without):,} of the {len(names):,} classes{of}, such as "
+            f"{printable(without[0])}. {advice}"
         )
 
 
@@ -105,12 +105,14 @@ def listed(path: Path, names: Sequence[str]) -> list[str]:
     try:
         wanted = set(names_in(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The list of classes {shown(path)} cannot be read. One name a line is expected.") from error
+        raise UsageError(
+            f"The list of classes {printable(path)} cannot be read. One name a line is expected."
+        ) from error
     for name in sorted(wanted):
         if name not in names:
             raise unknown("class", name, names, f"the lines of {path}")
     if not wanted:
-        raise UsageError(f"The list of classes {shown(path)} names none. One name a line is expected.")
+        raise UsageError(f"The list of classes {printable(path)} names none. One name a line is expected.")
     return sorted(wanted)
 
 
@@ -125,28 +127,28 @@ def finished(
     files: Files,
     reading: Reading,
     progress: Progress,
-    left_out: Sequence[LeftOut] = (),
+    skipped: Sequence[SkippedFile] = (),
 ) -> Dataset:
-    """The data set of these samples, packed if that is asked for; more may be `left_out` than the index tells."""
+    """The data set of these samples, packed if that is asked for; more may be `skipped` than the index tells."""
     if reading.cache is not None:
         packed = pack(files, torch.cat([train.rows, test.rows]).unique(), reading.cache, progress)
         train, test = (Samples(packed, part.rows, part.labels) for part in (train, test))
-    told = list(_left_out(files.index))
+    told = list(_skipped(files.index))
     known = {left.path for left in told}
-    return Dataset(name, train, test, tuple(names), (*told, *(left for left in left_out if left.path not in known)))
+    return Dataset(name, train, test, tuple(names), (*told, *(left for left in skipped if left.path not in known)))
 
 
-def _left_out(index: Index) -> Iterator[LeftOut]:
+def _skipped(index: Index) -> Iterator[SkippedFile]:
     """What is not among the samples, though no one has asked for that."""
-    yield from index.left_out
+    yield from index.skipped
     beside = torch.isin(index.folder_of, torch.tensor(index.tops, dtype=torch.int32))
     yield from _some(index, beside, "It lies beside the class folders, so it has no class.")
     yield from _some(index, ~beside & (index.sizes == 0), "It is empty. Copy it again.")
 
 
-def _some(index: Index, which: Tensor, reason: str) -> Iterator[LeftOut]:
+def _some(index: Index, which: Tensor, reason: str) -> Iterator[SkippedFile]:
     rows = which.nonzero().squeeze(1).tolist()
     for row in rows[:NAMED]:
-        yield LeftOut(index.path(row), reason)
+        yield SkippedFile(index.path(row), reason)
     if len(rows) > NAMED:
-        yield LeftOut(index.root, f"Likewise {len(rows) - NAMED:,} more of its files. {reason}")
+        yield SkippedFile(index.root, f"Likewise {len(rows) - NAMED:,} more of its files. {reason}")

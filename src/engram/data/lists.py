@@ -7,18 +7,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from engram.data.left_out import LeftOut
+from engram.data.skipped import SkippedFile
 from engram.errors import DataError
 from engram.progress import Phase
-from engram.text import shown
+from engram.text import printable
 
 PROBLEMS_SHOWN = 10
 
 
-def read_list(path: Path, phase: Phase) -> tuple[list[tuple[str, Path]], dict[str, str], list[LeftOut]]:
+def read_list(path: Path, phase: Phase) -> tuple[list[tuple[str, Path]], dict[str, str], list[SkippedFile]]:
     """The class and the path of each picture that a list names, where each class was met, and what is left out."""
     problems: list[str] = []
-    left_out: list[LeftOut] = []
+    skipped: list[SkippedFile] = []
     met: dict[str, tuple[Path, str, int]] = {}  # by the file itself: picture, label and line
     for line, cell, label in _rows(path, problems):
         phase.advance()
@@ -30,23 +30,27 @@ def read_list(path: Path, phase: Phase) -> tuple[list[tuple[str, Path]], dict[st
         file = os.path.realpath(picture)
         _, before, there = met.get(file, (picture, label, line))
         if before != label:
-            problems.append(f"Line {line}: {shown(cell)} is '{shown(label)}', but '{shown(before)}' in line {there}.")
+            problems.append(
+                f"Line {line}: {printable(cell)} is '{printable(label)}', but '{printable(before)}' in line {there}."
+            )
         elif there != line:
-            left_out.append(LeftOut(picture, f"Line {line} repeats line {there}."))
+            skipped.append(SkippedFile(picture, f"Line {line} repeats line {there}."))
         else:
             met[file] = picture, label, line
     if problems:
         more = f" And {len(problems) - PROBLEMS_SHOWN:,} more." if len(problems) > PROBLEMS_SHOWN else ""
         raise DataError(
-            f"{shown(path)} cannot be used. {' '.join(problems[:PROBLEMS_SHOWN])}{more} "
+            f"{printable(path)} cannot be used. {' '.join(problems[:PROBLEMS_SHOWN])}{more} "
             "Expected the columns path and label, with paths relative to the list."
         )
     if not met:
-        raise DataError(f"{shown(path)} lists no pictures. Expected the columns path and label, one picture a line.")
+        raise DataError(
+            f"{printable(path)} lists no pictures. Expected the columns path and label, one picture a line."
+        )
     places: dict[str, str] = {}
     for _, label, line in met.values():
         places.setdefault(label, f"line {line}")
-    return [(label, picture) for picture, label, _ in met.values()], places, left_out
+    return [(label, picture) for picture, label, _ in met.values()], places, skipped
 
 
 def _problem(cell: str, picture: Path, label: str) -> str:
@@ -54,8 +58,8 @@ def _problem(cell: str, picture: Path, label: str) -> str:
     if not cell:
         return "the path is empty"
     if not label:
-        return f"the label of {shown(cell)} is empty"
-    return "" if os.path.isfile(picture) else f"there is no file {shown(cell)}"
+        return f"the label of {printable(cell)} is empty"
+    return "" if os.path.isfile(picture) else f"there is no file {printable(cell)}"
 
 
 def _rows(path: Path, problems: list[str]) -> Iterator[tuple[int, str, str]]:
@@ -66,8 +70,8 @@ def _rows(path: Path, problems: list[str]) -> Iterator[tuple[int, str, str]]:
     header = "path" in names and "label" in names
     if not header and (len(first) != 2 or "\0" in "".join(first)):  # zeros: UTF-16, as spreadsheets may save it
         raise DataError(
-            f"{shown(path)} must be UTF-8 text with the columns path and label, separated by a comma; "
-            f"its first line is '{shown(','.join(first))[:80]}'."
+            f"{printable(path)} must be UTF-8 text with the columns path and label, separated by a comma; "
+            f"its first line is '{printable(','.join(first))[:80]}'."
         )
     which, what = (names.index("path"), names.index("label")) if header else (0, 1)
     if not header:
@@ -92,4 +96,4 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 begin = reader.line_num + 1
     except (OSError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a list of values with commas"
-        raise DataError(f"{shown(path)} cannot be read: {reason}.") from error
+        raise DataError(f"{printable(path)} cannot be read: {reason}.") from error

@@ -26,7 +26,7 @@ from engram.data.index import place_of
 from engram.data.lazy import Lazy, Pixels, filled
 from engram.errors import DataError, EngramError, EngramWarning
 from engram.progress import SILENT, Progress
-from engram.text import shown
+from engram.text import printable
 
 CHUNK = 256  # images decoded between two writes
 SURE = 2**28  # bytes: after so many the disk is made to have them, and the record says so
@@ -49,7 +49,7 @@ class Packed(Lazy):
 
         def make(number: int, pixels: Pixels) -> None:
             if os.preadv(self.file.fileno(), [pixels.data], places[number] * length) != length:
-                raise DataError(f"{shown(self.path)} is cut short. Remove it: it is made anew the next time.")
+                raise DataError(f"{printable(self.path)} is cut short. Remove it: it is made anew the next time.")
 
         return filled(len(places), self.shape[1:], make, self.files.workers)
 

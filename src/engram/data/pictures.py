@@ -14,12 +14,12 @@ from torch import Tensor
 from engram.data.ahead import in_order
 from engram.data.entries import CIRCLE, Identity, identity_of, is_folder, is_passed_over, problem_of
 from engram.data.images import LIMIT, UnreadableImage, check_side, decode
-from engram.data.left_out import LeftOut
 from engram.data.lists import read_list
 from engram.data.samples import Samples
+from engram.data.skipped import SkippedFile
 from engram.errors import DataError
 from engram.progress import SILENT, Phase, Progress
-from engram.text import composed, shown
+from engram.text import composed, printable
 
 SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
@@ -34,7 +34,7 @@ class Found:
     class_names: tuple[str, ...]  # sorted, each with at least one picture
     paths: tuple[Path, ...]  # sorted by class, then by path
     labels: tuple[int, ...]  # of each path: its position in `class_names`
-    left_out: tuple[LeftOut, ...]  # other files, empty classes, links that lead nowhere or in a circle
+    skipped: tuple[SkippedFile, ...]  # other files, empty classes, links that lead nowhere or in a circle
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Pictures:
     samples: Samples
     class_names: tuple[str, ...]  # by label
     paths: tuple[Path, ...]  # of each sample
-    unreadable: tuple[LeftOut, ...]
+    unreadable: tuple[SkippedFile, ...]
 
 
 def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> Found:
@@ -61,7 +61,7 @@ def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> Found:
         if os.path.isfile(source) and source.suffix.lower() == ".csv":
             return _found(source, *read_list(source, phase))
     what = "is neither a folder nor a .csv file" if os.path.exists(source) else "cannot be found"
-    raise DataError(f"{shown(source)} {what}. Expected {EXPECTED.format('FOLDER')}.")
+    raise DataError(f"{printable(source)} {what}. Expected {EXPECTED.format('FOLDER')}.")
 
 
 def read(
@@ -74,10 +74,10 @@ def read(
     check_side(size)
     inputs = _room(len(found.paths), size)
     kept: list[int] = []
-    unreadable: list[LeftOut] = []
+    unreadable: list[SkippedFile] = []
     with progress.phase("read", len(found.paths)) as phase:
         for position, outcome in enumerate(decoded(found.paths, size, limit=limit, threads=threads)):
-            if isinstance(outcome, LeftOut):
+            if isinstance(outcome, SkippedFile):
                 unreadable.append(outcome)
             else:
                 inputs[len(kept)] = outcome
@@ -91,24 +91,24 @@ def read(
 
 def decoded(
     paths: Iterable[Path], size: int, *, limit: int = LIMIT, threads: int | None = None
-) -> Iterator[Tensor | LeftOut]:
+) -> Iterator[Tensor | SkippedFile]:
     """Each picture as a square of `size` pixels, uint8 (size, size, 3), or why it cannot be read; in order."""
 
-    def attempt(path: Path) -> Tensor | LeftOut:
+    def attempt(path: Path) -> Tensor | SkippedFile:
         try:
             return decode(path, size=size, limit=limit)
         except UnreadableImage as error:
-            return LeftOut(path, str(error))
+            return SkippedFile(path, str(error))
 
     workers = threads or torch.get_num_threads()  # as many as torch may use, so that one setting limits both
     yield from in_order(attempt, paths, workers=workers, ahead=2 * workers)
 
 
-def pictures_below(folder: Path) -> tuple[list[Path], list[LeftOut]]:
+def pictures_below(folder: Path) -> tuple[list[Path], list[SkippedFile]]:
     """All pictures in a folder and the folders in it, by name, and what was left out."""
-    left_out: list[LeftOut] = []
+    skipped: list[SkippedFile] = []
     with SILENT.phase("scan") as phase:
-        return sorted(_files_below(folder, None, left_out, phase)), left_out
+        return sorted(_files_below(folder, None, skipped, phase)), skipped
 
 
 def _room(count: int, size: int) -> Tensor:
@@ -122,13 +122,13 @@ def _room(count: int, size: int) -> Tensor:
         ) from error
 
 
-def _check_classes(found: Found, kept: list[int], unreadable: list[LeftOut]) -> None:
+def _check_classes(found: Found, kept: list[int], unreadable: list[SkippedFile]) -> None:
     bare = sorted(set(found.labels) - {found.labels[position] for position in kept})
     if bare:
         label_of = dict(zip(found.paths, found.labels, strict=True))
         first = next(picture for picture in unreadable if label_of[picture.path] == bare[0])
         raise DataError(
-            f"None of the pictures of the class '{shown(found.class_names[bare[0]])}' can be read. {first} "
+            f"None of the pictures of the class '{printable(found.class_names[bare[0]])}' can be read. {first} "
             "Replace them, or leave the class out."
         )
 
@@ -137,42 +137,42 @@ def _check_classes(found: Found, kept: list[int], unreadable: list[LeftOut]) -> 
 
 
 def _scan_folder(folder: Path, phase: Phase) -> Found:
-    left_out: list[LeftOut] = []
-    beside, class_folders = _sorted_entries(folder, left_out)
-    per_class = {entry: _files_below(entry, folder, left_out, phase) for entry in class_folders}
+    skipped: list[SkippedFile] = []
+    beside, class_folders = _sorted_entries(folder, skipped)
+    per_class = {entry: _files_below(entry, folder, skipped, phase) for entry in class_folders}
     if not any(per_class.values()):
         what = "pictures, but not in class folders" if beside else "no pictures"
-        raise DataError(f"{shown(folder)} holds {what}. Expected {EXPECTED.format(shown(folder))}.")
-    left_out += [LeftOut(path, "It lies beside the class folders, so it has no class.") for path in beside]
-    reported = {left.path for left in left_out}
+        raise DataError(f"{printable(folder)} holds {what}. Expected {EXPECTED.format(printable(folder))}.")
+    skipped += [SkippedFile(path, "It lies beside the class folders, so it has no class.") for path in beside]
+    reported = {left.path for left in skipped}
     empty = [entry for entry, files in per_class.items() if not files and entry not in reported]
-    left_out += [LeftOut(entry, "This class has no pictures.") for entry in empty]
+    skipped += [SkippedFile(entry, "This class has no pictures.") for entry in empty]
     _check_splits(folder, per_class)
     labelled = [(entry.name, path) for entry, files in per_class.items() for path in files]
-    places = {entry.name: f"the folder {shown(entry)}" for entry, files in per_class.items() if files}
-    return _found(folder, labelled, places, left_out)
+    places = {entry.name: f"the folder {printable(entry)}" for entry, files in per_class.items() if files}
+    return _found(folder, labelled, places, skipped)
 
 
-def _sorted_entries(folder: Path, left_out: list[LeftOut]) -> tuple[list[Path], list[Path]]:
+def _sorted_entries(folder: Path, skipped: list[SkippedFile]) -> tuple[list[Path], list[Path]]:
     """The pictures and the folders that lie in `folder`, by name."""
     pictures, folders = [], []
     try:
         with os.scandir(folder) as entries:
             found = sorted((entry for entry in entries if not is_passed_over(entry)), key=lambda entry: entry.name)
     except OSError as error:
-        raise DataError(f"The folder {shown(folder)} cannot be read: {error.strerror}.") from error
+        raise DataError(f"The folder {printable(folder)} cannot be read: {error.strerror}.") from error
     for entry in found:
         path = folder / entry.name
         if is_folder(entry):
             folders.append(path)
         elif problem := problem_of(entry):
-            left_out.append(LeftOut(path, problem))
+            skipped.append(SkippedFile(path, problem))
         else:
             pictures.append(path)
     return pictures, folders
 
 
-def _files_below(class_folder: Path, root: Path | None, left_out: list[LeftOut], phase: Phase) -> list[Path]:
+def _files_below(class_folder: Path, root: Path | None, skipped: list[SkippedFile], phase: Phase) -> list[Path]:
     """All pictures below a class's folder. A folder that contains itself, by a link, is not entered again."""
     files: list[Path] = []
     around = () if root is None else (identity_of(root.stat()),)
@@ -181,9 +181,9 @@ def _files_below(class_folder: Path, root: Path | None, left_out: list[LeftOut],
         folder, above = waiting.pop()
         identity = identity_of(folder.stat())
         if identity in above:
-            left_out.append(LeftOut(folder, CIRCLE))
+            skipped.append(SkippedFile(folder, CIRCLE))
             continue
-        pictures, folders = _sorted_entries(folder, left_out)
+        pictures, folders = _sorted_entries(folder, skipped)
         waiting += [(inner, (*above, identity)) for inner in folders]
         files += pictures
         phase.advance(len(pictures))
@@ -197,8 +197,8 @@ def _check_splits(folder: Path, per_class: Mapping[Path, list[Path]]) -> None:
     if not direct and {entry.name.lower() for entry in filled} <= SPLIT_NAMES:
         likely = next((entry for entry in filled if entry.name.lower().startswith("train")), filled[0])
         raise DataError(
-            f"{shown(folder)} seems to be split into {' and '.join(shown(entry.name) for entry in filled)}, "
-            f"with the classes one level below. Name one of these folders, such as {shown(likely)}."
+            f"{printable(folder)} seems to be split into {' and '.join(printable(entry.name) for entry in filled)}, "
+            f"with the classes one level below. Name one of these folders, such as {printable(likely)}."
         )
 
 
@@ -206,7 +206,7 @@ def _check_splits(folder: Path, per_class: Mapping[Path, list[Path]]) -> None:
 
 
 def _found(
-    source: Path, labelled: Iterable[tuple[str, Path]], places: Mapping[str, str], left_out: list[LeftOut]
+    source: Path, labelled: Iterable[tuple[str, Path]], places: Mapping[str, str], skipped: list[SkippedFile]
 ) -> Found:
     """Name the classes and sort the pictures. `places` says where each spelling of a class was met."""
     check_spellings(places)
@@ -214,8 +214,8 @@ def _found(
     class_names = tuple(dict.fromkeys(name for name, _ in named))
     label_of = {name: label for label, name in enumerate(class_names)}
     labels = tuple(label_of[name] for name, _ in named)
-    left_out.sort(key=lambda left: left.path)
-    return Found(source, class_names, tuple(path for _, path in named), labels, tuple(left_out))
+    skipped.sort(key=lambda left: left.path)
+    return Found(source, class_names, tuple(path for _, path in named), labels, tuple(skipped))
 
 
 def check_spellings(places: Mapping[str, str]) -> None:
@@ -223,7 +223,7 @@ def check_spellings(places: Mapping[str, str]) -> None:
     met: dict[str, str] = {}
     for name, place in places.items():
         if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise DataError(f"The class '{shown(name)}' ({place}) is not named in UTF-8. Rename it.")
+            raise DataError(f"The class '{printable(name)}' ({place}) is not named in UTF-8. Rename it.")
         key = same_for_people(name)
         if key in met:
             raise DataError(

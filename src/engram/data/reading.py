@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from engram.data.images import Fit, check_side
 from engram.errors import UsageError, unknown
-from engram.text import shown
+from engram.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,11 @@ class Reading:
 
     def told(self) -> dict[str, Any]:
         """What was asked of the images themselves, as plain values for the record."""
-        told = {"image_size": self.size, "fit": self.fit, "class_list": self.class_list and shown(self.class_list.name)}
+        told = {
+            "image_size": self.size,
+            "fit": self.fit,
+            "class_list": self.class_list and printable(self.class_list.name),
+        }
         return {name: value for name, value in told.items() if value is not None}
 
     @property

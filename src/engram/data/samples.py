@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engram.data.lazy import Joined, Lazy
-from engram.data.left_out import LeftOut
+from engram.data.skipped import SkippedFile
 from engram.errors import DataError
 
 
@@ -132,7 +132,7 @@ class Dataset:
     train: Samples
     test: Samples
     class_names: tuple[str, ...]  # by label
-    left_out: tuple[LeftOut, ...] = ()  # files that are not among its samples, and why
+    skipped: tuple[SkippedFile, ...] = ()  # files that are not among its samples, and why
     published: bool = False  # whether its name tells its samples, wherever they are loaded
     source: Mapping[str, Any] = field(default_factory=dict)  # how `load` was asked for it; empty: made in Python
 

@@ -17,7 +17,7 @@ from engram.data.holdout import hold_out
 from engram.data.samples import Dataset, Samples
 from engram.errors import DataError, UsageError, unknown
 from engram.randomness import generator
-from engram.text import names_in, shown
+from engram.text import names_in, printable
 
 FIELD_SEED = 1993  # the class order of iCaRL's code, which most of the field has used since
 NAMED_ORDERS = ("seed", str(FIELD_SEED))
@@ -146,7 +146,7 @@ def _class_order(
 
 
 def _called(label: int, names: tuple[str, ...]) -> str:
-    return shown(names[label]) if 0 <= label < len(names) else str(label)
+    return printable(names[label]) if 0 <= label < len(names) else str(label)
 
 
 def _read_order(path: Path, names: tuple[str, ...]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from engram.data.reading import Reading
 from engram.data.samples import Dataset
 from engram.errors import DataError
 from engram.progress import SILENT, Progress
-from engram.text import shown
+from engram.text import printable
 
 NAME = "tiny-imagenet-200"
 LIST, WORDS = "wnids.txt", "words.txt"
@@ -52,7 +52,7 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
         refuse_empty_classes(root / part, samples, identifiers, advice, of=f" in {LIST}")
     dataset = finished(NAME, _words(root, identifiers), train, test, files, reading, progress)
     # Its lists and boxes are no pictures, and are not meant to be.
-    return replace(dataset, left_out=tuple(left for left in dataset.left_out if left.path.suffix != ".txt"))
+    return replace(dataset, skipped=tuple(left for left in dataset.skipped if left.path.suffix != ".txt"))
 
 
 def _annotated(index: Index, identifiers: Sequence[str]) -> Tensor:
@@ -82,4 +82,4 @@ def _lines(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{shown(path)} cannot be read: {error}. Unpack the data set again.") from error
+        raise DataError(f"{printable(path)} cannot be read: {error}. Unpack the data set again.") from error

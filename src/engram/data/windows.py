@@ -12,7 +12,7 @@ from engram.data.samples import Samples
 from engram.errors import DataError, UsageError
 from engram.progress import SILENT, Progress
 from engram.randomness import generator
-from engram.text import shown
+from engram.text import printable
 
 NO_CLASS = -1  # the label of what belongs to no class
 AREA = (0.12, 1.0)  # of a picture's middle square
@@ -22,7 +22,7 @@ def check_folder(folder: Path) -> None:
     """Refuse what is no folder."""
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "cannot be found"
-        raise UsageError(f"{shown(folder)} {what}. `unlabelled` wants a folder of pictures, of whatever they are.")
+        raise UsageError(f"{printable(folder)} {what}. `unlabelled` wants a folder of pictures, of whatever they are.")
 
 
 def windows(
@@ -48,7 +48,7 @@ def windows(
             phase.advance()
     if not pictures:
         raise DataError(
-            f"{shown(folder)} has no picture that can be read. `unlabelled` wants some, of whatever they are."
+            f"{printable(folder)} has no picture that can be read. `unlabelled` wants some, of whatever they are."
         )
     whole = torch.stack(pictures)
     draws = generator(seed, "windows", purpose)

@@ -21,11 +21,11 @@ from torch import nn
 from engram.data import Samples
 from engram.errors import UsageError
 from engram.estimator.errors import InvalidInput, as_value_errors
-from engram.estimator.parameters import parameters_of, wishes_of
-from engram.model import Model, ModelFolder, propose_samples, remake, restored, save, teach, with_facts
+from engram.estimator.parameters import options_of, parameters_of
+from engram.model import Model, ModelFolder, plan_update_of_samples, remake, restored, save, teach, with_facts
+from engram.model.defaults import METHOD
 from engram.model.labels import kind_of, kind_of_names, names_of, values_of
 from engram.model.reading import Reader
-from engram.model.recipe import METHOD
 
 Array = NDArray[Any]
 
@@ -76,7 +76,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     device : str, default="auto"
         "cpu", "cuda", "mps", or the fastest available.
     settings : dict, default=None
-        Any other setting of the method by its name, such as `{"rate": 0.1, "flip": True}`.
+        Any other setting of the method by its name, such as `{"learning_rate": 0.1, "flip": True}`.
 
     Attributes
     ----------
@@ -158,8 +158,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict(self, X: ArrayLike) -> Array:
         """The most likely class of each input, (n,)."""
-        columns = self._scores(X).argmax(axis=1)
-        answers: Array = self.classes_[columns]
+        class_indices = self._scores(X).argmax(axis=1)
+        answers: Array = self.classes_[class_indices]
         return answers
 
     def predict_proba(self, X: ArrayLike) -> Array:
@@ -180,7 +180,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         place = Path(path).resolve()
         with ModelFolder(path).writing() as writer:
             self._refuse_a_lost_update(place, writer)
-            record = {"kept_bytes": self.model_.learner.memory.nbytes}
+            record = {"memory_bytes": self.model_.learner.memory.nbytes}
             manifest = save(writer, self.model_, action="save", record=record)
         self._loaded = place, manifest.generation
 
@@ -316,10 +316,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             arriving = dict(zip(names, np.bincount(codes).tolist(), strict=True))
             seed = self._seed() if model is None else model.learner.seed
             parameters = self.get_params(deep=False)
-            wishes = wishes_of(parameters, len(inputs), inputs.shape[1:], seed, anew=model is None)
-            proposal = propose_samples(model, arriving, inputs.shape[1:], wishes)
-            columns = torch.tensor([proposal.labels[name] for name in names])[torch.from_numpy(codes)]
-            taught = teach(model, proposal, Samples.of(_writable(inputs), columns), wishes).model
+            options = options_of(parameters, len(inputs), inputs.shape[1:], seed, anew=model is None)
+            plan = plan_update_of_samples(model, arriving, inputs.shape[1:], options)
+            class_indices = torch.tensor([plan.labels[name] for name in names])[torch.from_numpy(codes)]
+            taught = teach(model, plan, Samples.of(_writable(inputs), class_indices), options).model
         return with_facts(
             taught,
             labels=kind,

@@ -10,8 +10,8 @@ from torch import nn
 
 from engram.estimator.errors import InvalidParameter
 from engram.methods import METHODS, make, setting_names
-from engram.model import Model, Wishes, settings_of
-from engram.model.recipe import (
+from engram.model import LearnOptions, Model, settings_of
+from engram.model.defaults import (
     FIRST_RATE,
     LATER_RATE,
     array_epochs,
@@ -29,7 +29,9 @@ OWN = ("network", "tune", "classifier", "epochs", "features_per_class", "images_
 HEAD_RATE = 1.0
 
 
-def wishes_of(parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...], seed: int, *, anew: bool) -> Wishes:
+def options_of(
+    parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...], seed: int, *, anew: bool
+) -> LearnOptions:
     """A classifier's parameters as options of an update, for so many samples of this shape."""
     given = _plain(parameters["settings"] if parameters["settings"] is not None else {})
     if not anew:
@@ -57,7 +59,7 @@ def wishes_of(parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...
         "epochs": array_epochs(samples, shape),
         **given,
     }
-    return Wishes(
+    return LearnOptions(
         method=parameters["method"],
         # None leaves the choice to the inputs, or to the model.
         network=None if parameters["network"] == "auto" else parameters["network"],
@@ -101,7 +103,7 @@ def _settings(method: str, objective: str | None, network: str | nn.Module, shap
     """The settings of an update if none are given, for inputs of this shape."""
     settings = array_settings(method, objective, shape)
     if network == IDENTITY and "expected_classes" in settings:
-        settings["rate"] = HEAD_RATE
+        settings["learning_rate"] = HEAD_RATE
     return settings
 
 
@@ -118,8 +120,10 @@ def parameters_of(model: Model) -> dict[str, Any]:
     """The parameters with which a new classifier would learn as this model does, except the device."""
     learner, facts = model.learner, model.facts
     settings = settings_of(learner)
-    if len(learner.shape_) == 3 and settings["rate"] == FIRST_RATE:  # `engram learn` uses it in the first update only
-        settings["rate"] = LATER_RATE
+    if (
+        len(learner.shape_) == 3 and settings["learning_rate"] == FIRST_RATE
+    ):  # `engram learn` uses it in the first update only
+        settings["learning_rate"] = LATER_RATE
     objective = settings["objective"] if settings["objective"] != METHODS[learner.name].objective else None
     usual = {**_all_settings(learner.name, objective, learner.network, learner.shape_), "objective": objective}
     base = settings_of(make(learner.name, **usual))

@@ -138,9 +138,9 @@ class RunFolder:
         folders = self._checkpoints()
         return _number(folders[-1]) if folders else 0
 
-    def snapshots(self, task: int) -> FileSnapshots:
+    def checkpoints(self, task: int) -> FileEpochCheckpoints:
         """Where the training of this task is kept while it is under way."""
-        return FileSnapshots(self._training, task)
+        return FileEpochCheckpoints(self._training, task)
 
     def _tidy(self) -> None:
         """Remove what the last checkpoint supersedes."""
@@ -163,7 +163,7 @@ def _number(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-class FileSnapshots:
+class FileEpochCheckpoints:
     """Training under way, in one file that is replaced as often as saving stays a small share of the time."""
 
     def __init__(self, path: Path, task: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engram.data import Stream
-from engram.experiments.keeping import images_before, kept_bytes
+from engram.experiments.keeping import images_before, memory_bytes
 from engram.methods import Costs, Features, Joint, Learner, Memoryless
 
 
@@ -17,7 +17,7 @@ class Estimate:
     images: tuple[int, ...]  # that are extracted, measuring included: runs of one training share equal ones
     extracting: tuple[float, ...]  # seconds
     adapting: tuple[float, ...]
-    kept_bytes: int
+    memory_bytes: int
 
     @property
     def seconds(self) -> float:
@@ -46,7 +46,7 @@ def estimate(learner: Learner, stream: Stream, costs: Costs) -> Estimate:
         images=tuple(images),
         extracting=tuple(each * costs.extracted for each in images),
         adapting=tuple(adapting),
-        kept_bytes=kept_bytes(learner, stream),
+        memory_bytes=memory_bytes(learner, stream),
     )
 
 

@@ -49,7 +49,7 @@ class TensorBoard:
         """Write the event's numbers; whoever opens the folder now finds them."""
         self.writer = self.writer or self.make_writer()  # not before the run has its folder
         task = values.get("task", 0)
-        names = {"epoch": ("loss", "rate"), "task": tuple(values), "phase": ("seconds",)}.get(event, ())
+        names = {"epoch": ("loss", "learning_rate"), "task": tuple(values), "phase": ("seconds",)}.get(event, ())
         for name in names:
             value = values[name]
             if isinstance(value, int | float) and name not in ("task", "epoch"):

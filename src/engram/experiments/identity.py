@@ -9,7 +9,7 @@ from typing import Any
 from engram import storage
 from engram.errors import DataError
 from engram.methods import METHODS, OBJECTIVE_NAMES, Learner, setting_names
-from engram.text import shown
+from engram.text import printable
 
 # Settings that came later, and the value of each that does what was done before: earlier runs are found and go on.
 LATER: Mapping[str, Any] = {
@@ -18,8 +18,8 @@ LATER: Mapping[str, Any] = {
     "crop": None,
     "crop_area": None,
     "crop_ratio": (3 / 4, 4 / 3),
-    "old_weights": 0.0,
-    "old_weights_from": 0.0,
+    "weight_averaging": 0.0,
+    "weight_averaging_from": 0.0,
     "precision": "float32",
     "shrinkage": 0.05,
     "tune": "auto",
@@ -57,7 +57,7 @@ def content_of_weights(learner: Learner) -> dict[str, str]:
     try:
         return {"weights": storage.checksum(Path(learner.weights))}
     except OSError as error:
-        raise DataError(f"The weights {shown(learner.weights)} cannot be read: {error.strerror}.") from error
+        raise DataError(f"The weights {printable(learner.weights)} cannot be read: {error.strerror}.") from error
 
 
 def _plain(value: Any) -> Any:

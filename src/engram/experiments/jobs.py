@@ -25,7 +25,7 @@ LIKE_PAPER = 20  # images per class, where a preset does not say
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SuiteOptions:
     """What a person asks of a suite."""
 
     suite: str
@@ -66,7 +66,7 @@ def facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> Facts:
     )
 
 
-def variants(order: Order, dataset: Dataset) -> list[Variant]:
+def variants(order: SuiteOptions, dataset: Dataset) -> list[Variant]:
     """The variants of a suite on this data set; only those of the methods asked for."""
     found = list(SUITES[order.suite].variants(facts(dataset, order.preset, SUITES[order.suite].validation)))
     known = {variant.method for variant in found}
@@ -84,11 +84,11 @@ def variants(order: Order, dataset: Dataset) -> list[Variant]:
     return chosen
 
 
-def _names(variant: Variant, order: Order) -> set[str]:
+def _names(variant: Variant, order: SuiteOptions) -> set[str]:
     return {"objective", *setting_names(variant.method, order.settings.get("objective"))}
 
 
-def _affordable(variants: Sequence[Variant], order: Order, dataset: Dataset) -> list[Variant]:
+def _affordable(variants: Sequence[Variant], order: SuiteOptions, dataset: Dataset) -> list[Variant]:
     """Those whose budget, if any, holds something of every class, and more than the one before it in the series."""
     most = int(torch.bincount(dataset.train.labels).max())
     limits = {"features_per_class": most, "images_per_class": most, "images_total": len(dataset.train)}
@@ -109,7 +109,7 @@ def _affordable(variants: Sequence[Variant], order: Order, dataset: Dataset) -> 
     return affordable
 
 
-def jobs_of(variant: Variant, order: Order, dataset: Dataset) -> list[Job]:
+def jobs_of(variant: Variant, order: SuiteOptions, dataset: Dataset) -> list[Job]:
     """A variant's runs, one per seed."""
     if chosen := order.settings.keys() & variant.settings.keys():
         raise UsageError(f"The suite '{order.suite}' chooses {' and '.join(sorted(chosen))} itself. Leave out --set.")
@@ -117,7 +117,7 @@ def jobs_of(variant: Variant, order: Order, dataset: Dataset) -> list[Job]:
     return [_job(variant.label, plan.with_seed(seed), dataset) for seed in range(order.seed, order.seed + order.seeds)]
 
 
-def _plan(variant: Variant, order: Order, dataset: Dataset) -> Plan:
+def _plan(variant: Variant, order: SuiteOptions, dataset: Dataset) -> Plan:
     names = _names(variant, order)
     asked = {name: value for name, value in order.settings.items() if name in names}
     plan = Plan(
@@ -174,7 +174,9 @@ def leaders_first(jobs: Sequence[Job]) -> list[Job]:
     return [job for _, job in sorted(zip(turns, unique, strict=True), key=lambda pair: pair[0])]
 
 
-def write_suite(folder: Path, order: Order, command: str, members: Sequence[tuple[Variant, Sequence[Job]]]) -> Path:
+def write_suite(
+    folder: Path, order: SuiteOptions, command: str, members: Sequence[tuple[Variant, Sequence[Job]]]
+) -> Path:
     """Keep what a suite consists of, for reports and for going on with it."""
     suite = SUITES[order.suite]
     path = folder / f"suite-{order.suite}.json"
@@ -193,7 +195,7 @@ def write_suite(folder: Path, order: Order, command: str, members: Sequence[tupl
     return path
 
 
-def check(order: Order) -> None:
+def check(order: SuiteOptions) -> None:
     """Refuse what cannot be, before any data is read."""
     if order.suite not in SUITES:
         raise unknown("suite", order.suite, SUITES, "engram suites")

@@ -21,7 +21,7 @@ def images_before(learner: Learner, stream: Stream, task: int) -> int:
     return _images(learner, stream.tasks[:task]) if task else 0
 
 
-def kept_bytes(learner: Learner, stream: Stream) -> int:
+def memory_bytes(learner: Learner, stream: Stream) -> int:
     """The bytes of all that is kept at the end."""
     kept = _images(learner, stream.tasks) * stream.tasks[0].train.sample_bytes
     if isinstance(learner, Features):
@@ -32,7 +32,7 @@ def kept_bytes(learner: Learner, stream: Stream) -> int:
 
 def check_memory(learner: Learner, stream: Stream) -> None:
     """Refuse, before anything is learned, what cannot be kept, or more images than this machine has memory for."""
-    kept_bytes(learner, stream)  # a codec may not suit the network's vectors
+    memory_bytes(learner, stream)  # a codec may not suit the network's vectors
     images, each = _images(learner, stream.tasks), stream.tasks[0].train.sample_bytes
     memory = machine_memory()
     if COPIES * images * each > memory:

@@ -10,7 +10,7 @@ from engram import storage
 from engram.data import Dataset
 from engram.errors import UsageError
 from engram.experiments.estimate import Estimate, estimate
-from engram.experiments.jobs import Job, Order, jobs_of, leaders_first, variants, write_suite
+from engram.experiments.jobs import Job, SuiteOptions, jobs_of, leaders_first, variants, write_suite
 from engram.experiments.local import Outcome, Site, run_here, run_side_by_side
 from engram.experiments.results import Result
 from engram.experiments.suites import Variant
@@ -30,10 +30,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Programme:
+class SuitePlan:
     """All that a suite consists of on one data set, in the folder of all suites."""
 
-    order: Order
+    order: SuiteOptions
     site: Site
     rows: tuple[Row, ...]
 
@@ -58,7 +58,7 @@ class Programme:
         ]
 
 
-def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
+def plan_suite(order: SuiteOptions, site: Site, dataset: Dataset) -> SuitePlan:
     """What a suite takes, and an estimate of how long, from a few steps timed now."""
     costs: dict[tuple[object, ...], Costs] = {}
     members = [(variant, tuple(jobs_of(variant, order, dataset))) for variant in variants(order, dataset)]
@@ -77,7 +77,7 @@ def programme(order: Order, site: Site, dataset: Dataset) -> Programme:
         Row(variant, jobs, one, sum(sum(left.pop(job.folder, ())) for job in jobs), sum(map(site.done, jobs)))
         for (variant, jobs), one in zip(members, estimates, strict=True)
     ]
-    return Programme(order, site, tuple(rows))
+    return SuitePlan(order, site, tuple(rows))
 
 
 def _left(site: Site, jobs: Sequence[tuple[Job, Estimate]]) -> dict[str, list[float]]:
@@ -111,7 +111,7 @@ def _adapter(learner: object) -> tuple[object, ...]:
     return () if adaptation is None else (adaptation.adapter, adaptation.adapter_width, adaptation.adapter_depth)
 
 
-def begin(plan: Programme, command: str, *, resume: bool) -> None:
+def begin(plan: SuitePlan, command: str, *, resume: bool) -> None:
     """Write down what the suite consists of. One that was begun is gone on with only if that is asked for."""
     storage.make_folder(plan.site.folder)
     path = plan.site.folder / f"suite-{plan.order.suite}.json"
@@ -127,7 +127,7 @@ def begin(plan: Programme, command: str, *, resume: bool) -> None:
 
 
 def carry_out(
-    plan: Programme, dataset: Dataset, *, workers: int | None = None, on: str = "local", progress: Progress = SILENT
+    plan: SuitePlan, dataset: Dataset, *, workers: int | None = None, on: str = "local", progress: Progress = SILENT
 ) -> Sequence[Outcome]:
     """Do what is left. A run that fails is marked, and the rest go on."""
     jobs, weights = plan.left, _weights(plan)
@@ -151,7 +151,7 @@ def carry_out(
         return run_here(plan.site, jobs, dataset, progress, after_task, after_job)
 
 
-def _weights(plan: Programme) -> dict[str, list[int]]:
+def _weights(plan: SuitePlan) -> dict[str, list[int]]:
     """How much of the whole each task of each job is, in milliseconds of its estimate."""
     estimates = {job.folder: row.estimate for row in plan.rows for job in row.jobs}
     jobs = leaders_first([job for row in plan.rows for job in row.jobs])
@@ -159,6 +159,6 @@ def _weights(plan: Programme) -> dict[str, list[int]]:
     return {folder: [1 + round(1000 * seconds) for seconds in tasks] for folder, tasks in left.items()}
 
 
-def default_folder(order: Order) -> Path:
+def default_folder(order: SuiteOptions) -> Path:
     """Where the suites of a data set and preset are kept together, so that they share what they can."""
     return Path("runs") / f"{order.dataset}-{order.preset}"

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Stream, Task, concatenate
 from engram.experiments.metrics import adaptation_quality, top_k_accuracy
-from engram.methods import Features, Learner, columns_of
+from engram.methods import Features, Learner, class_indices_of
 from engram.progress import Progress
 
 
@@ -36,43 +36,43 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
     test = concatenate(*(each.test for each in seen))
     features = learner.extract(test, progress, "measure")
     scores = learner.classify(features)
-    columns = columns_of(test.labels, learner.classes_)
+    class_indices = class_indices_of(test.labels, learner.classes_)
     groups = torch.arange(len(seen)).repeat_interleave(torch.tensor([len(each.test) for each in seen]))
     plain = Measurement(
         classes=len(learner.classes_),
-        accuracy=top_k_accuracy(scores, columns),
-        accuracy_top5=top_k_accuracy(scores, columns, 5),
-        by_task=[top_k_accuracy(scores[groups == i], columns[groups == i]) for i in range(len(seen))],
+        accuracy=top_k_accuracy(scores, class_indices),
+        accuracy_top5=top_k_accuracy(scores, class_indices, 5),
+        by_task=[top_k_accuracy(scores[groups == i], class_indices[groups == i]) for i in range(len(seen))],
         memory_bytes=learner.memory.nbytes,
     )
     twin = learner.make_classifier()
     if twin is None:
         return plain
-    answered = replace(plain, head_accuracy=top_k_accuracy(learner.head_scores(features), columns))
+    answered = replace(plain, head_accuracy=top_k_accuracy(learner.head_scores(features), class_indices))
     stored = learner.memory.features
     if not len(stored):
         return answered
     true = F.normalize(learner.extract(originals(stream, origins), progress, "measure"))  # (n, d)
     # The same classifier, fitted on what the vectors would be had nothing drifted.
-    twin.fit(*_fitted_on(learner, stream.tasks[task], true, stored.columns, progress))
+    twin.fit(*_fitted_on(learner, stream.tasks[task], true, stored.class_indices, progress))
     rows = stored.rows
     return replace(
         answered,
         omega=adaptation_quality(rows, true, torch.ones(len(stored), dtype=torch.bool)),
         omega_previous=adaptation_quality(rows, true, origins[:, 0] == task - 1),
         omega_first=adaptation_quality(rows, true, origins[:, 0] == 0) if task else None,
-        ceiling=top_k_accuracy(twin.scores(F.normalize(features)), columns),
+        ceiling=top_k_accuracy(twin.scores(F.normalize(features)), class_indices),
     )
 
 
 def _fitted_on(
-    learner: Learner, task: Task, true: Tensor, columns: Tensor, progress: Progress
+    learner: Learner, task: Task, true: Tensor, class_indices: Tensor, progress: Progress
 ) -> tuple[Tensor, Tensor]:
     """The rows and columns that the learner's classifier would have been fitted on with these stored vectors."""
     if not isinstance(learner, Features) or learner.balanced:
-        return true, columns
+        return true, class_indices
     whole = F.normalize(learner.extract(task.train, progress, "measure"))
-    return learner.unbalanced(task, true, columns, whole, learner.columns(task, task.train.labels))
+    return learner.unbalanced(task, true, class_indices, whole, learner.class_indices(task, task.train.labels))
 
 
 def originals(stream: Stream, origins: Tensor) -> Samples:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 
-def top_k_accuracy(scores: Tensor, columns: Tensor, k: int = 1) -> float:
-    """The share of rows (n, K) whose own class, `columns` (n,), is among the k highest scores."""
+def top_k_accuracy(scores: Tensor, class_indices: Tensor, k: int = 1) -> float:
+    """The share of rows (n, K) whose own class, `class_indices` (n,), is among the k highest scores."""
     best = scores.topk(min(k, scores.shape[1]), dim=1).indices  # (n, k)
-    return float((best == columns[:, None]).any(1).double().mean())
+    return float((best == class_indices[:, None]).any(1).double().mean())
 
 
 def average_incremental_accuracy(curve: Sequence[float]) -> float:
@@ -36,7 +36,7 @@ def adaptation_quality(stored: Tensor, true: Tensor, among: Tensor) -> float | N
 def origin_of(sources: Tensor, task: int, before: Tensor) -> Tensor:
     """Where each stored row came from, (n, 2): (task, position in its training samples).
 
-    `sources` is a learner's account of what it kept (`Kept`); `before` says the same of the rows it had until then.
+    `sources` is one field of `MemorySources`; `before` has the origins of the rows stored until then.
     """
     new = torch.stack([torch.full_like(sources, task), sources], 1)
     if not len(before):

@@ -107,7 +107,7 @@ class Plan:
 def seed_folders(seeds: Sequence[int], folder: Path, *, resume: bool) -> dict[int, Path]:
     """The folder of each seed's run inside `folder`, which is refused, before anything is run, if it is another's."""
     places = {seed: folder / f"seed-{seed}" for seed in seeds}
-    parallel.on_first(lambda: _refuse_another(folder, places, resume) if folder.is_dir() else None)
+    parallel.on_main(lambda: _refuse_another(folder, places, resume) if folder.is_dir() else None)
     return places
 
 
@@ -145,7 +145,7 @@ def summarise(results: Sequence[Result], out: Path | None = None) -> dict[str, A
         summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "values": values}
     summary["curve"] = [statistics.fmean(points) for points in zip(*(each.curve for each in results), strict=True)]
     if out is not None:
-        parallel.on_first(lambda: _write_summary(out, summary))
+        parallel.on_main(lambda: _write_summary(out, summary))
     return summary
 
 

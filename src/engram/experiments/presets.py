@@ -47,7 +47,7 @@ HYBRID_IMAGES = dict.fromkeys(("imagenet100", "imagenet1000"), 10)
 # Digits: chosen on its validation split. A task has 290 images, so the adapter is narrower than 16 d.
 SHORT: Mapping[str, dict[str, Any]] = {
     "digits": {
-        **{"epochs": 20, "batch_size": 32, "schedule": "one-cycle", "rate": 0.2},
+        **{"epochs": 20, "batch_size": 32, "schedule": "one-cycle", "learning_rate": 0.2},
         **{"features_per_class": 100, "images_per_class": 10},
         **{"adapter_width": 256, "adapter_steps": 400, "adapter_batch": 32},
     },
@@ -88,7 +88,7 @@ def preset(
     else:
         settings |= SHORT.get(dataset.name, SHORT_DEFAULT)
         rates = RATES.get(dataset.name, {})
-        settings |= {"rate": rates[trained_by]} if trained_by in rates else {}
+        settings |= {"learning_rate": rates[trained_by]} if trained_by in rates else {}
     return {setting: value for setting, value in settings.items() if setting in known}
 
 

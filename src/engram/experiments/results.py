@@ -97,7 +97,7 @@ def environment(device: str) -> dict[str, str]:
         "platform": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),  # which kernels: with others, other roundings
         "device": device,
-        "processes": str(parallel.size()),
+        "processes": str(parallel.world_size()),
         "threads": str(torch.get_num_threads()),
         "cores": str(os.cpu_count()),
     }

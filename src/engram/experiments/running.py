@@ -23,7 +23,7 @@ from engram.experiments.metrics import average_incremental_accuracy, forgetting,
 from engram.experiments.results import Result, environment, joined, megabytes
 from engram.experiments.trainings import Trainings
 from engram.methods import Learner, choose_device
-from engram.network import Network, Snapshots, parallel, threads_for
+from engram.network import EpochCheckpoints, Network, parallel, threads_for
 from engram.progress import SILENT, Progress, Stopwatch
 
 # (task, what was measured, seconds by phase so far; none of a task that was done before the run was resumed)
@@ -48,7 +48,7 @@ def run(
     `listeners` are told of events beside `events.jsonl` in the folder. Under torchrun all processes call it alike and
     get the same result; the first alone writes, reports progress and calls `after_task`.
     """
-    with parallel.world(learner.device), ExitStack() as held:
+    with parallel.process_group(learner.device), ExitStack() as held:
         if learner.tasks_:
             raise UsageError("run() wants a learner that has learned nothing yet. Make a new one.")
         learner.check(len(stream.classes))
@@ -56,24 +56,24 @@ def run(
         check_memory(learner, stream)
         fingerprints = stream.fingerprints()
         request = _request(learner, stream, fingerprints)
-        parallel.agree([__version__, request], "the data or the settings")
+        parallel.check_same([__version__, request], "the data or the settings")
         # Of several processes the first alone has the folder, and tells how it goes.
-        folder = parallel.on_first(lambda: held.enter_context(_opened(out, request, resume)))
+        folder = parallel.on_main(lambda: held.enter_context(_opened(out, request, resume)))
         log = [EventLog(folder.path / "events.jsonl")] if folder is not None else []
-        told = [*log, *listeners] if parallel.speaks() else []
-        reporting = Reporting(progress if parallel.speaks() else SILENT, told)
+        told = [*log, *listeners] if parallel.is_main() else []
+        reporting = Reporting(progress if parallel.is_main() else SILENT, told)
         if trainings is not None:
-            held.enter_context(trainings.remembering(learner))
+            held.enter_context(trainings.caching(learner))
         held.enter_context(threads_for(stream.tasks[0].train.shape, learner.network))
         with _told(reporting, request):
             measurements, seconds, taken, made_with = _learn(
                 learner, stream, fingerprints, folder, trainings, reporting, after_task
             )
-            found = parallel.on_first(lambda: folder.result() if folder is not None else None)
+            found = parallel.on_main(lambda: folder.result() if folder is not None else None)
             made = found or _result(
                 learner, stream, measurements, seconds, taken, made_with
             )  # a finished run stays as it is
-            result = Result(**parallel.once(made.to_json))
+            result = Result(**parallel.broadcast(made.to_json))
             if folder is not None and found is None:
                 folder.finish(result)
     return result
@@ -138,7 +138,7 @@ def _learn(
     origins, measurements, seconds, networks_taken, before = _recall(learner, folder)
     made_with = joined(before, environment(str(choose_device(learner.device))))
     watch = Stopwatch(progress, seconds)
-    after_task = after_task if parallel.speaks() else None
+    after_task = after_task if parallel.is_main() else None
     if after_task is not None:
         for done, measured in enumerate(measurements):
             after_task(done, measured, {})
@@ -146,10 +146,10 @@ def _learn(
         whole.advance(learner.tasks_)
         for task in stream.tasks[learner.tasks_ :]:
             progress.task = task.index + 1
-            snapshots = folder.snapshots(task.index) if folder is not None else None
-            network, was_taken = _trained(learner, task, fingerprints[: task.index + 1], snapshots, trainings, watch)
-            if snapshots is not None and snapshots.seconds_before:
-                watch.seconds["train"] += snapshots.seconds_before
+            checkpoints = folder.checkpoints(task.index) if folder is not None else None
+            network, was_taken = _trained(learner, task, fingerprints[: task.index + 1], checkpoints, trainings, watch)
+            if checkpoints is not None and checkpoints.seconds_before:
+                watch.seconds["train"] += checkpoints.seconds_before
             networks_taken += was_taken
             kept = learner.absorb(task, network, watch)
             origins = origin_of(kept.features, task.index, origins)
@@ -169,7 +169,7 @@ def _recall(
     learner: Learner, folder: RunFolder | None
 ) -> tuple[Tensor, list[Measurement], dict[str, float], int, Mapping[str, str]]:
     """Bring the learner to the folder's last checkpoint, and give the rest of it."""
-    found = parallel.once(lambda: folder.load() if folder is not None else None)
+    found = parallel.broadcast(lambda: folder.load() if folder is not None else None)
     if found is None:
         return torch.empty(0, 2, dtype=torch.int64), [], {}, 0, {}
     checkpoint = Checkpoint(*found)
@@ -182,18 +182,18 @@ def _trained(
     learner: Learner,
     task: Task,
     known: list[str],
-    snapshots: Snapshots | None,
+    checkpoints: EpochCheckpoints | None,
     trainings: Trainings | None,
     progress: Progress,
 ) -> tuple[Network, bool]:
     """The network trained on the task: now, or before, by a run that shares it; and whether it was before."""
     if trainings is None or not learner.trains(task, task.index):
-        return learner.train(task, progress, snapshots), False
+        return learner.train(task, progress, checkpoints), False
     with trainings.held(learner, known):
         network = trainings.load(learner, known, task.train.shape)
         if network is not None:
             return network, True
-        network = learner.train(task, progress, snapshots)
+        network = learner.train(task, progress, checkpoints)
         trainings.save(learner, known, network)
     return network, False
 

@@ -12,7 +12,7 @@ from engram import __version__, storage
 from engram.experiments.identity import identifying
 from engram.methods import Learner
 from engram.methods.learner import choose_device
-from engram.network import Network, Remembered, parallel, remembering, restore_network
+from engram.network import Network, TensorCache, caching, parallel, restore_network
 
 
 class Trainings:
@@ -23,7 +23,7 @@ class Trainings:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        parallel.on_first(self._open)
+        parallel.on_main(self._open)
 
     def _open(self) -> None:
         storage.make_folder(self.folder)
@@ -34,9 +34,9 @@ class Trainings:
         key = json.dumps([__version__, identifying(learner.training_settings(len(tasks) - 1)), tasks], sort_keys=True)
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
 
-    def remembering(self, learner: Learner) -> AbstractContextManager[None]:
+    def caching(self, learner: Learner) -> AbstractContextManager[None]:
         """Inside, features and adapters of its networks are kept for others, and read where others have kept them."""
-        return remembering(Remembered(self.folder / "remembered" / __version__) if _shares(learner) else None)
+        return caching(TensorCache(self.folder / "cache" / __version__) if _shares(learner) else None)
 
     @contextmanager
     def held(self, learner: Learner, tasks: list[str]) -> Iterator[None]:
@@ -46,7 +46,7 @@ class Trainings:
             return
         lock = self.folder / f".{self.path(learner, tasks).stem}.lock"
         with ExitStack() as held:
-            parallel.on_first(lambda: held.enter_context(storage.waiting(lock)))
+            parallel.on_main(lambda: held.enter_context(storage.waiting(lock)))
             yield
 
     def load(self, learner: Learner, tasks: list[str], shape: tuple[int, ...]) -> Network | None:
@@ -54,7 +54,7 @@ class Trainings:
         if not _shares(learner):
             return None
         path = self.path(learner, tasks)
-        tensors = parallel.once(lambda: storage.load_tensors(path) if path.exists() else None)
+        tensors = parallel.broadcast(lambda: storage.load_tensors(path) if path.exists() else None)
         if tensors is None:
             return None
         network = restore_network(
@@ -65,7 +65,7 @@ class Trainings:
     def save(self, learner: Learner, tasks: list[str], network: Network) -> None:
         """Keep a network for others."""
         if _shares(learner):
-            parallel.on_first(lambda: storage.save_tensors(self.path(learner, tasks), network.state_dict()))
+            parallel.on_main(lambda: storage.save_tensors(self.path(learner, tasks), network.state_dict()))
 
 
 def _shares(learner: Learner) -> bool:

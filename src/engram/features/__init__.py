@@ -1,6 +1,6 @@
 """Stored features: memories, codecs and adapters, and the classifiers that are fitted to them."""
 
-from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, carry_over, fit_ridge, kind_of
+from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, adapt, fit_ridge, kind_of
 from engram.features.classifiers import (
     CLASSIFIERS,
     LDA,
@@ -45,7 +45,7 @@ __all__ = [
     "RandomProjection",
     "Ridge",
     "Softmax",
-    "carry_over",
+    "adapt",
     "fit_ridge",
     "herd",
     "kind_of",

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from engram.errors import TrainingError
 from engram.network import parallel
+from engram.network.cache import cached
 from engram.network.losses import feature_distillation
 from engram.network.optimisers import uncompiled
-from engram.network.remembered import recall
 from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
 
@@ -39,7 +39,7 @@ class Pairs:
 
     old: Tensor  # (n, d): v̄ = h_{t−1}(x)
     new: Tensor  # (n, d): v = h_t(x)
-    columns: Tensor  # int64 (n,); negative, of images of no class, which tell how the network has moved as well
+    class_indices: Tensor  # int64 (n,); negative, of images of no class, which tell how the network has moved as well
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,16 +62,16 @@ class Adaptation:
     alpha: NonNegativeFloat = 100.0  # α, Eq. 7: the weight of similarity against classification
     adapter_width: PositiveInt | None = None  # d', §5.1; None: 16 d
     adapter_depth: PositiveInt = 2  # hidden layers, §5.4
-    adapter_start: Literal["least-squares", "random"] = "least-squares"  # what the first step finds; see `start_at`
+    adapter_init: Literal["least-squares", "random"] = "least-squares"  # what the first step finds; see `start_at`
     adapter_steps: PositiveInt | None = None  # None: 720, 18 epochs of CIFAR-100's pairs; from a random start 1600
     adapter_batch: PositiveInt = 128
-    adapter_rate: PositiveFloat = 2e-3  # Adam's, falling to zero along a cosine
+    adapter_learning_rate: PositiveFloat = 2e-3  # Adam's, falling to zero along a cosine
     adapter_penalty: PositiveFloat = 1e-3  # of ridge, relative to the mean of the pairs' covariance
 
     @property
     def steps(self) -> int:
         """How many steps an adapter is trained for."""
-        return self.adapter_steps or (720 if self.adapter_start == "least-squares" else 1600)
+        return self.adapter_steps or (720 if self.adapter_init == "least-squares" else 1600)
 
     @property
     def steps_in_all(self) -> int:
@@ -94,7 +94,7 @@ class Adaptation:
         progress: Progress = SILENT,
         known: Sequence[object] | None = None,
     ) -> Adapter:
-        """Learn an adapter; `classification(features, columns)` is L_cls, through the new network's fixed head.
+        """Learn an adapter; `classification(features, class_indices)` is L_cls, through the new network's fixed head.
 
         What tells one L_cls from another may be `known`. Then an adapter that was learned before may be read.
         """
@@ -119,21 +119,21 @@ class Adaptation:
         classes it has seen. An MLP of few steps is enough to tell, and where there is but one class, none is trusted.
         """
         pairs = source.pairs
-        classes = pairs.columns[pairs.columns >= 0].unique()
+        classes = pairs.class_indices[pairs.class_indices >= 0].unique()
         if len(classes) < 2:
             return "ridge"
-        left_out = torch.isin(pairs.columns, classes[: max(1, len(classes) // 5)])
-        seen = Pairs(pairs.old[~left_out], pairs.new[~left_out], pairs.columns[~left_out])
+        held_out = torch.isin(pairs.class_indices, classes[: max(1, len(classes) // 5)])
+        seen = Pairs(pairs.old[~held_out], pairs.new[~held_out], pairs.class_indices[~held_out])
         if _are_alike(seen):
             return "ridge"
         few = replace(self, adapter_steps=self._choosing_steps)
         mlp = few._fit_mlp(replace(source, pairs=seen), progress)
         with progress.phase("adapt"):
             ridge = fit_ridge(seen, self.adapter_penalty)
-            old, new = F.normalize(pairs.old[left_out]), F.normalize(pairs.new[left_out])
-            errors = [_error_of_means(adapter(old), new, pairs.columns[left_out]) for adapter in (mlp, ridge)]
+            old, new = F.normalize(pairs.old[held_out]), F.normalize(pairs.new[held_out])
+            errors = [_error_of_means(adapter(old), new, pairs.class_indices[held_out]) for adapter in (mlp, ridge)]
         # Of several processes one decides: their machines may round differently.
-        return parallel.once(lambda: "mlp" if errors[0] < errors[1] else "ridge")
+        return parallel.broadcast(lambda: "mlp" if errors[0] < errors[1] else "ridge")
 
     def _fit_mlp(self, source: _Source, progress: Progress) -> Adapter:
         pairs, dimension = source.pairs, source.pairs.old.shape[1]
@@ -142,8 +142,8 @@ class Adaptation:
         adapter.to(pairs.old.device)
 
         def learned() -> dict[str, Tensor]:
-            parallel.on_first(lambda: self._train(adapter, source, progress))
-            parallel.align(adapter)
+            parallel.on_main(lambda: self._train(adapter, source, progress))
+            parallel.broadcast_module(adapter)
             return adapter.state_dict()
 
         if source.known is None:
@@ -151,31 +151,31 @@ class Adaptation:
         else:
             how = replace(self, adapter="mlp", adapter_steps=self.steps)
             drawn = (source.seed, source.task, pairs.old.device.type)
-            known = ("adapter", how, *drawn, pairs.old, pairs.new, pairs.columns, *source.known)
-            adapter.load_state_dict(recall(known, learned))
+            known = ("adapter", how, *drawn, pairs.old, pairs.new, pairs.class_indices, *source.known)
+            adapter.load_state_dict(cached(known, learned))
         return adapter.requires_grad_(False)
 
     def _train(self, adapter: MLPAdapter, source: _Source, progress: Progress) -> None:
         pairs = source.pairs
         old, norms = F.normalize(pairs.old), pairs.new.norm(dim=1, keepdim=True)
-        if self.adapter_start == "least-squares":
+        if self.adapter_init == "least-squares":
             some = slice(None, None, -(-len(old) // START_PAIRS))  # spread over all
             adapter.start_at(old[some], F.normalize(pairs.new[some]))
-        any_unlabelled = bool((pairs.columns < 0).any())
-        optimiser = uncompiled(torch.optim.Adam)(adapter.parameters(), self.adapter_rate, fused=True)
+        any_unlabelled = bool((pairs.class_indices < 0).any())
+        optimiser = uncompiled(torch.optim.Adam)(adapter.parameters(), self.adapter_learning_rate, fused=True)
         with progress.phase("adapt", self.steps) as phase:
             for step, batch in enumerate(self._batches(len(old), source)):
                 share = step / self.steps
-                optimiser.param_groups[0]["lr"] = self.adapter_rate * (1 + math.cos(math.pi * share)) / 2
+                optimiser.param_groups[0]["lr"] = self.adapter_learning_rate * (1 + math.cos(math.pi * share)) / 2
                 carried = adapter(old[batch])  # (b, d), unit
                 similarity = feature_distillation(carried, pairs.new[batch])
                 # A plain head scores by length too, so what it sees has the length the new network gives.
-                scored, columns = carried * norms[batch], pairs.columns[batch]
+                scored, class_indices = carried * norms[batch], pairs.class_indices[batch]
                 if any_unlabelled:
-                    scored, columns = scored[columns >= 0], columns[columns >= 0]
+                    scored, class_indices = scored[class_indices >= 0], class_indices[class_indices >= 0]
                 loss = self.alpha * similarity
-                if len(columns):
-                    loss = loss + source.classification(scored, columns)
+                if len(class_indices):
+                    loss = loss + source.classification(scored, class_indices)
                 if not math.isfinite(loss.item()):
                     raise TrainingError("The adapter's loss is not finite. Nothing of this task was kept.")
                 optimiser.zero_grad()
@@ -234,7 +234,7 @@ class MLPAdapter(nn.Module):
 
 def _are_alike(pairs: Pairs) -> bool:
     """Whether pairs lie so close together that they only tell where space went; of several processes, one decides."""
-    return parallel.once(lambda: float(F.normalize(pairs.old).var(0, correction=0).sum()) < LEAST_SPREAD)
+    return parallel.broadcast(lambda: float(F.normalize(pairs.old).var(0, correction=0).sum()) < LEAST_SPREAD)
 
 
 def kind_of(adapter: Adapter) -> Kind:
@@ -242,21 +242,24 @@ def kind_of(adapter: Adapter) -> Kind:
     return "mlp" if isinstance(adapter, MLPAdapter) else "ridge"
 
 
-def _error_of_means(carried: Tensor, true: Tensor, columns: Tensor) -> float:
+def _error_of_means(carried: Tensor, true: Tensor, class_indices: Tensor) -> float:
     """The squared distance between the means of carried and true vectors (n, d), a mean over their classes."""
-    means = [(carried[columns == column] - true[columns == column]).mean(0) for column in columns.unique()]
+    means = [
+        (carried[class_indices == class_index] - true[class_indices == class_index]).mean(0)
+        for class_index in class_indices.unique()
+    ]
     return float(torch.stack(means).square().sum(dim=1).mean())
 
 
-def carry_over(adapter: Adapter, vectors: Tensor, device: torch.device) -> Tensor:
+def adapt(adapter: Adapter, vectors: Tensor, device: torch.device) -> Tensor:
     """Vectors (n, d) as the adapter carries them over, computed on `device`; of several processes, a part by each."""
     own = vectors[parallel.part(len(vectors))]
-    return parallel.whole(torch.cat([adapter(some.to(device)).cpu() for some in own.split(CARRIED)]))
+    return parallel.all_gather(torch.cat([adapter(some.to(device)).cpu() for some in own.split(CARRIED)]))
 
 
 def fit_ridge(pairs: Pairs, penalty: float) -> Adapter:
     """A linear map with intercept, in closed form, shrunk towards leaving vectors as they are."""
-    centre_old, change, centre_new = parallel.once(lambda: _ridge_of_pairs(pairs, penalty))
+    centre_old, change, centre_new = parallel.broadcast(lambda: _ridge_of_pairs(pairs, penalty))
 
     def adapter(vectors: Tensor) -> Tensor:
         shifted = vectors.cpu().double() - centre_old

@@ -48,7 +48,7 @@ def codebook_and_codes(
     """
     count, dimension = vectors.shape
     if count > CENTROIDS:
-        return parallel.once(lambda: _found(vectors, parts, before))
+        return parallel.broadcast(lambda: _found(vectors, parts, before))
     codebook = vectors.reshape(count, parts, dimension // parts).transpose(0, 1)  # (m, n, d / m)
     codes = torch.arange(count, dtype=torch.uint8)[:, None].expand(count, parts)
     return codebook.half().contiguous(), codes.contiguous(), None

@@ -26,7 +26,7 @@ def herd(vectors: Tensor, keep: int) -> Tensor:
     count = min(keep, len(vectors))
     if not count:
         return from_numpy(np.empty(0, np.int64))
-    return parallel.once(lambda: from_numpy(_greedy(vectors.detach().cpu().double().numpy(), count)))
+    return parallel.broadcast(lambda: from_numpy(_greedy(vectors.detach().cpu().double().numpy(), count)))
 
 
 def _greedy(points: NDArray[np.float64], count: int) -> NDArray[np.int64]:

@@ -27,7 +27,7 @@ class _Grouped:
     counts: Tensor  # int64 (K,): how many rows each class has
 
     @property
-    def columns(self) -> Tensor:
+    def class_indices(self) -> Tensor:
         """Each row's class, as its column in the head, int64 (n,)."""
         return torch.arange(len(self.counts)).repeat_interleave(self.counts)
 
@@ -161,20 +161,20 @@ class Memory:
         return self.features.nbytes + self.images.nbytes
 
 
-def select(memory: FeatureMemory, vectors: Tensor, columns: Tensor, per_class: int) -> tuple[Tensor, Tensor]:
-    """Which rows a memory of at most `per_class` per class holds after `vectors` (n, d) of classes `columns` (n,) came.
+def select(memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_class: int) -> tuple[Tensor, Tensor]:
+    """Which rows a memory of at most `per_class` rows of each class holds after new vectors (n, d) arrived.
 
     A class that receives new vectors is herded anew, from its old rows and the new ones together; any other keeps its
     first rows. Returns (sources, counts) as `rearranged` takes them. Images are chosen by their features, so `memory`
     is then that of the kept images' features in the same network.
     """
     unit, rows = F.normalize(vectors), memory.rows
-    classes = max(len(memory.counts), int(columns.max()) + 1 if len(columns) else 0)
+    classes = max(len(memory.counts), int(class_indices.max()) + 1 if len(class_indices) else 0)
     slots = torch.arange(len(memory)).split(memory.counts.tolist())  # one tensor of rows per class so far
     sources: list[Tensor] = []
-    for column in range(classes):
-        arrived = (columns == column).nonzero().squeeze(1)
-        stored = slots[column] if column < len(slots) else torch.empty(0, dtype=torch.int64)
+    for class_index in range(classes):
+        arrived = (class_indices == class_index).nonzero().squeeze(1)
+        stored = slots[class_index] if class_index < len(slots) else torch.empty(0, dtype=torch.int64)
         chosen = torch.cat([-1 - stored, arrived])
         if len(arrived):
             candidates = torch.cat([rows[stored], unit[arrived]]) if len(stored) else unit[arrived]

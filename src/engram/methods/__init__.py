@@ -18,10 +18,10 @@ from engram.methods.eeil import CrossDistillation
 from engram.methods.features import Features
 from engram.methods.hybrid import Hybrid
 from engram.methods.joint import Joint
-from engram.methods.learner import Kept, Learner, choose_device, columns_of
+from engram.methods.learner import Learner, MemorySources, choose_device, class_indices_of
 from engram.methods.lucir import Rebalancing
 from engram.methods.memoryless import Memoryless
-from engram.methods.objectives import Classification, Distillation, Lesson, Objective
+from engram.methods.objectives import Classification, Distillation, Objective, TrainingContext
 from engram.methods.replay import Exemplars, Rehearsing, Replay
 from engram.methods.tuning import Tune, Tuning, decide
 from engram.settings import build, fields, spoken
@@ -61,7 +61,7 @@ METHODS: dict[str, Method] = {
         {
             **{"images_per_class": 0, "codec": "auto", "classifier": "softmax", "C": 100.0},
             **{"adapter": "auto", "alpha": 1e4, "adapter_steps": 1600},
-            **{"old_weights": 0.6, "old_weights_from": 0.8},
+            **{"weight_averaging": 0.6, "weight_averaging_from": 0.8},
         },
     ),
     "features-unadapted": Method(
@@ -73,13 +73,13 @@ METHODS: dict[str, Method] = {
         Replay,
         "icarl with a cosine head and feature distillation",
         "images",
-        settings={"answer": "nearest-mean", "images_per_class": 20},
+        settings={"predict_with": "nearest-mean", "images_per_class": 20},
     ),
     "icarl": Method(
         Replay,
         "replay images, distil, answer by the nearest mean of the images",
         "images",
-        settings={**PLAIN, **TOTAL, "answer": "nearest-mean"},
+        settings={**PLAIN, **TOTAL, "predict_with": "nearest-mean"},
     ),
     "eeil": Method(Replay, "a distilling head per task, then fine-tuning on balanced images", "images", "eeil", TOTAL),
     "lucir": Method(
@@ -105,7 +105,7 @@ def override(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
 
 
 def make(method: str, /, **settings: Any) -> Learner:
-    """A learner of this method. Settings are flat names: `network="resnet32", features_per_class=250, rate=0.5`."""
+    """A learner of this method. Settings have flat names: `network="resnet32", learning_rate=0.5`."""
     entry, settings = _entry(method), spoken(settings)
     name = settings.pop("objective", None) or entry.objective
     chosen = {"objective": _objective(method, name)}
@@ -152,19 +152,19 @@ __all__ = [
     "Features",
     "Hybrid",
     "Joint",
-    "Kept",
     "Learner",
-    "Lesson",
+    "MemorySources",
     "Memoryless",
     "Method",
     "Objective",
     "Rebalancing",
     "Rehearsing",
     "Replay",
+    "TrainingContext",
     "Tune",
     "Tuning",
     "choose_device",
-    "columns_of",
+    "class_indices_of",
     "decide",
     "dimension_of",
     "fit_budget",

@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.methods.objectives import Lesson, Objective
+from engram.methods.objectives import Objective, TrainingContext
 from engram.network import CorrectedHead, Loss, extract
 from engram.network.losses import softmax_cross_entropy, softmax_distillation
 from engram.network.optimisers import uncompiled
@@ -25,23 +25,33 @@ class BiasCorrection(Objective):
     """
 
     defaults: ClassVar = {
-        **{"head": "corrected", "epochs": 250, "rate": 0.1, "milestones": (0.4, 0.6, 0.8), "decay": 10.0},  # §5.2
+        **{
+            "head": "corrected",
+            "epochs": 250,
+            "learning_rate": 0.1,
+            "milestones": (0.4, 0.6, 0.8),
+            "learning_rate_decay": 10.0,
+        },  # §5.2
         "weight_decay": 2e-4,  # §5.2
     }
     holds_out: ClassVar[bool] = True  # §3.3: one in ten of the kept images, and as many of new classes
-    of_later_tasks: ClassVar = frozenset({"temperature", "old_share", "beta_penalty"})
+    of_later_tasks: ClassVar = frozenset({"temperature", "distillation_share", "beta_penalty"})
 
     temperature: PositiveFloat = 2.0  # T, §5.2
-    old_share: NonNegativeFloat | None = None  # λ, Eq. 3; None: the share of classes that are not in the task
+    distillation_share: NonNegativeFloat | None = None  # λ, Eq. 3; None: the share of classes that are not in the task
     beta_penalty: NonNegativeFloat = 0.1  # on ½ β², the authors' code; ours also on ½ (α − 1)²: see `fit_correction`
 
-    def loss(self, lesson: Lesson) -> Loss:
-        student, teacher, old = lesson.student, lesson.teacher, lesson.old
-        share = self.old_share if self.old_share is not None else int((~lesson.in_task).sum()) / len(lesson.in_task)
+    def loss(self, context: TrainingContext) -> Loss:
+        student, teacher, old = context.student, context.teacher, context.old
+        share = (
+            self.distillation_share
+            if self.distillation_share is not None
+            else int((~context.in_task).sum()) / len(context.in_task)
+        )
 
-        def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+        def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
             _, scores = student(inputs)  # a head that has just grown corrects nothing
-            classification = softmax_cross_entropy(scores, columns)
+            classification = softmax_cross_entropy(scores, class_indices)
             if teacher is None:
                 return classification
             with torch.no_grad():
@@ -51,26 +61,26 @@ class BiasCorrection(Objective):
 
         return loss
 
-    def finish(self, lesson: Lesson) -> None:
-        head = lesson.student.head
-        if not isinstance(head, CorrectedHead) or lesson.held_out is None or not lesson.kept:
+    def finish(self, context: TrainingContext) -> None:
+        head = context.student.head
+        if not isinstance(head, CorrectedHead) or context.held_out is None or not context.kept:
             return
-        samples, columns = lesson.held_out
-        features = extract(lesson.student, samples, lesson.progress, "correct")
+        samples, class_indices = context.held_out
+        features = extract(context.student, samples, context.progress, "correct")
         with torch.no_grad():
             scores = head.uncorrected(features.to(head.weight.device)).cpu()
-        alpha, beta = fit_correction(scores, columns, lesson.in_task.cpu(), self.beta_penalty)
-        head.correct(alpha, beta, lesson.in_task)
+        alpha, beta = fit_correction(scores, class_indices, context.in_task.cpu(), self.beta_penalty)
+        head.correct(alpha, beta, context.in_task)
 
 
-def fit_correction(scores: Tensor, columns: Tensor, newest: Tensor, penalty: float) -> tuple[float, float]:
+def fit_correction(scores: Tensor, class_indices: Tensor, newest: Tensor, penalty: float) -> tuple[float, float]:
     """α and β that make the cross-entropy of scores (n, K) smallest, those of the classes `newest` being α s + β.
 
     The authors take some steps of gradient descent; here the problem of two numbers is solved. So what keeps β near 0
     must keep α near 1: the few images that are held out may be told apart without a fault, and the more surely the
     larger α is.
     """
-    if not bool(newest[columns].any()) or bool(newest[columns].all()):
+    if not bool(newest[class_indices].any()) or bool(newest[class_indices].all()):
         return 1.0, 0.0  # samples of one side alone say nothing of a bias between the two
     scores, neutral = scores.double(), torch.tensor([1.0, 0.0], dtype=torch.float64)
     pair = neutral.clone().requires_grad_()
@@ -81,7 +91,7 @@ def fit_correction(scores: Tensor, columns: Tensor, newest: Tensor, penalty: flo
     def loss() -> Tensor:
         optimiser.zero_grad()
         corrected = torch.where(newest, pair[0] * scores + pair[1], scores)
-        value = F.cross_entropy(corrected, columns) + penalty / 2 * (pair - neutral).square().sum()
+        value = F.cross_entropy(corrected, class_indices) + penalty / 2 * (pair - neutral).square().sum()
         value.backward()
         return value
 

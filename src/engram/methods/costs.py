@@ -65,7 +65,7 @@ def _most(network: Network, shape: tuple[int, ...]) -> int:
     if len(shape) == 1:
         return BATCH
     pretrained = isinstance(network.extractor, Pretrained)
-    pixels = network.extractor.input_size**2 if pretrained else shape[0] * shape[1]
+    pixels = int(network.extractor.input_size) ** 2 if pretrained else shape[0] * shape[1]  # type: ignore[arg-type]
     return max(8, min(BATCH, PIXELS // pixels))
 
 
@@ -82,7 +82,7 @@ def _adapter_step(learner: Learner, dimension: int, most: int | None) -> float:
         return 0.0
     # An MLP, which is what is counted in steps, and from a random start: to solve the last layer is done once, not in
     # every step.
-    few = replace(learner.adaptation, adapter="mlp", adapter_start="random", adapter_steps=STEPS)
+    few = replace(learner.adaptation, adapter="mlp", adapter_init="random", adapter_steps=STEPS)
     vectors = torch.randn(few.adapter_batch if most is None else min(few.adapter_batch, most), dimension)
     pairs = Pairs(vectors, vectors, torch.zeros(len(vectors), dtype=torch.int64))
     return _fastest(lambda: few.fit(pairs, lambda carried, _: carried.sum(), seed=0, task=0)) / STEPS

@@ -22,10 +22,10 @@ Kind = TypeVar("Kind", FeatureMemory, ImageMemory)
 
 def forget(learner: Learner, *labels: int) -> None:
     """Drop classes: their features, their images, their rows of the head and of the classifier."""
-    columns = {_column(learner, label) for label in labels}
-    if len(learner.classes_) == len(columns):
+    class_indices = {_column(learner, label) for label in labels}
+    if len(learner.classes_) == len(class_indices):
         raise UsageError("No class would be left. Remove the model instead.")
-    _regroup(learner, [[other] for other in range(len(learner.classes_)) if other not in columns])
+    _regroup(learner, [[other] for other in range(len(learner.classes_)) if other not in class_indices])
 
 
 def merge(learner: Learner, label: int, into: int) -> None:
@@ -34,11 +34,11 @@ def merge(learner: Learner, label: int, into: int) -> None:
     Of what was kept of the two, as much stays as the larger had, herded anew. A classifier of features learns the two
     as one; a head, or a mean of kept images, has only the middle between them, so what is joined should be alike.
     """
-    gone, column = _column(learner, label), _column(learner, into)
-    if gone == column:
+    gone, class_index = _column(learner, label), _column(learner, into)
+    if gone == class_index:
         raise UsageError("A class cannot be joined into itself.")
     others = (other for other in range(len(learner.classes_)) if other != gone)
-    _regroup(learner, [[other, gone] if other == column else [other] for other in others])
+    _regroup(learner, [[other, gone] if other == class_index else [other] for other in others])
 
 
 def _column(learner: Learner, label: int) -> int:
@@ -55,13 +55,13 @@ def _regroup(learner: Learner, groups: Sequence[Sequence[int]]) -> None:
     features, images = learner.memory.features, learner.memory.images
     seen = images.rows.new_empty(0, network.dimension, dtype=torch.float32)
     if len(images) and any(len(group) > 1 for group in groups):  # only those that are joined are herded
-        seen = F.normalize(extract(network, Samples.of(images.rows, images.columns)))
+        seen = F.normalize(extract(network, Samples.of(images.rows, images.class_indices)))
     none = torch.zeros(len(features), dtype=torch.bool)
     apart = apart_in(images.counts) if learner.objective.holds_out else torch.zeros(len(images), dtype=torch.bool)
     memory = Memory(_regrouped(features, features.rows, none, groups), _regrouped(images, seen, apart, groups))
     classifier = learner.refit(network, memory)
     learner.classes_ = tuple(learner.classes_[group[0]] for group in groups)
-    learner.brought_by_ = tuple(learner.brought_by_[group[0]] for group in groups)
+    learner.task_of_class_ = tuple(learner.task_of_class_[group[0]] for group in groups)
     learner.network_, learner.memory_, learner.classifier_ = network, memory, classifier
 
 
@@ -75,9 +75,9 @@ def _regrouped(memory: Kind, vectors: Tensor, apart: Tensor, groups: Sequence[Se
     slots = torch.arange(len(memory)).split(memory.counts.tolist())
     chosen = []
     for group in groups:
-        rows = torch.cat([slots[column] for column in group])
+        rows = torch.cat([slots[class_index] for class_index in group])
         if len(group) > 1 and len(rows):
-            most = max(len(slots[column]) for column in group)
+            most = max(len(slots[class_index]) for class_index in group)
             trained, held = (part[herd(vectors[part], most)] for part in (rows[~apart[rows]], rows[apart[rows]]))
             rows = in_their_places(trained, held, most) if bool(apart.any()) else trained
         chosen.append(rows)

@@ -22,11 +22,11 @@ from engram.features import (
     FeatureMemory,
     Memory,
     Pairs,
-    carry_over,
+    adapt,
     select,
     warn_of_small_classes,
 )
-from engram.methods.learner import Kept, Learner
+from engram.methods.learner import Learner, MemorySources
 from engram.network import Network, extract
 from engram.progress import SILENT, Progress
 
@@ -61,39 +61,39 @@ class Features(Learner):
         if self.unlabelled is not None:
             check_folder(Path(self.unlabelled))
 
-    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
+    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
         samples = self.rehearsal(task)
-        columns = self.columns(task, samples.labels)
+        class_indices = self.class_indices(task, samples.labels)
         features = extract(network, samples, progress)  # (n, d): v = h_t(x)
-        memory = self._carry_over(samples, network, features, columns, progress)
+        memory = self._adapt(samples, network, features, class_indices, progress)
         kept = len(samples) - len(task.train)  # images that were kept have features in the memory already
         with progress.phase("herd"):
-            sources, counts = select(memory, features[kept:], columns[kept:], self.features_per_class)
+            sources, counts = select(memory, features[kept:], class_indices[kept:], self.features_per_class)
             memory = memory.rearranged(F.normalize(features[kept:]), sources, counts, self.coding)
             images, image_sources = self.keep_images(task, features)
         warn_of_small_classes(counts, self.in_task(task), self.features_per_class)
         with progress.phase("classify"):
-            rows, classes = memory.rows, memory.columns
+            rows, classes = memory.rows, memory.class_indices
             if not self.balanced:
-                rows, classes = self.unbalanced(task, rows, classes, F.normalize(features[kept:]), columns[kept:])
+                rows, classes = self.unbalanced(task, rows, classes, F.normalize(features[kept:]), class_indices[kept:])
             classifier = self.make_classifier().fit(rows, classes)
-        self.take_over(task, network, Memory(memory, images), classifier)
-        return Kept(sources, image_sources)
+        self.commit(task, network, Memory(memory, images), classifier)
+        return MemorySources(sources, image_sources)
 
     def unbalanced(
-        self, task: Task, rows: Tensor, classes: Tensor, features: Tensor, columns: Tensor
+        self, task: Task, rows: Tensor, classes: Tensor, features: Tensor, class_indices: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Stored vectors and their columns, all that the task gives in the place of those of its classes."""
         old = ~self.in_task(task)[classes]
-        return torch.cat([rows[old], features]), torch.cat([classes[old], columns])
+        return torch.cat([rows[old], features]), torch.cat([classes[old], class_indices])
 
     def make_classifier(self) -> Classifier:
         kind = CLASSIFIERS[self.classifier]
         own = {each.name for each in fields(kind)} & {"C", "shrinkage", "penalty"}  # type: ignore[arg-type]
         return kind(**{name: getattr(self, name) for name in own})
 
-    def _carry_over(
-        self, samples: Samples, network: Network, features: Tensor, columns: Tensor, progress: Progress
+    def _adapt(
+        self, samples: Samples, network: Network, features: Tensor, class_indices: Tensor, progress: Progress
     ) -> FeatureMemory:
         """φ(M_{t−1}): the stored vectors in the new network's feature space."""
         stored = self.memory_.features
@@ -106,14 +106,14 @@ class Features(Learner):
         device = network.mean.device
         old = self.extract(samples, progress)  # (n, d): v̄ = h_{t−1}(x)
         paired = torch.zeros(network.classes, dtype=torch.bool)
-        paired[columns] = True
+        paired[class_indices] = True
         if self.unlabelled is not None:
             folder = Path(self.unlabelled)
             beside = windows(folder, samples.shape, UNLABELLED, self.seed, self.tasks_, progress)
             old = torch.cat([old, self.extract(beside, progress)])
             features = torch.cat([features, extract(network, beside, progress)])
-            columns = torch.cat([columns, beside.labels])
-        pairs = Pairs(old.to(device), features.to(device), columns.to(device))
+            class_indices = torch.cat([class_indices, beside.labels])
+        pairs = Pairs(old.to(device), features.to(device), class_indices.to(device))
 
         def classification(carried: Tensor, targets: Tensor) -> Tensor:
             return self.objective.classification(network.head(carried), targets, paired)
@@ -122,4 +122,4 @@ class Features(Learner):
         self.adapter_ = self.adaptation.fit(
             pairs, classification, seed=self.seed, task=self.tasks_, progress=progress, known=known
         )
-        return FeatureMemory(carry_over(self.adapter_, stored.rows, device), stored.counts)
+        return FeatureMemory(adapt(self.adapter_, stored.rows, device), stored.counts)

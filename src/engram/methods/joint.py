@@ -9,9 +9,9 @@ import torch
 
 from engram.data import Task
 from engram.features import ImageMemory, Memory
-from engram.methods.learner import NOTHING, Kept, Learner
+from engram.methods.learner import NOTHING, Learner, MemorySources
 from engram.methods.objectives import Classification, Objective
-from engram.network import Network, Snapshots
+from engram.network import EpochCheckpoints, Network
 from engram.progress import SILENT, Progress
 
 
@@ -24,16 +24,18 @@ class Joint(Learner):
 
     objective: Objective = field(default_factory=Classification)
 
-    def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
-        return self.fit(task, progress, snapshots, start=None, tunes=self.tuning(task, progress).tunes)
+    def train(self, task: Task, progress: Progress = SILENT, checkpoints: EpochCheckpoints | None = None) -> Network:
+        return self.fit(task, progress, checkpoints, start=None, tunes=self.tuning(task, progress).tunes)
 
-    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
+    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
         images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)
-        columns = self.columns(task, task.train.labels)
+        class_indices = self.class_indices(task, task.train.labels)
         # Stable sorts group by class and leave the order of arrival within one.
-        order = torch.cat([images.columns, columns]).argsort(stable=True)
-        sources = torch.cat([-1 - torch.arange(len(images)), torch.arange(len(columns))])[order]
-        counts = torch.bincount(torch.cat([images.columns, columns]), minlength=len(self.classes_with(task)))
+        order = torch.cat([images.class_indices, class_indices]).argsort(stable=True)
+        sources = torch.cat([-1 - torch.arange(len(images)), torch.arange(len(class_indices))])[order]
+        counts = torch.bincount(
+            torch.cat([images.class_indices, class_indices]), minlength=len(self.classes_with(task))
+        )
         kept = images.rearranged(task.train.batch(torch.arange(len(task.train))), sources, counts)
-        self.take_over(task, network, Memory(self.memory_.features, kept), None)
-        return Kept(NOTHING, sources)
+        self.commit(task, network, Memory(self.memory_.features, kept), None)
+        return MemorySources(NOTHING, sources)

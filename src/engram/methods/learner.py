@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from engram.data import Samples, Task, concatenate
 from engram.errors import DataError, EngramError, UsageError
 from engram.features import Classifier, FeatureMemory, ImageMemory, Memory
-from engram.methods.objectives import Distillation, Lesson, Objective
+from engram.methods.objectives import Distillation, Objective, TrainingContext
 from engram.methods.tuning import Tune, Tuning, decide, judge
 from engram.network import (
     CosineHead,
+    EpochCheckpoints,
     Network,
-    Snapshots,
     Training,
     Tuned,
     check_name,
@@ -34,7 +34,7 @@ from engram.progress import SILENT, Progress
 from engram.settings import flatten
 
 
-class Kept(NamedTuple):
+class MemorySources(NamedTuple):
     """Where each row of a learner's memory came from when it absorbed a task.
 
     A row of the task's training samples by its position; a row of the memory as it was before, i, by −1 − i.
@@ -66,9 +66,9 @@ class Learner(ABC):
     objective: Objective = field(default_factory=Distillation)  # what training makes small
     training: Training = field(default_factory=Training)
     # The share of the old network in each new one: what training has led to is averaged with what it started from.
-    old_weights: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_averaging: Annotated[float, Field(ge=0, lt=1)] = 0.0
     # ... from when more than this share of the classes are old. A network that knows few of them has more to learn.
-    old_weights_from: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_averaging_from: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: int = 0
     device: str = "auto"
 
@@ -79,7 +79,7 @@ class Learner(ABC):
     name: str = field(default="", init=False)  # the entry of METHODS it was made from
     network_: Network | None = field(default=None, init=False, repr=False)
     classes_: tuple[int, ...] = field(default=(), init=False, repr=False)  # labels, in the order of the head's columns
-    brought_by_: tuple[int, ...] = field(default=(), init=False, repr=False)  # the task that brought each class
+    task_of_class_: tuple[int, ...] = field(default=(), init=False, repr=False)  # the task that brought each class
     tasks_: int = field(default=0, init=False, repr=False)  # how many tasks were learned
     pretrained_: bool = field(default=False, init=False, repr=False)  # whether it had weights before the first task
     shape_: tuple[int, ...] = field(default=(), init=False, repr=False)  # of one input
@@ -93,7 +93,7 @@ class Learner(ABC):
         self.name = self.name or type(self).__name__.lower()
         self.memory_ = Memory(FeatureMemory.empty(), ImageMemory.empty())
 
-    def train(self, task: Task, progress: Progress = SILENT, snapshots: Snapshots | None = None) -> Network:
+    def train(self, task: Task, progress: Progress = SILENT, checkpoints: EpochCheckpoints | None = None) -> Network:
         """A network trained on the task, started from the present one. The learner itself stays as it is.
 
         Where the network is not to be tuned on this task, the present one itself.
@@ -101,7 +101,7 @@ class Learner(ABC):
         tuning = self.tuning(task, progress)
         if not tuning.tunes and self.make_classifier() is not None:
             return self.network_ or self.initial_network(self.rehearsal(task), progress)
-        return self.fit(task, progress, snapshots, start=self.network_, tunes=tuning.tunes)
+        return self.fit(task, progress, checkpoints, start=self.network_, tunes=tuning.tunes)
 
     def tuning(self, task: Task, progress: Progress = SILENT) -> Tuning:
         """Whether the network is to be trained on this task, and why."""
@@ -139,10 +139,10 @@ class Learner(ABC):
         return is_pretrained(self.network) or self.weights is not None or self.pretrained_
 
     @abstractmethod
-    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
+    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
         """Take over the trained network, update what is kept, and refit the classifier."""
 
-    def learn(self, task: Task, progress: Progress = SILENT) -> Kept:
+    def learn(self, task: Task, progress: Progress = SILENT) -> MemorySources:
         """Train on a task and absorb it."""
         return self.absorb(task, self.train(task, progress), progress)
 
@@ -153,10 +153,10 @@ class Learner(ABC):
 
     def extract(self, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
         """Features of samples, (n, d), not normalised."""
-        return extract(self.answering, samples, progress, phase)
+        return extract(self.frozen_network, samples, progress, phase)
 
     @property
-    def answering(self) -> Network:
+    def frozen_network(self) -> Network:
         """The present network as it answers and teaches: frozen, made once."""
         network = self.trained
         if self._frozen is None or self._frozen[0] is not network:
@@ -190,16 +190,16 @@ class Learner(ABC):
         """All settings on which the network depends that is trained on this task, 0 the first, beside the stream."""
         names = (
             *("network", "tune", "tuned_weights", "head", "scale", "last_relu", "weights"),
-            *("old_weights", "old_weights_from", "seed"),
+            *("weight_averaging", "weight_averaging_from", "seed"),
         )
         own = {name: getattr(self, name) for name in names}
-        if not self.old_weights:
-            own["old_weights_from"] = 0.0  # never, whatever it says
+        if not self.weight_averaging:
+            own["weight_averaging_from"] = 0.0  # never, whatever it says
         if self.tune != "every" and (self.tune != "auto" or self.is_pretrained):
             # A network that is not tuned has a trained head only where that answers.
             own["trains_head"] = self.make_classifier() is None
         settings = {**own, **flatten(self.training), **flatten(self.objective)}
-        idle = frozenset() if task else {*self.objective.of_later_tasks, "old_weights", "old_weights_from"}
+        idle = frozenset() if task else {*self.objective.of_later_tasks, "weight_averaging", "weight_averaging_from"}
         kept = {name: value for name, value in settings.items() if name not in idle}
         return {"objective": type(self.objective).__name__, **kept}
 
@@ -217,9 +217,9 @@ class Learner(ABC):
         """The classes known once the task is learned, in the order of the head's columns."""
         return tuple(dict.fromkeys((*self.classes_, *task.classes)))
 
-    def columns(self, task: Task, labels: Tensor) -> Tensor:
+    def class_indices(self, task: Task, labels: Tensor) -> Tensor:
         """Labels as columns of the head that the task leads to."""
-        return columns_of(labels, self.classes_with(task))
+        return class_indices_of(labels, self.classes_with(task))
 
     def in_task(self, task: Task) -> Tensor:
         """Which of the classes known once the task is learned are in it, bool (K,)."""
@@ -231,7 +231,7 @@ class Learner(ABC):
         images = self.memory_.images
         if not len(images):
             return task.train
-        return concatenate(Samples.of(images.rows, torch.tensor(self.classes_)[images.columns]), task.train)
+        return concatenate(Samples.of(images.rows, torch.tensor(self.classes_)[images.class_indices]), task.train)
 
     def held_out(self, task: Task) -> Tensor:
         """Which samples of the rehearsal are kept apart from training, bool (n,): none, unless a method says so."""
@@ -248,7 +248,7 @@ class Learner(ABC):
         self,
         task: Task,
         progress: Progress,
-        snapshots: Snapshots | None,
+        checkpoints: EpochCheckpoints | None,
         *,
         start: Network | None,
         tunes: bool = True,
@@ -257,23 +257,27 @@ class Learner(ABC):
 
         Where it is not to be tuned, only its head is trained.
         """
-        lesson = self._lesson(task, start, progress, tunes)
-        self.objective.prepare(lesson)
+        context = self._lesson(task, start, progress, tunes)
+        self.objective.prepare(context)
         self.training.fit(
-            lesson.student,
-            lesson.samples,
-            lesson.columns,
-            self.objective.loss(lesson),
+            context.student,
+            context.samples,
+            context.class_indices,
+            self.objective.loss(context),
             seed=self.seed,
             task=self.tasks_,
             progress=progress,
-            snapshots=snapshots,
+            checkpoints=checkpoints,
         )
-        if start is not None and self.old_weights and lesson.old > self.old_weights_from * lesson.student.classes:
-            lesson.student.average_with(start, self.old_weights)
-        self.objective.finish(lesson)
-        parallel.align(lesson.student)
-        return lesson.student.eval().requires_grad_(False)
+        if (
+            start is not None
+            and self.weight_averaging
+            and context.old > self.weight_averaging_from * context.student.classes
+        ):
+            context.student.average_with(start, self.weight_averaging)
+        self.objective.finish(context)
+        parallel.broadcast_module(context.student)
+        return context.student.eval().requires_grad_(False)
 
     def initial_network(self, samples: Samples, progress: Progress = SILENT) -> Network:
         """The network before the first task, without classes, for samples like these."""
@@ -290,24 +294,24 @@ class Learner(ABC):
         )
         return made.eval().requires_grad_(False).to(choose_device(self.device))
 
-    def _lesson(self, task: Task, start: Network | None, progress: Progress, tunes: bool = True) -> Lesson:
+    def _lesson(self, task: Task, start: Network | None, progress: Progress, tunes: bool = True) -> TrainingContext:
         samples, held_out = self.rehearsal(task), self.held_out(task)
-        columns = self.columns(task, samples.labels)
+        class_indices = self.class_indices(task, samples.labels)
         trained, apart = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
         base = start or self.initial_network(samples, progress)
         classes = self.classes_with(task)
         student = base.grown(
             len(classes) - base.classes, *(self.seed, "head", self.tasks_), tuned=self.tuned if tunes else "head"
         ).to(choose_device(self.device))
-        return Lesson(
+        return TrainingContext(
             student=student,
             teacher=start.frozen() if start is not None else None,
             samples=samples if not len(apart) else samples.select(trained),
-            columns=columns[trained],
+            class_indices=class_indices[trained],
             kept=int((trained < len(self.memory_.images)).sum()),
             in_task=self.in_task(task).to(student.mean.device),
-            brought_by=torch.tensor(self._brought_by(task), device=student.mean.device),
-            held_out=(samples.select(apart), columns[apart]) if len(apart) else None,
+            task_of_class=torch.tensor(self._brought_by(task), device=student.mean.device),
+            held_out=(samples.select(apart), class_indices[apart]) if len(apart) else None,
             training=self.training,
             seed=self.seed,
             task=self.tasks_,
@@ -316,11 +320,11 @@ class Learner(ABC):
 
     def _brought_by(self, task: Task) -> tuple[int, ...]:
         new = len(self.classes_with(task)) - len(self.classes_)
-        return (*self.brought_by_, *([self.tasks_] * new))
+        return (*self.task_of_class_, *([self.tasks_] * new))
 
-    def take_over(self, task: Task, network: Network, memory: Memory, classifier: Classifier | None) -> None:
+    def commit(self, task: Task, network: Network, memory: Memory, classifier: Classifier | None) -> None:
         """The last step of `absorb`: from here on nothing of the state before remains."""
-        self.brought_by_ = self._brought_by(task)
+        self.task_of_class_ = self._brought_by(task)
         self.classes_ = self.classes_with(task)
         self.shape_ = task.train.shape
         self.network_ = self._with_all_rows(network, memory.features)
@@ -348,7 +352,7 @@ class Learner(ABC):
     def refit(self, network: Network, memory: Memory) -> Classifier | None:
         """The classifier that follows from a network and a memory alone, with no task; None where the head answers."""
         classifier = self.make_classifier()
-        return None if classifier is None else classifier.fit(memory.features.rows, memory.features.columns)
+        return None if classifier is None else classifier.fit(memory.features.rows, memory.features.class_indices)
 
     def make_classifier(self) -> Classifier | None:
         """An unfitted classifier of the kind that answers for this learner; None where the head does."""
@@ -370,7 +374,7 @@ class Learner(ABC):
             state |= {f"memory.{kind}.{name}": tensor for name, tensor in memory.tensors().items()}
         numbers = {
             "classes": self.classes_,
-            "brought_by": self.brought_by_,
+            "task_of_class": self.task_of_class_,
             "shape": self.shape_,
             "tasks": (self.tasks_,),
             "pretrained": (int(self.pretrained_),),
@@ -381,7 +385,7 @@ class Learner(ABC):
         """Become the learner, of the same settings, whose `state()` this is."""
         try:
             self.classes_ = tuple(state["classes"].tolist())
-            self.brought_by_ = tuple(state["brought_by"].tolist())
+            self.task_of_class_ = tuple(state["task_of_class"].tolist())
             self.shape_ = tuple(state["shape"].tolist())
             self.tasks_ = int(state["tasks"])
             self.pretrained_ = bool(state.get("pretrained", False))  # version 0.1 did not save it
@@ -411,7 +415,7 @@ def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): tensor for key, tensor in state.items() if key.startswith(f"{name}.")}
 
 
-def columns_of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:
+def class_indices_of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:
     """Labels as positions in `classes`."""
     order = torch.tensor(classes).argsort()
     return order[torch.searchsorted(torch.tensor(classes)[order], labels)]
@@ -427,4 +431,4 @@ def choose_device(device: str) -> torch.device:
         return torch.device(device)
     if torch.cuda.is_available():
         return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() and not parallel.together() else "cpu")
+    return torch.device("mps" if torch.backends.mps.is_available() and not parallel.is_distributed() else "cpu")

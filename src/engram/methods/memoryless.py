@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engram.data import Task
-from engram.methods.learner import NOTHING, Kept, Learner
+from engram.methods.learner import NOTHING, Learner, MemorySources
 from engram.network import Network
 from engram.progress import SILENT, Progress
 
@@ -14,6 +14,6 @@ from engram.progress import SILENT, Progress
 class Memoryless(Learner):
     """Fine-tuning, LwF (Li & Hoiem; multi-class form of Rebuffi et al.), γ-LwF: objective and head tell them apart."""
 
-    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
-        self.take_over(task, network, self.memory_, None)
-        return Kept(NOTHING, NOTHING)
+    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
+        self.commit(task, network, self.memory_, None)
+        return MemorySources(NOTHING, NOTHING)

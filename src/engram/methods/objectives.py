@@ -30,16 +30,16 @@ from engram.randomness import derive
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Lesson:
+class TrainingContext:
     """The training of one network on one task, as its objective sees it."""
 
     student: Network  # the network to be trained, its head grown
     teacher: Network | None  # the one before, frozen; None in the first task
     samples: Samples  # what is trained on: the images that were kept first, then the task's
-    columns: Tensor  # int64 (n,): their classes, as columns of the student's head
+    class_indices: Tensor  # int64 (n,): their classes, as columns of the student's head
     kept: int  # how many of them were kept from earlier tasks
     in_task: Tensor  # bool (K,): the classes of the task; on the student's device
-    brought_by: Tensor  # int64 (K,): the task that brought each class; there too
+    task_of_class: Tensor  # int64 (K,): the task that brought each class; there too
     held_out: tuple[Samples, Tensor] | None = None  # samples, and columns, that are not trained on
     training: Training
     seed: int
@@ -56,13 +56,13 @@ class Lesson:
 
         These are herded by the student's features.
         """
-        kept = torch.bincount(self.columns[: self.kept], minlength=len(self.in_task))  # (K,)
+        kept = torch.bincount(self.class_indices[: self.kept], minlength=len(self.in_task))  # (K,)
         per_class = int(kept.max())
         features = F.normalize(extract(self.student, self.samples, self.progress))
         chosen = [torch.arange(self.kept)]
-        for column in self.in_task.nonzero().squeeze(1).tolist():
-            arrived = (self.columns[self.kept :] == column).nonzero().squeeze(1) + self.kept
-            chosen.append(arrived[herd(features[arrived], per_class - int(kept[column]))])
+        for class_index in self.in_task.nonzero().squeeze(1).tolist():
+            arrived = (self.class_indices[self.kept :] == class_index).nonzero().squeeze(1) + self.kept
+            chosen.append(arrived[herd(features[arrived], per_class - int(kept[class_index]))])
         return torch.cat(chosen)
 
     def fine_tune(self, loss: Loss, positions: Tensor, **training: Any) -> None:
@@ -73,7 +73,7 @@ class Lesson:
         replace(self.training, **training).fit(
             self.student,
             self.samples.select(positions),
-            self.columns[positions],
+            self.class_indices[positions],
             loss,
             seed=derive(self.seed, "fine-tuning"),
             task=self.task,
@@ -93,22 +93,22 @@ class Objective(ABC):
     # Its settings that change nothing where there is no teacher: trainings that differ in them share the first task.
     of_later_tasks: ClassVar[frozenset[str]] = frozenset()
 
-    def prepare(self, lesson: Lesson) -> None:  # noqa: B027 (most objectives have nothing to prepare)
+    def prepare(self, context: TrainingContext) -> None:  # noqa: B027 (most objectives have nothing to prepare)
         """What is done to the student before training."""
 
     @abstractmethod
-    def loss(self, lesson: Lesson) -> Loss:
+    def loss(self, context: TrainingContext) -> Loss:
         """The loss of a batch."""
 
-    def finish(self, lesson: Lesson) -> None:  # noqa: B027 (nor to finish)
+    def finish(self, context: TrainingContext) -> None:  # noqa: B027 (nor to finish)
         """What is done to the student after training."""
 
-    def classification(self, scores: Tensor, columns: Tensor, among: Tensor) -> Tensor:
+    def classification(self, scores: Tensor, class_indices: Tensor, among: Tensor) -> Tensor:
         """The loss of scores (n, K) as a classifier's, on the scale it has in training: L_cls of the adapter.
 
         `among` (bool, (K,)) are the classes of the task.
         """
-        return softmax_cross_entropy(scores, columns)
+        return softmax_cross_entropy(scores, class_indices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,23 +119,23 @@ class Classification(Objective):
     # K: the paper's rate of 2.0 is for L / K, K the data set's classes (iCaRL's code)
     expected_classes: PositiveInt = 100
 
-    def loss(self, lesson: Lesson) -> Loss:
-        everything = torch.ones_like(lesson.in_task)
+    def loss(self, context: TrainingContext) -> Loss:
+        everything = torch.ones_like(context.in_task)
 
-        def loss(inputs: Tensor, columns: Tensor) -> Tensor:
-            _, scores = lesson.student(inputs)
-            return self.classification(scores, columns, everything)
+        def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
+            _, scores = context.student(inputs)
+            return self.classification(scores, class_indices, everything)
 
         return loss
 
-    def classification(self, scores: Tensor, columns: Tensor, among: Tensor) -> Tensor:
-        return self._cross_entropy(scores, columns, among) / self.expected_classes
+    def classification(self, scores: Tensor, class_indices: Tensor, among: Tensor) -> Tensor:
+        return self._cross_entropy(scores, class_indices, among) / self.expected_classes
 
-    def _cross_entropy(self, scores: Tensor, columns: Tensor, among: Tensor) -> Tensor:
+    def _cross_entropy(self, scores: Tensor, class_indices: Tensor, among: Tensor) -> Tensor:
         """L_CE of scores (n, K); with sigmoids only of the classes `among` (bool, (K,))."""
         if self.loss_function == "softmax":
-            return softmax_cross_entropy(scores, columns)
-        targets = F.one_hot(columns, scores.shape[1]).to(scores.dtype)
+            return softmax_cross_entropy(scores, class_indices)
+        targets = F.one_hot(class_indices, scores.shape[1]).to(scores.dtype)
         return sigmoid_cross_entropy(scores[:, among], targets[:, among])
 
 
@@ -147,40 +147,42 @@ class Distillation(Classification):
     kept images are no exception (iCaRL, Algorithm 3), unless their own labels are asked for.
     """
 
-    of_later_tasks: ClassVar = frozenset({"distillation", "feature_distillation", "kept_targets"})
+    of_later_tasks: ClassVar = frozenset({"distillation", "feature_distillation", "exemplar_targets"})
 
     distillation: NonNegativeFloat = 1.0  # λ, Eq. 4
     feature_distillation: NonNegativeFloat = 0.05  # γ, Eq. 6; §5.4
-    kept_targets: Literal["teacher", "label"] = "teacher"  # what a kept image should give for old classes
+    exemplar_targets: Literal["teacher", "label"] = "teacher"  # what a kept image should give for old classes
 
-    def loss(self, lesson: Lesson) -> Loss:
-        student, teacher, in_task = lesson.student, lesson.teacher, lesson.in_task
+    def loss(self, context: TrainingContext) -> Loss:
+        student, teacher, in_task = context.student, context.teacher, context.in_task
 
         if teacher is None:  # the first task, or all tasks together: every class of the head is learned
-            return super().loss(lesson)
+            return super().loss(context)
         old = teacher.classes
         others = ~in_task[:old]  # (K_old,): classes that only the teacher can answer for
 
-        def loss(inputs: Tensor, columns: Tensor) -> Tensor:
+        def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
             features, scores = student(inputs)
             with torch.no_grad():
                 teacher_features, teacher_scores = teacher(inputs)
-            total = self._cross_entropy(scores, columns, in_task)
-            total = total + self.distillation * self._distil(scores[:, :old], teacher_scores, columns, others)
+            total = self._cross_entropy(scores, class_indices, in_task)
+            total = total + self.distillation * self._distil(scores[:, :old], teacher_scores, class_indices, others)
             total = total + self.feature_distillation * feature_distillation(features, teacher_features)
             return total / self.expected_classes
 
         return loss
 
-    def _distil(self, scores: Tensor, teacher_scores: Tensor, columns: Tensor, others: Tensor) -> Tensor:
+    def _distil(self, scores: Tensor, teacher_scores: Tensor, class_indices: Tensor, others: Tensor) -> Tensor:
         """L_KD (Eq. 3) of (n, K_old) scores, on the classes `others`."""
         if not bool(others.any()):  # every known class is in the task: there is none to answer for
             return scores.new_zeros(())
         if self.loss_function == "softmax":
             return softmax_distillation(scores[:, others], teacher_scores[:, others])
         targets = fine(teacher_scores).sigmoid()
-        if self.kept_targets == "label":
-            own = F.one_hot(columns, max(len(others), int(columns.max()) + 1))[:, : len(others)].to(scores.dtype)
+        if self.exemplar_targets == "label":
+            own = F.one_hot(class_indices, max(len(others), int(class_indices.max()) + 1))[:, : len(others)].to(
+                scores.dtype
+            )
             kept = (own * others).sum(1, keepdim=True) > 0  # (n, 1): samples of classes that are not in the task
             targets = torch.where(kept, own, targets)
         return sigmoid_cross_entropy(scores[:, others], targets[:, others])

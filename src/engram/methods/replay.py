@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from engram.data import Samples, Task
 from engram.errors import UsageError
 from engram.features import Classifier, FeatureMemory, ImageMemory, Memory, NearestMean, select, warn_of_small_classes
-from engram.methods.learner import NOTHING, Kept, Learner
+from engram.methods.learner import NOTHING, Learner, MemorySources
 from engram.network import Network, extract
 from engram.progress import SILENT, Progress
 from engram.randomness import generator
@@ -66,15 +66,15 @@ class Rehearsing(Learner):
         self.exemplars.per_class(classes)
 
     def keep_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
-        columns = self.columns(task, task.train.labels)
+        class_indices = self.class_indices(task, task.train.labels)
         images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)
         split = len(images)
         memory = FeatureMemory(F.normalize(features[:split]), images.counts)
         per_class = self.exemplars.per_class(len(self.classes_with(task)))
         if self.objective.holds_out:
-            sources, counts = _select_apart(memory, features[split:], columns, per_class, self.held_out(task))
+            sources, counts = _select_apart(memory, features[split:], class_indices, per_class, self.held_out(task))
         else:
-            sources, counts = select(memory, features[split:], columns, per_class)
+            sources, counts = select(memory, features[split:], class_indices, per_class)
         if self.exemplars.images_total is None:
             warn_of_small_classes(counts, self.in_task(task), per_class)
         chosen = sources[sources >= 0]
@@ -104,7 +104,9 @@ class Rehearsing(Learner):
 class Replay(Rehearsing):
     """Keep images. What tells iCaRL, EEIL, LUCIR and BiC apart is the objective, and here who answers."""
 
-    answer: Literal["head", "nearest-mean"] = "head"  # nearest-mean: the mean of the kept images' features (iCaRL, §2)
+    predict_with: Literal["head", "nearest-mean"] = (
+        "head"  # nearest-mean: the mean of the kept images' features (iCaRL, §2)
+    )
 
     def check(self, classes: int) -> None:
         super().check(classes)
@@ -113,7 +115,7 @@ class Replay(Rehearsing):
                 f"The method '{self.name}' lives by the images it keeps. Give it one of each class or more."
             )
 
-    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> Kept:
+    def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
         features = extract(network, self.rehearsal(task), progress)
         with progress.phase("herd"):
             images, sources = self.keep_images(task, features)
@@ -121,19 +123,19 @@ class Replay(Rehearsing):
         if classifier is not None:
             kept = len(features) - len(task.train)
             rows = features[torch.where(sources < 0, -1 - sources, kept + sources)]
-            classifier.fit(F.normalize(rows), images.columns)
-        self.take_over(task, network, Memory(self.memory_.features, images), classifier)
-        return Kept(NOTHING, sources)
+            classifier.fit(F.normalize(rows), images.class_indices)
+        self.commit(task, network, Memory(self.memory_.features, images), classifier)
+        return MemorySources(NOTHING, sources)
 
     def refit(self, network: Network, memory: Memory) -> Classifier | None:
         classifier, images = self.make_classifier(), memory.images
         if classifier is None:
             return None
-        features = extract(network, Samples.of(images.rows, images.columns))
-        return classifier.fit(F.normalize(features), images.columns)
+        features = extract(network, Samples.of(images.rows, images.class_indices))
+        return classifier.fit(F.normalize(features), images.class_indices)
 
     def make_classifier(self) -> Classifier | None:
-        return NearestMean() if self.answer == "nearest-mean" else None
+        return NearestMean() if self.predict_with == "nearest-mean" else None
 
 
 # Images that are never trained on (BiC's validation part) are kept among the others: the 2nd, 12th, 22nd, ... of every
@@ -151,15 +153,15 @@ def _number_apart(size: Tensor) -> Tensor:
 
 
 def _select_apart(
-    memory: FeatureMemory, vectors: Tensor, columns: Tensor, per_class: int, held_out: Tensor
+    memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_class: int, held_out: Tensor
 ) -> tuple[Tensor, Tensor]:
     """As `select`, for those trained on and those held out each on their own, put together again in their places."""
-    size, classes = len(memory), max(len(memory.counts), int(columns.max()) + 1)
+    size, classes = len(memory), max(len(memory.counts), int(class_indices.max()) + 1)
     parts: list[list[Tensor]] = []
     for part in (~held_out, held_out):
         old, new = part[:size].nonzero().squeeze(1), part[size:].nonzero().squeeze(1)
-        stored = torch.bincount(memory.columns[old], minlength=len(memory.counts))
-        sources, counts = select(FeatureMemory(memory.rows[old], stored), vectors[new], columns[new], per_class)
+        stored = torch.bincount(memory.class_indices[old], minlength=len(memory.counts))
+        sources, counts = select(FeatureMemory(memory.rows[old], stored), vectors[new], class_indices[new], per_class)
         # From places in the part to places in the whole: negative ones point into the memory.
         whole = torch.cat([new, (-1 - old).flip(0)])[sources]
         groups = list(whole.split(counts.tolist()))

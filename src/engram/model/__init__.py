@@ -8,7 +8,7 @@ from engram.model.evidence import Evidence
 from engram.model.exporting import Exported, export
 from engram.model.folder import ModelFolder
 from engram.model.inspection import Generation, Inventory, KnownClass, Sizes, inspect
-from engram.model.learning import Judgement, Learned, NotGoodEnough, Taught, learn, learn_pictures, teach
+from engram.model.learning import Judgement, Learned, Taught, UpdateRejected, learn, learn_pictures, teach
 from engram.model.manifest import Change, File, Manifest
 from engram.model.model import (
     Adaptation,
@@ -22,8 +22,8 @@ from engram.model.model import (
     settings_of,
     with_facts,
 )
+from engram.model.plan import LearnOptions, UpdatePlan, expected_seconds, plan_update, plan_update_of_samples
 from engram.model.prediction import Answer, Prediction, answer, pictures_among, predict
-from engram.model.proposal import Proposal, Wishes, expected_seconds, propose, propose_samples
 from engram.model.verification import Verified, contradictions, verify
 from engram.model.writing import KEEP, Writer
 
@@ -43,18 +43,18 @@ __all__ = [
     "Inventory",
     "Judgement",
     "KnownClass",
+    "LearnOptions",
     "Learned",
     "Manifest",
     "Model",
     "ModelFolder",
-    "NotGoodEnough",
     "Prediction",
-    "Proposal",
     "Removal",
     "Sizes",
     "Taught",
+    "UpdatePlan",
+    "UpdateRejected",
     "Verified",
-    "Wishes",
     "Writer",
     "answer",
     "contradictions",
@@ -68,9 +68,9 @@ __all__ = [
     "load",
     "merge",
     "pictures_among",
+    "plan_update",
+    "plan_update_of_samples",
     "predict",
-    "propose",
-    "propose_samples",
     "remake",
     "removal",
     "rename",

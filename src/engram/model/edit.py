@@ -17,7 +17,7 @@ from engram.model.folder import ModelFolder
 from engram.model.generation import read_manifest
 from engram.model.model import Calibration, Model, load, save
 from engram.model.reading import Reader
-from engram.text import composed, shown, unfit
+from engram.text import composed, printable, unfit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +108,12 @@ def merge(folder: ModelFolder, name: str, into: str) -> Edited:
         counts = dict(zip(model.names, model.facts.seen, strict=True))
         counts[into] += counts.pop(name) if name != into else 0
         edited = _edited(model, list(counts), list(counts.values()))
-        memory, column = edited.learner.memory, edited.column(into)
+        memory, class_index = edited.learner.memory, edited.class_index(into)
         kept = {"features": memory.features.counts, "images": memory.images.counts}
         details = {
             "class": name,
             "into": into,
-            **{kind: int(each[column]) if len(each) else 0 for kind, each in kept.items()},
+            **{kind: int(each[class_index]) if len(each) else 0 for kind, each in kept.items()},
         }
         manifest = save(writer, edited, action="merge", record=details)
     return Edited(action="merge", generation=manifest.generation, classes=manifest.classes, details=details)
@@ -139,8 +139,10 @@ def _removal(folder: Reader, model: Model, names: Sequence[str]) -> Removal:
         raise UsageError("Name a class to forget, or several.")
     if set(known) >= set(model.names):
         raise UsageError(f"No class would be left. To forget all of them, remove the folder {folder.path}.")
-    memory, columns = model.learner.memory, [model.column(name) for name in known if name in model.names]
-    counts = [int(kind.counts[columns].sum()) if len(kind.counts) else 0 for kind in (memory.features, memory.images)]
+    memory, class_indices = model.learner.memory, [model.class_index(name) for name in known if name in model.names]
+    counts = [
+        int(kind.counts[class_indices].sum()) if len(kind.counts) else 0 for kind in (memory.features, memory.images)
+    ]
     sizes = [kind.row_bytes for kind in (memory.features, memory.images)]
     return Removal(
         names=known,
@@ -162,9 +164,13 @@ def _names_in_all(folder: Reader) -> list[str]:
 
 
 def _without(model: Model, gone: Collection[str]) -> Model:
-    left = [column for column, name in enumerate(model.names) if name not in gone]
+    left = [class_index for class_index, name in enumerate(model.names) if name not in gone]
     editing.forget(model.learner, *(model.label(name) for name in model.names if name in gone))
-    return _edited(model, [model.names[column] for column in left], [model.facts.seen[column] for column in left])
+    return _edited(
+        model,
+        [model.names[class_index] for class_index in left],
+        [model.facts.seen[class_index] for class_index in left],
+    )
 
 
 def _edited(model: Model, names: Sequence[str], seen: Sequence[int]) -> Model:
@@ -173,7 +179,7 @@ def _edited(model: Model, names: Sequence[str], seen: Sequence[int]) -> Model:
     judged = judge(model.learner)
     calibration = Calibration(temperature=before.calibration.temperature)
     if judged is not None:
-        calibration = calibrate(judged.scores, judged.columns, before.calibration)
+        calibration = calibrate(judged.scores, judged.class_indices, before.calibration)
     found = evidence(judged, len(names), estimated=before.evidence.estimated)
     facts = replace(before, seen=tuple(seen), calibration=calibration, evidence=found)
     return Model(model.learner, tuple(names), facts)
@@ -184,12 +190,12 @@ def _known(names: Collection[str], name: str) -> str:
     for each in (name, composed(name)):
         if each in names:
             return each
-    raise unknown("class", shown(name), map(shown, names))
+    raise unknown("class", printable(name), map(printable, names))
 
 
 def _refuse_twins(folder: Reader, model: Model, old: str, new: str) -> None:
     if new == old:
-        raise UsageError(f"The class is called '{shown(new)}' already.")
+        raise UsageError(f"The class is called '{printable(new)}' already.")
     twin = next(
         (name for name in model.names if name != old and same_for_people(name) == same_for_people(new)),
         None,
@@ -198,7 +204,7 @@ def _refuse_twins(folder: Reader, model: Model, old: str, new: str) -> None:
         command = shlex.join(["engram", "merge", str(folder.path), old, twin])
         raise UsageError(
             f"There is a class {twin!a}, and {new!a} does not differ from it, or in capitals, spaces or the encoding "
-            f"of accents alone. Choose another name; or make one class of both with: {shown(command)}"
+            f"of accents alone. Choose another name; or make one class of both with: {printable(command)}"
         )
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.data.left_out import LeftOut
 from engram.data.pictures import Found, read, scan
+from engram.data.skipped import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model.accuracy import Accuracy
 from engram.model.calibration import calibration_error
 from engram.model.model import Model
 from engram.progress import SILENT, Progress
-from engram.text import shown
+from engram.text import printable
 
 AT_A_TIME = 500
 
@@ -38,7 +38,7 @@ class Evaluation:
     confusion: Tensor  # int64 (K, K)
     error_uncalibrated: float  # expected calibration error of the softmax of the scores
     error_calibrated: float  # and of the model's calibrated probabilities
-    left_out: tuple[LeftOut, ...]
+    skipped: tuple[SkippedFile, ...]
     unknown: tuple[UnknownClass, ...] = ()  # classes that the model does not know; not part of any other number here
 
     @property
@@ -78,9 +78,9 @@ class Evaluation:
     def mistakes(self) -> list[tuple[str, str, int]]:
         """(true class, predicted class, count), most frequent first."""
         wrong = self.confusion.clone().fill_diagonal_(0)
-        pairs = [(row, column, int(wrong[row, column])) for row, column in wrong.nonzero().tolist()]
+        pairs = [(row, class_index, int(wrong[row, class_index])) for row, class_index in wrong.nonzero().tolist()]
         pairs.sort(key=lambda pair: -pair[2])
-        return [(self.names[row], self.names[column], count) for row, column, count in pairs]
+        return [(self.names[row], self.names[class_index], count) for row, class_index, count in pairs]
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain values."""
@@ -99,7 +99,7 @@ class Evaluation:
             "confusion": self.confusion.tolist(),
             "calibration_error": self.error_calibrated,
             "calibration_error_uncalibrated": self.error_uncalibrated,
-            "left_out": [left.to_json() for left in self.left_out],
+            "skipped": [left.to_json() for left in self.skipped],
         }
 
 
@@ -113,7 +113,7 @@ def evaluate(model: Model, source: Path, progress: Progress = SILENT) -> Evaluat
     found, unknown = _split(scan(source, progress), model)
     pictures = read(found, model.image_size, progress)
     samples = pictures.samples
-    columns = torch.tensor([model.column(name) for name in found.class_names])[samples.labels]
+    class_indices = torch.tensor([model.class_index(name) for name in found.class_names])[samples.labels]
     parts = []
     with progress.phase("evaluate", len(samples)) as phase:
         for positions in torch.arange(len(samples)).split(AT_A_TIME):
@@ -121,13 +121,13 @@ def evaluate(model: Model, source: Path, progress: Progress = SILENT) -> Evaluat
             phase.advance(len(positions))
     scores = torch.cat(parts)
     size = len(model.names)
-    confusion = torch.bincount(columns * size + scores.argmax(dim=1), minlength=size * size).reshape(size, size)
+    confusion = torch.bincount(class_indices * size + scores.argmax(dim=1), minlength=size * size).reshape(size, size)
     return Evaluation(
         names=model.names,
         confusion=confusion,
-        error_uncalibrated=calibration_error(torch.softmax(scores, dim=1), columns),
-        error_calibrated=calibration_error(model.calibrated(scores), columns),
-        left_out=(*found.left_out, *pictures.unreadable),
+        error_uncalibrated=calibration_error(torch.softmax(scores, dim=1), class_indices),
+        error_calibrated=calibration_error(model.calibrated(scores), class_indices),
+        skipped=(*found.skipped, *pictures.unreadable),
         unknown=unknown,
     )
 
@@ -139,9 +139,9 @@ def _split(found: Found, model: Model) -> tuple[Found, tuple[UnknownClass, ...]]
     known = tuple(name for name in found.class_names if name in model.names)
     if not known:
         raise DataError(
-            f"The model knows none of the classes in {shown(found.source)}: "
-            f"{', '.join(shown(each.name) for each in unknown[:5])}{', …' if len(unknown) > 5 else ''}. "
-            f"It knows: {', '.join(map(shown, model.names[:20]))}{', …' if len(model.names) > 20 else ''}. "
+            f"The model knows none of the classes in {printable(found.source)}: "
+            f"{', '.join(printable(each.name) for each in unknown[:5])}{', …' if len(unknown) > 5 else ''}. "
+            f"It knows: {', '.join(map(printable, model.names[:20]))}{', …' if len(model.names) > 20 else ''}. "
             "Use the same names, or teach the model these classes first."
         )
     label_of = {name: label for label, name in enumerate(known)}

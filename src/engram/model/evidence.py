@@ -16,7 +16,7 @@ import pydantic
 import torch
 from torch import Tensor
 
-from engram.methods import Kept, Learner, decide
+from engram.methods import Learner, MemorySources, decide
 from engram.model.accuracy import Accuracy
 
 FEWEST = 2  # features of a class: of one alone, nothing can be left out
@@ -32,11 +32,11 @@ class Evidence:
     total: tuple[int, ...] = ()
     estimated: bool = False  # whether features were adapted since they were stored
 
-    def accuracy(self, columns: Collection[int] | None = None) -> Accuracy | None:
+    def accuracy(self, class_indices: Collection[int] | None = None) -> Accuracy | None:
         """Over all classes, or those in these columns; None where there is nothing to judge by."""
-        chosen = range(len(self.total)) if columns is None else columns
-        total = sum(self.total[column] for column in chosen)
-        return Accuracy(sum(self.right[column] for column in chosen), total) if total else None
+        chosen = range(len(self.total)) if class_indices is None else class_indices
+        total = sum(self.total[class_index] for class_index in chosen)
+        return Accuracy(sum(self.right[class_index] for class_index in chosen), total) if total else None
 
     @property
     def classes(self) -> int:
@@ -48,7 +48,7 @@ class Judged(NamedTuple):
     """Held-out features, scored by classifiers that were fitted without them."""
 
     scores: Tensor  # (n, K)
-    columns: Tensor  # (n,): their classes
+    class_indices: Tensor  # (n,): their classes
 
 
 def judge(learner: Learner) -> Judged | None:
@@ -56,26 +56,26 @@ def judge(learner: Learner) -> Judged | None:
     memory, classifier = learner.memory.features, learner.classifier_
     if classifier is None or memory.held_out is None or len(memory.counts) != len(learner.classes_):
         return None
-    columns = memory.columns
-    rows = (memory.held_out & (memory.counts[columns] >= FEWEST)).nonzero().squeeze(1)
+    class_indices = memory.class_indices
+    rows = (memory.held_out & (memory.counts[class_indices] >= FEWEST)).nonzero().squeeze(1)
     if not len(rows) or len(memory.counts) < 2:
         return None
-    return Judged(classifier.held_out_scores(memory.rows, columns, rows), columns[rows])
+    return Judged(classifier.held_out_scores(memory.rows, class_indices, rows), class_indices[rows])
 
 
 def evidence(judged: Judged | None, classes: int, *, estimated: bool) -> Evidence:
     """What held-out scores say of each class."""
     if judged is None:
         return Evidence(right=(0,) * classes, total=(0,) * classes, estimated=estimated)
-    correct = judged.scores.argmax(1) == judged.columns
+    correct = judged.scores.argmax(1) == judged.class_indices
     return Evidence(
-        right=tuple(torch.bincount(judged.columns[correct], minlength=classes).tolist()),
-        total=tuple(torch.bincount(judged.columns, minlength=classes).tolist()),
+        right=tuple(torch.bincount(judged.class_indices[correct], minlength=classes).tolist()),
+        total=tuple(torch.bincount(judged.class_indices, minlength=classes).tolist()),
         estimated=estimated,
     )
 
 
-def mark_held_out(learner: Learner, kept: Kept, before: Tensor | None, arrived: Tensor) -> None:
+def mark_held_out(learner: Learner, kept: MemorySources, before: Tensor | None, arrived: Tensor) -> None:
     """Mark the stored features of images that no network was trained on.
 
     `before` (bool) marks those of the memory before the update, None: nothing is known of them; `arrived` (bool, (n,))

@@ -23,7 +23,7 @@ from engram.model.model import Model
 from engram.model.reading import CURRENT
 from engram.model.writing import disk_errors
 from engram.progress import SILENT, Progress
-from engram.text import shown
+from engram.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def export(
     write = _writer(path)
     _check_place(path, overwrite)
     storage.make_folder(path.parent)
-    with progress.phase("export"), disk_errors(f"{shown(path)} cannot be written"):
+    with progress.phase("export"), disk_errors(f"{printable(path)} cannot be written"):
         holds = write(model, path, generation)
         size = path.stat().st_size
     return Exported(path=path, kind=path.suffix[1:].lower(), bytes=size, generation=generation, holds=holds)
@@ -82,11 +82,11 @@ def _write_arrays(model: Model, path: Path, generation: int | None) -> Mapping[s
         raise DataError(f"The method '{learner.name}' keeps no vectors and no images: there is nothing to write.")
     arrays = {
         "features": features.rows.reshape(-1, learner.trained.dimension).numpy(),  # (n, d), be n 0
-        "labels": features.columns.numpy(),
+        "labels": features.class_indices.numpy(),
         "classes": np.array(model.names, dtype=np.str_),
     }
     if len(images):
-        arrays |= {"images": images.rows.numpy(), "image_labels": images.columns.numpy()}
+        arrays |= {"images": images.rows.numpy(), "image_labels": images.class_indices.numpy()}
     with storage.writing(path) as aside, aside.open("wb") as file:  # by its name, numpy would give it another ending
         np.savez(file, allow_pickle=False, **arrays)
     return {"features": len(features), "images": len(images), "classes": model.names}
@@ -107,19 +107,19 @@ def _writer(path: Path) -> Write:
         return WRITERS[path.suffix.lower()]
     except KeyError:
         raise UsageError(
-            f"The ending of '{shown(path)}' does not say what to write. There are: .onnx (the whole model), "
+            f"The ending of '{printable(path)}' does not say what to write. There are: .onnx (the whole model), "
             ".npz (the stored vectors and labels), .safetensors (the extractor's weights)."
         ) from None
 
 
 def _check_place(path: Path, overwrite: bool) -> None:
     if os.path.isdir(path):
-        raise UsageError(f"{shown(path)} is a folder. Name a file.")
+        raise UsageError(f"{printable(path)} is a folder. Name a file.")
     if os.path.lexists(path) and not overwrite:
-        raise UsageError(f"{shown(path)} is there already. Name another file, or overwrite it with --overwrite.")
+        raise UsageError(f"{printable(path)} is there already. Name another file, or overwrite it with --overwrite.")
     parent = path.parent.resolve()
     for folder in (parent, *parent.parents):
         if os.path.exists(folder / CURRENT) and os.path.exists(folder / GENERATIONS):
             raise UsageError(
-                f"{shown(path)} would lie inside the model {shown(folder)}, where nothing else belongs. Name another."
+                f"{printable(path)} would lie inside the model {printable(folder)}, where nothing else belongs. Name another."
             )

@@ -105,7 +105,7 @@ class Model:
         """Whether probabilities were calibrated on held-out images; otherwise they only rank the classes."""
         return self.facts.calibration.temperature != 1 or self.facts.calibration.error_after is not None
 
-    def column(self, name: str) -> int:
+    def class_index(self, name: str) -> int:
         """Which column a class has, by its name."""
         if name not in self.names:
             raise unknown("class", name, self.names)
@@ -113,7 +113,7 @@ class Model:
 
     def label(self, name: str) -> int:
         """The learner's label of a class, by its name."""
-        return self.learner.classes_[self.column(name)]
+        return self.learner.classes_[self.class_index(name)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As in a folder: settings and tensors, from which a learner is made anew, and nothing that it has by the way.

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.data.left_out import LeftOut
 from engram.data.pictures import decoded, pictures_below
+from engram.data.skipped import SkippedFile
 from engram.errors import UsageError
 from engram.model.calibration import FEWEST
 from engram.model.model import Model
@@ -45,7 +45,7 @@ def predict(
     top: int = 5,
     reject: float | None = None,
     progress: Progress = SILENT,
-) -> Iterator[Prediction | LeftOut]:
+) -> Iterator[Prediction | SkippedFile]:
     """What a model says of each picture, in order, or why it cannot be read. A few are in memory at a time.
 
     With `reject`, a picture whose likeliest class is less probable than that is said to be none of them. This needs a
@@ -64,14 +64,14 @@ def predict(
 
 def _predictions(
     model: Model, paths: Sequence[Path], size: int, top: int, reject: float | None, progress: Progress
-) -> Iterator[Prediction | LeftOut]:
+) -> Iterator[Prediction | SkippedFile]:
     with progress.phase("predict", len(paths)) as phase:
         outcomes = zip(paths, decoded(paths, size), strict=True)
         while batch := list(itertools.islice(outcomes, BATCH)):
             images = [image for _, image in batch if isinstance(image, Tensor)]
             answers = iter(answer(model, torch.stack(images), top) if images else [])
             for path, outcome in batch:
-                if isinstance(outcome, LeftOut):
+                if isinstance(outcome, SkippedFile):
                     yield outcome
                 else:
                     best = next(answers)
@@ -85,8 +85,11 @@ def answer(model: Model, inputs: Tensor, top: int = 5) -> list[tuple[Answer, ...
     probabilities = model.probabilities(inputs)
     best = probabilities.sort(dim=1, descending=True, stable=True)
     return [
-        tuple(Answer(model.names[column], float(value)) for value, column in zip(values, columns, strict=True))
-        for values, columns in zip(best.values[:, :top].tolist(), best.indices[:, :top].tolist(), strict=True)
+        tuple(
+            Answer(model.names[class_index], float(value))
+            for value, class_index in zip(values, class_indices, strict=True)
+        )
+        for values, class_indices in zip(best.values[:, :top].tolist(), best.indices[:, :top].tolist(), strict=True)
     ]
 
 
@@ -98,15 +101,15 @@ def _check(top: int, reject: float | None = None) -> None:
         raise UsageError(f"The probability below which a picture is none of the classes is 0 to 1; found {reject}.")
 
 
-def pictures_among(arguments: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
+def pictures_among(arguments: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
     """The pictures that files and folders name, and what was left out: a file is taken as it is, a folder searched."""
     pictures: list[Path] = []
-    left_out: list[LeftOut] = []
+    skipped: list[SkippedFile] = []
     for argument in arguments:
         if os.path.isdir(argument):  # what may not be looked at is none, and is told of when it is opened
             found, others = pictures_below(argument)
             pictures += found
-            left_out += others
+            skipped += others
         else:
             pictures.append(argument)
-    return pictures, left_out
+    return pictures, skipped

@@ -19,7 +19,7 @@ from engram.model.generation import place
 from engram.model.inspection import folder_bytes
 from engram.model.manifest import Manifest
 from engram.model.model import Model, restored
-from engram.text import shown
+from engram.text import printable
 
 LENGTH = 1e-3  # how far from 1 the length of a stored vector may be
 
@@ -59,11 +59,11 @@ def _check(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Iterator[str]:
     name = place(manifest.generation)
     try:
         for contradiction in contradictions(restored(manifest, tensors, "cpu")):
-            yield f"{name}: {shown(contradiction)}"
+            yield f"{name}: {printable(contradiction)}"
     except EngramError as error:
-        yield f"{name}: {shown(error)}"
+        yield f"{name}: {printable(error)}"
     except Exception as error:  # inconsistent tensors can lead to any
-        yield f"{name}: It cannot be used: {shown(repr(error))}."
+        yield f"{name}: It cannot be used: {printable(repr(error))}."
 
 
 def contradictions(model: Model) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _columns(model: Model) -> Iterator[str]:
     learner, classes = model.learner, len(model.names)
     if len(set(learner.classes_)) < classes:
         yield "Two of its classes have one label."
-    if len(learner.brought_by_) != classes or not all(0 <= task < learner.tasks_ for task in learner.brought_by_):
+    if len(learner.task_of_class_) != classes or not all(0 <= task < learner.tasks_ for task in learner.task_of_class_):
         yield f"It does not say for each of its {classes} classes which of {learner.tasks_} tasks brought it."
     if learner.trained.classes != classes:
         yield f"Its head has {learner.trained.classes} rows for {classes} classes."

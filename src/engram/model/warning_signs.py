@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from torch.nn import functional as F
 
-from engram.methods import Kept, Learner
-from engram.model.proposal import Proposal
-from engram.text import shown
+from engram.methods import Learner, MemorySources
+from engram.model.plan import UpdatePlan
+from engram.text import printable
 
 UNEQUAL = 10  # times as many images of one class as of another
 # The cosine between the features of two images, in a pretrained network, above which they are nearly the same image:
@@ -17,46 +17,46 @@ NEAR_DUPLICATE = 0.95
 LISTED = 5
 
 
-def warning_signs(learner: Learner, proposal: Proposal, kept: Kept, paths: Sequence[str]) -> tuple[str, ...]:
+def warning_signs(learner: Learner, plan: UpdatePlan, kept: MemorySources, paths: Sequence[str]) -> tuple[str, ...]:
     """A sentence each. `paths` name the samples of the update; `kept` says where each stored feature came from."""
-    return tuple((*_sizes(proposal), *_near_duplicates(learner, proposal, kept, paths)))
+    return tuple((*_sizes(plan), *_near_duplicates(learner, plan, kept, paths)))
 
 
-def _sizes(proposal: Proposal) -> Iterator[str]:
-    if len(proposal.names) == 1:
+def _sizes(plan: UpdatePlan) -> Iterator[str]:
+    if len(plan.names) == 1:
         yield "The model knows one class only, and so gives it for any image. Teach it a second one."
-    single = [name for name, count in proposal.new.items() if count == 1]
+    single = [name for name, count in plan.new.items() if count == 1]
     if single:
         yield f"One image only: {_listed(single)}. Give at least five of a class."
-    counts = {name: count for name, count in {**proposal.new, **proposal.more}.items() if count}
+    counts = {name: count for name, count in {**plan.new, **plan.more}.items() if count}
     most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     if counts[most] >= UNEQUAL * counts[fewest]:
         yield (
-            f"Classes are very unequal: {counts[most]} images of {shown(most)}, {counts[fewest]} of {shown(fewest)}. "
+            f"Classes are very unequal: {counts[most]} images of {printable(most)}, {counts[fewest]} of {printable(fewest)}. "
             "Small classes are recognised less reliably."
         )
 
 
-def _near_duplicates(learner: Learner, proposal: Proposal, kept: Kept, paths: Sequence[str]) -> Iterator[str]:
+def _near_duplicates(learner: Learner, plan: UpdatePlan, kept: MemorySources, paths: Sequence[str]) -> Iterator[str]:
     """Images of the update whose features are almost those of an image of another class."""
     memory, sources = learner.memory.features, kept.features
     if not learner.is_pretrained or len(learner.shape_) != 3 or not len(memory):
         return
     # Some networks give all images much the same features: only what is left without their mean tells them apart.
-    rows, columns = F.normalize(memory.rows - memory.rows.mean(0)), memory.columns
+    rows, class_indices = F.normalize(memory.rows - memory.rows.mean(0)), memory.class_indices
     arrived = (sources >= 0).nonzero().squeeze(1)
     found: dict[frozenset[int], tuple[int, int]] = {}  # two classes -> two rows
     for some in arrived.split(1024):
         cosines = rows[some] @ rows.T  # (r, n)
-        cosines[columns[some][:, None] == columns] = -1
+        cosines[class_indices[some][:, None] == class_indices] = -1
         nearest = cosines.max(1)
         for place in (nearest.values > NEAR_DUPLICATE).nonzero().squeeze(1).tolist():
             row, other = int(some[place]), int(nearest.indices[place])
-            found.setdefault(frozenset(columns[[row, other]].tolist()), (row, other))
+            found.setdefault(frozenset(class_indices[[row, other]].tolist()), (row, other))
 
     def named(row: int) -> str:
-        name, source = shown(proposal.names[int(columns[row])]), int(sources[row])
-        return f"{shown(paths[source])} ({name})" if 0 <= source < len(paths) else f"an image of {name}"
+        name, source = printable(plan.names[int(class_indices[row])]), int(sources[row])
+        return f"{printable(paths[source])} ({name})" if 0 <= source < len(paths) else f"an image of {name}"
 
     for row, other in list(found.values())[:LISTED]:
         yield f"Nearly the same image in two classes: {named(row)} and {named(other)}. Is one of them mislabelled?"
@@ -65,4 +65,6 @@ def _near_duplicates(learner: Learner, proposal: Proposal, kept: Kept, paths: Se
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(shown, names[:LISTED])) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    return ", ".join(map(printable, names[:LISTED])) + (
+        f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    )

@@ -1,6 +1,7 @@
 """What learns: extractors and heads, their losses, and the one training loop."""
 
 from engram.network import parallel
+from engram.network.cache import TensorCache, caching
 from engram.network.catalogue import (
     DEFAULT_PRETRAINED,
     NAMES,
@@ -15,9 +16,8 @@ from engram.network.catalogue import (
 from engram.network.extraction import extract
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
 from engram.network.network import Network, Tuned, make_network, restore_network
-from engram.network.remembered import Remembered, remembering
 from engram.network.threads import threads_for
-from engram.network.training import Loss, Snapshots, Training
+from engram.network.training import EpochCheckpoints, Loss, Training
 from engram.network.weights import extractor_for_weights
 
 __all__ = [
@@ -26,14 +26,15 @@ __all__ = [
     "NAMES",
     "CorrectedHead",
     "CosineHead",
+    "EpochCheckpoints",
     "Head",
     "LinearHead",
     "Loss",
     "Network",
-    "Remembered",
-    "Snapshots",
+    "TensorCache",
     "Training",
     "Tuned",
+    "caching",
     "check_name",
     "choose_extractor",
     "describe_network",
@@ -45,7 +46,6 @@ __all__ = [
     "networks",
     "parallel",
     "portable_name",
-    "remembering",
     "restore_network",
     "threads_for",
 ]

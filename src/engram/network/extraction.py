@@ -12,9 +12,9 @@ from engram.data import Samples
 from engram.data.ahead import batches_of
 from engram.errors import TrainingError
 from engram.network import parallel
+from engram.network.cache import cached
 from engram.network.network import Network
 from engram.network.pretrained import Pretrained
-from engram.network.remembered import recall
 from engram.progress import SILENT, Progress
 
 BATCH = 500  # large enough to keep every core busy, small enough to stay in cache
@@ -28,7 +28,7 @@ def extract(network: Network, samples: Samples, progress: Progress = SILENT, pha
     Where features are remembered, those that were extracted before are read.
     """
     network = network.frozen()
-    return recall(_known(network, samples), lambda: {"features": _extract(network, samples, progress, phase)})[
+    return cached(_known(network, samples), lambda: {"features": _extract(network, samples, progress, phase)})[
         "features"
     ]
 
@@ -55,7 +55,7 @@ def _extract(network: Network, samples: Samples, progress: Progress, phase: str)
             features[done : done + len(inputs)] = network.features(inputs).cpu()
             done += len(inputs)
             running.advance(len(inputs))
-    features = parallel.whole(features)
+    features = parallel.all_gather(features)
     if not bool(torch.isfinite(features).all()):
         raise TrainingError("The network gives features that are not finite. Nothing of this task was kept.")
     return features

@@ -27,18 +27,18 @@ def softmax_distillation(scores: Tensor, teacher_scores: Tensor, temperature: fl
     return F.cross_entropy(scores / temperature, (teacher_scores / temperature).softmax(1))
 
 
-def margin_ranking(cosines: Tensor, columns: Tensor, new: Tensor, *, hardest: int, margin: float) -> Tensor:
+def margin_ranking(cosines: Tensor, class_indices: Tensor, new: Tensor, *, top_k: int, margin: float) -> Tensor:
     """LUCIR's Eq. 8: an old class's sample (its cosine with its class) ahead of its hardest new classes by a margin.
 
     `cosines` (n, K); `new` (bool, (K,)) are the new classes. A mean over the samples of old classes and their hardest.
     """
-    old = ~new[columns]  # (n,)
-    hardest = min(hardest, int(new.sum()))
-    weight = parallel.weight_among(old)  # before anything is left out: of several processes, all take part
-    if not hardest or not bool(old.any()):
+    old = ~new[class_indices]  # (n,)
+    top_k = min(top_k, int(new.sum()))
+    weight = parallel.mean_weight(old)  # before anything is left out: of several processes, all take part
+    if not top_k or not bool(old.any()):
         return cosines.new_zeros(())
-    own = cosines[old].gather(1, columns[old, None])  # (m, 1)
-    return weight * (margin - own + cosines[old][:, new].topk(hardest).values).clamp(min=0).mean()
+    own = cosines[old].gather(1, class_indices[old, None])  # (m, 1)
+    return weight * (margin - own + cosines[old][:, new].topk(top_k).values).clamp(min=0).mean()
 
 
 def feature_distillation(features: Tensor, teacher_features: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from engram.randomness import generator, seeded
 Loss = Callable[[Tensor, Tensor], Tensor]  # (a batch of inputs, augmented; their columns (n,)) -> a scalar
 
 
-class Snapshots(Protocol):
+class EpochCheckpoints(Protocol):
     """Where training under way is kept, so that a killed one can go on."""
 
     def load(self) -> dict[str, Tensor] | None:
@@ -42,13 +42,13 @@ class Training:
 
     epochs: PositiveInt = 70  # §5.1; 60 on ImageNet
     batch_size: PositiveInt = 128  # §5.1
-    rate: PositiveFloat = 2.0  # §5.1, for a loss divided by the data set's number of classes
+    learning_rate: PositiveFloat = 2.0  # §5.1, for a loss divided by the data set's number of classes
     momentum: NonNegativeFloat = 0.9  # iCaRL's code
     weight_decay: NonNegativeFloat = 1e-5  # §5.1
     schedule: Literal["steps", "one-cycle"] = "steps"  # steps: §5.1
     # §5.1, as shares of the epochs; the rate is divided after each
     milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (50 / 70, 64 / 70)
-    decay: PositiveFloat = 5.0  # §5.1: what the rate is divided by
+    learning_rate_decay: PositiveFloat = 5.0  # §5.1: what the rate is divided by
     warm_up: PositiveFloat = 0.3  # of one-cycle: the share of the steps in which the rate rises
     pad: NonNegativeInt = 4  # iCaRL's code: zeros around an image before it is cropped back at random
     flip: bool = True  # iCaRL's code: mirror half of the images
@@ -74,16 +74,16 @@ class Training:
             if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
                 raise UsageError(f"Width over height must be above 0, the smaller first; found {self.crop_ratio}.")
 
-    def rate_at(self, step: int, steps: int) -> float:
+    def learning_rate_at(self, step: int, steps: int) -> float:
         """The learning rate at a step, counted from 0, of so many."""
         if self.schedule == "steps":
             epoch = step * self.epochs // steps
             passed = sum(epoch >= max(1, round(share * self.epochs)) for share in self.milestones)  # never at once
-            return self.rate / self.decay**passed
+            return self.learning_rate / self.learning_rate_decay**passed
         rising = max(1.0, self.warm_up * steps)
         if step < rising:
-            return self.rate * (step + 1) / (rising + 1)
-        return self.rate * (1 + math.cos(math.pi * (step - rising) / max(1.0, steps - rising))) / 2
+            return self.learning_rate * (step + 1) / (rising + 1)
+        return self.learning_rate * (1 + math.cos(math.pi * (step - rising) / max(1.0, steps - rising))) / 2
 
     def batches(
         self, samples: Samples, seed: int, task: int, epoch: int
@@ -122,31 +122,31 @@ class Training:
         self,
         network: Network,
         samples: Samples,
-        columns: Tensor,
+        class_indices: Tensor,
         loss: Loss,
         *,
         seed: int,
         task: int,
         progress: Progress = SILENT,
-        snapshots: Snapshots | None = None,
+        checkpoints: EpochCheckpoints | None = None,
         phase: str = "train",
     ) -> None:
-        """Train `network` in place to make `loss` small on `samples`, whose classes are the head's `columns` (n,).
+        """Train `network` in place to make `loss` small on `samples`, whose classes are the head's `class_indices` (n,).
 
         A snapshot that is found is gone on from, to the same end: on a CPU to the last bit. `loss` is a mean over the
         samples it is given: of several processes, each gives it a share of the batch.
         """
         optimiser = uncompiled(torch.optim.SGD)(
-            network.parameters(), self.rate, self.momentum, weight_decay=self.weight_decay, fused=True
+            network.parameters(), self.learning_rate, self.momentum, weight_decay=self.weight_decay, fused=True
         )
         per_epoch = self.batches_per_epoch(samples)
         steps = self.epochs * per_epoch
-        first = _go_on(network, optimiser, snapshots)
+        first = _go_on(network, optimiser, checkpoints)
         device = network.mean.device
         with (
             progress.phase(phase, steps) as running,
             ExitStack() as reading,
-            parallel.trained_together(network, self._at_precision(loss, device)) as step,
+            parallel.distributed_step(network, self._at_precision(loss, device)) as step,
         ):
             running.advance(first * per_epoch)
             for epoch in range(first, self.epochs):
@@ -154,11 +154,11 @@ class Training:
                 losses = []
                 batches = reading.enter_context(closing(self.batches(samples, seed, task, epoch)))
                 for number, (inputs, positions) in enumerate(batches):
-                    optimiser.param_groups[0]["lr"] = self.rate_at(epoch * per_epoch + number, steps)
+                    optimiser.param_groups[0]["lr"] = self.learning_rate_at(epoch * per_epoch + number, steps)
                     optimiser.zero_grad()
                     share = parallel.share(len(positions))
                     with _explained(), seeded(seed, "forward", task, epoch, number, share.rows.start):  # for dropout
-                        value = step(inputs.to(device), columns[positions[share.rows]].to(device), share.weight)
+                        value = step(inputs.to(device), class_indices[positions[share.rows]].to(device), share.weight)
                     value.backward()
                     value = parallel.mean(value)
                     if self.gradient_noise:
@@ -167,14 +167,16 @@ class Training:
                     losses.append(_finite(value, network, where))
                     optimiser.step()
                     running.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {losses[-1]:.4f}")
-                running.tell(epoch=epoch + 1, loss=sum(losses) / len(losses), rate=optimiser.param_groups[0]["lr"])
-                if snapshots is not None and epoch + 1 < self.epochs:
+                running.tell(
+                    epoch=epoch + 1, loss=sum(losses) / len(losses), learning_rate=optimiser.param_groups[0]["lr"]
+                )
+                if checkpoints is not None and epoch + 1 < self.epochs:
                     done = epoch + 1
-                    snapshots.save(lambda done=done: _state(network, optimiser, done))  # type: ignore[misc]
+                    checkpoints.save(lambda done=done: _state(network, optimiser, done))  # type: ignore[misc]
         if not all(bool(torch.isfinite(parameter).all()) for parameter in network.parameters()):
             raise TrainingError(  # the last step of all is followed by no loss that would tell
                 f"The network is not finite after task {task + 1}. Nothing of this task was kept. "
-                "A lower learning rate usually helps: --set rate=…"
+                "A lower learning rate usually helps: --set learning_rate=…"
             )
         network.eval()
 
@@ -183,9 +185,9 @@ class Training:
         if self.precision == "float32":
             return loss
 
-        def mixed(inputs: Tensor, columns: Tensor) -> Tensor:
+        def mixed(inputs: Tensor, class_indices: Tensor) -> Tensor:
             with torch.autocast(device.type, torch.bfloat16):
-                return loss(inputs, columns).float()
+                return loss(inputs, class_indices).float()
 
         return mixed
 
@@ -220,7 +222,7 @@ def _finite(loss: Tensor, network: Network, where: str) -> float:
     if not math.isfinite(value + steepness):
         raise TrainingError(
             f"The {'gradient' if math.isfinite(value) else 'loss'} is not finite at {where}. Nothing of this task was "
-            "kept. A lower learning rate usually helps: --set rate=…"
+            "kept. A lower learning rate usually helps: --set learning_rate=…"
         )
     return value
 
@@ -232,9 +234,9 @@ def _state(network: Network, optimiser: torch.optim.Optimizer, epoch: int) -> di
     return state | {"epoch": torch.tensor(epoch)}
 
 
-def _go_on(network: Network, optimiser: torch.optim.Optimizer, snapshots: Snapshots | None) -> int:
+def _go_on(network: Network, optimiser: torch.optim.Optimizer, checkpoints: EpochCheckpoints | None) -> int:
     """Take over the last snapshot, if there is one, and say how many epochs were done."""
-    state = parallel.once(lambda: snapshots.load() if snapshots is not None else None)
+    state = parallel.broadcast(lambda: checkpoints.load() if checkpoints is not None else None)
     if state is None:
         return 0
     epoch = int(state.pop("epoch"))

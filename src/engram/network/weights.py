@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engram.errors import DataError
 from engram.network.catalogue import FROM_SCRATCH
 from engram.storage import load_tensors
-from engram.text import shown
+from engram.text import printable
 
 PYTORCH = (".pth", ".pt", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training scripts save a state dict
@@ -23,7 +23,7 @@ def load_weights(extractor: nn.Module, path: Path) -> None:
     found = _extractor_weights(path)
     problem = _mismatch(extractor.state_dict(), found)
     if problem:
-        raise DataError(f"{shown(path)} does not fit {type(extractor).__name__}: {problem}.")
+        raise DataError(f"{printable(path)} does not fit {type(extractor).__name__}: {problem}.")
     extractor.load_state_dict(found, strict=False)
 
 
@@ -34,7 +34,7 @@ def extractor_for_weights(path: Path) -> str:
         if not _mismatch(FROM_SCRATCH[name](3).state_dict(), found):
             return name
     raise DataError(
-        f"{shown(path)} does not hold the weights of a network that engram can build "
+        f"{printable(path)} does not hold the weights of a network that engram can build "
         f"({', '.join(FROM_SCRATCH)}; ResNet-18 with torchvision's parameter names). "
         "A folder in the layout of the Hugging Face hub can be given as --network."
     )
@@ -56,17 +56,17 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise DataError(f"There is no file {shown(path)}.") from error
+        raise DataError(f"There is no file {printable(path)}.") from error
     except Exception as error:  # damaged bytes lead the unpickler to errors of any kind
         raise DataError(
-            f"{shown(path)} cannot be read as PyTorch weights: it is damaged, or holds more than tensors, "
+            f"{printable(path)} cannot be read as PyTorch weights: it is damaged, or holds more than tensors, "
             "which is never loaded. Save its state dict, or convert it to safetensors."
         ) from error
     for name in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise DataError(f"{shown(path)} holds no state dict: a mapping of parameter names to tensors.")
+        raise DataError(f"{printable(path)} holds no state dict: a mapping of parameter names to tensors.")
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}  # DataParallel's prefix
 
 

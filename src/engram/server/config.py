@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engram.data.images import LIMIT
 from engram.errors import UsageError
-from engram.text import shown
+from engram.text import printable
 
 SHORTEST_TOKEN = 16  # characters: below, it can be guessed
 
@@ -67,13 +67,13 @@ class Config:
         for host in self.hosts:
             if not _is_name(host):
                 raise UsageError(
-                    f"The server cannot be called '{shown(host)}'. "
+                    f"The server cannot be called '{printable(host)}'. "
                     "Write a name or an address without http:// and without a port, such as: --allow-host pi.local"
                 )
         for proxy in () if self.proxy is None else self.proxy.split(","):
             if _network(proxy.strip()) is None:
                 raise UsageError(
-                    f"A trusted proxy is known by its address, such as 10.0.0.2, or a network; found '{shown(proxy)}'."
+                    f"A trusted proxy is known by its address, such as 10.0.0.2, or a network; found '{printable(proxy)}'."
                 )
         for name in ("body_bytes", "json_bytes", "files", "file_bytes", "pixels", "requests", "decoders", "batch"):
             if getattr(self, name) < 1:

@@ -13,7 +13,7 @@ from engram.errors import DataError
 from engram.server.config import Config
 from engram.server.problems import Problem
 from engram.server.uploads import Upload
-from engram.text import LONGEST_NAME, composed, shown, unfit
+from engram.text import LONGEST_NAME, composed, printable, unfit
 
 LONGEST_FILE_NAME = 200  # letters of it that are repeated
 
@@ -91,7 +91,7 @@ async def upload_of(form: FormData, config: Config) -> Upload:
 
 def name_of(file: UploadFile) -> str:
     """The name that a file was sent with, fit to be shown."""
-    return shown(file.filename or "")[:LONGEST_FILE_NAME]
+    return printable(file.filename or "")[:LONGEST_FILE_NAME]
 
 
 def _too_many(config: Config) -> Problem:

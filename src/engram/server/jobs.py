@@ -27,7 +27,7 @@ from engram.server.problems import Problem, sentence_of, too_many
 from engram.server.snapshot import Snapshots
 from engram.server.teaching import FAILED, WAITING, Lesson, Standing, generation_of, work
 from engram.server.uploads import Upload
-from engram.text import shown
+from engram.text import printable
 
 OVER = ("done", "failed", "cancelled")
 GRACE = 5.0  # seconds for a lesson to end by itself
@@ -230,9 +230,9 @@ class Jobs:
                 # While it waited, another has made the model, which sees pictures of another size.
 
     def _carry_out_at(self, job: Job, upload: Upload, side: int) -> dict[str, Any]:
-        images, kept, left_out = self._decode(job, upload, side)
+        images, kept, skipped = self._decode(job, upload, side)
         names = tuple(sorted(set(upload.classes)))
-        _check_left(names, {upload.classes[number] for number in kept}, left_out)
+        _check_left(names, {upload.classes[number] for number in kept}, skipped)
         lesson = Lesson(
             folder=str(self.folder.path.absolute()),
             side=side,
@@ -245,7 +245,7 @@ class Jobs:
             busy_seconds=self.config.busy_seconds,
         )
         result = self._teach(job, lesson, images)
-        return {**result, "left_out": left_out}
+        return {**result, "skipped": skipped}
 
     def _side(self) -> int:
         """The side of the squares that pictures are decoded to: the model's, or that of a new one's network."""
@@ -255,7 +255,7 @@ class Jobs:
         """The pictures that can be read, which they are, and why the others cannot."""
         images: list[Tensor] = []
         kept: list[int] = []
-        left_out: list[dict[str, str]] = []
+        skipped: list[dict[str, str]] = []
         standing = Standing("read", 0, len(upload))
         for number, name in enumerate(upload.names):
             if job.cancelled.is_set():
@@ -264,10 +264,10 @@ class Jobs:
                 images.append(self.decoders.decode(upload.content(number), side))
                 kept.append(number)
             except UnreadableImage as error:
-                left_out.append({"name": shown(name), "class": upload.classes[number], "reason": str(error)})
+                skipped.append({"name": printable(name), "class": upload.classes[number], "reason": str(error)})
             standing.advance(1)
             job.progress = standing.to_json()
-        return images, kept, left_out
+        return images, kept, skipped
 
     def _teach(self, job: Job, lesson: Lesson, images: list[Tensor]) -> dict[str, Any]:
         ours, theirs = multiprocessing.Pipe()
@@ -320,12 +320,12 @@ def _stop(process: BaseProcess) -> None:
     later.start()
 
 
-def _check_left(names: tuple[str, ...], readable: set[str], left_out: list[dict[str, str]]) -> None:
+def _check_left(names: tuple[str, ...], readable: set[str], skipped: list[dict[str, str]]) -> None:
     """A class of which nothing can be read is a mistake; the others would be taught without it."""
     for name in names:
         if name not in readable:
-            first = next(left for left in left_out if left["class"] == name)
+            first = next(left for left in skipped if left["class"] == name)
             raise DataError(
-                f"None of the pictures of the class '{shown(name)}' can be read. {first['name']}: {first['reason']} "
+                f"None of the pictures of the class '{printable(name)}' can be read. {first['name']}: {first['reason']} "
                 "Replace them, or leave the class out."
             )

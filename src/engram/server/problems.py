@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from engram.errors import BusyError, DataError, EngramError, UsageError
-from engram.text import shown
+from engram.text import printable
 
 MEDIA_TYPE = "application/problem+json"
 BUSY = "A lesson, or another command, is at work on the model. Try again when it is over."
@@ -69,9 +69,9 @@ def problem_response(problem: StarletteHTTPException) -> JSONResponse:
 def sentence_of(error: EngramError, folder: Path) -> str:
     """The message of one of our own errors, without where the model lies."""
     message = str(error)
-    for place in sorted({shlex.quote(str(folder)), shown(folder), str(folder)}, key=len, reverse=True):
+    for place in sorted({shlex.quote(str(folder)), printable(folder), str(folder)}, key=len, reverse=True):
         message = message.replace(place, "MODEL")
-    return shown(message)[:LONGEST]
+    return printable(message)[:LONGEST]
 
 
 def as_problem(error: Exception, folder: Path) -> StarletteHTTPException:
@@ -105,7 +105,7 @@ def handle_problems(app: FastAPI, folder: Path) -> None:
 def _invalid(error: RequestValidationError) -> str:
     """What a request has in the wrong place. What it was is not repeated."""
     first: dict[str, Any] = dict(error.errors()[0])
-    where = ".".join(shown(part) for part in first["loc"] if part not in ("body", "query", "path"))[:80]
+    where = ".".join(printable(part) for part in first["loc"] if part not in ("body", "query", "path"))[:80]
     if first["type"] == "json_invalid":
         return "The body is not JSON. Send an object as /openapi.json describes it."
     return f"{where or 'The body'}: {first['msg']}. See /openapi.json for what is expected."

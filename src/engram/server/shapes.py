@@ -60,7 +60,7 @@ class Predictions(BaseModel):
     predictions: list[Predicted | Unreadable]
 
 
-class LeftOut(BaseModel):
+class SkippedFile(BaseModel):
     """A file that was not learned from, and why."""
 
     name: str
@@ -74,7 +74,7 @@ class Outcome(BaseModel):
     new: dict[str, int] = Field(description="Pictures of each class that was not known before.")
     more: dict[str, int] = Field(description="Pictures of each class that was.")
     classes: int
-    kept_bytes: int
+    memory_bytes: int
     seen_bytes: int
     seconds: float
     accuracy: Share | None = Field(description="On held-out pictures; null where none were held out.")
@@ -90,7 +90,7 @@ class Outcome(BaseModel):
     tuning: str
     classifier: str
     warnings: list[str]
-    left_out: list[LeftOut]
+    skipped: list[SkippedFile]
 
 
 class Standing(BaseModel):

@@ -19,7 +19,7 @@ import torch
 from engram.data import Samples
 from engram.data.pictures import Pictures
 from engram.errors import BusyError, DataError, EngramError
-from engram.model import Learned, ModelFolder, Wishes, learn_pictures
+from engram.model import Learned, LearnOptions, ModelFolder, learn_pictures
 from engram.progress import Phase
 from engram.server.problems import sentence_of
 
@@ -87,12 +87,12 @@ def _received(pipe: Connection, count: int, side: int) -> torch.Tensor:
 def _teach(lesson: Lesson, inputs: torch.Tensor, pipe: Connection) -> Learned:
     samples = Samples.of(inputs, torch.tensor(lesson.labels, dtype=torch.int64))
     pictures = Pictures(samples, lesson.class_names, (), ())
-    wishes = Wishes(epochs=lesson.epochs, device=lesson.device, image_size=lesson.side)
+    options = LearnOptions(epochs=lesson.epochs, device=lesson.device, image_size=lesson.side)
     folder = ModelFolder(Path(lesson.folder))
     end = time.monotonic() + lesson.busy_seconds
     while True:
         try:
-            return learn_pictures(folder, pictures, wishes, Reporter(pipe, folder), seen_bytes=lesson.seen_bytes)
+            return learn_pictures(folder, pictures, options, Reporter(pipe, folder), seen_bytes=lesson.seen_bytes)
         except BusyError as error:
             if time.monotonic() >= end:
                 raise BusyError(HELD) from error

@@ -26,7 +26,7 @@ def _vary(
 ALPHA = Suite(  # From a random start: least squares is similarity alone, α without end.
     summary="α, the weight of similarity in the adapter's loss (validation)",
     finding="A large α is wanted; accuracy and ω rise with it.",
-    variants=_vary("alpha", "α", (0.1, 1.0, 10.0, 100.0, 1000.0), adapter_start="random"),
+    variants=_vary("alpha", "α", (0.1, 1.0, 10.0, 100.0, 1000.0), adapter_init="random"),
     varies="α",
     validation=0.1,
 )

@@ -10,7 +10,7 @@ from engram.experiments.suites.suite import Facts, Suite, Variant
 CHANGED: Mapping[str, Mapping[str, Any]] = {
     "engram": {},
     "the paper's training": {"objective": "distillation"},
-    "a network that is never held": {"old_weights": 0.0},  # shows from the sixth task on
+    "a network that is never held": {"weight_averaging": 0.0},  # shows from the sixth task on
     "an adapter of 720 steps": {"adapter_steps": 720},  # as features
     "a support vector machine": {"classifier": "svm", "C": 10.0},  # its best C on validation
     "a linear discriminant": {"classifier": "discriminant"},

@@ -32,7 +32,7 @@ class Classifier(ABC):
 
     def fit(self, features: Tensor, labels: Tensor) -> Self:
         """Fit to features (n, d) and integer labels (n,)."""
-        return self.restore(parallel.once(lambda: self._fitted_state(features, labels)))
+        return self.restore(parallel.broadcast(lambda: self._fitted_state(features, labels)))
 
     @abstractmethod
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class Classifier(ABC):
             chosen = torch.arange(len(labels), device=features.device) if rows is None else rows.to(features.device)
             return self._held_out(features.detach(), labels, chosen).to(features.device)
 
-        return parallel.once(compute)
+        return parallel.broadcast(compute)
 
     def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         """Cross-validate: the j-th sample of a class is held out in fold j mod 5, unless its class has no other."""

@@ -56,10 +56,10 @@ class LDA(ClosedForm):
             mm = squares.repeat(len(rows), 1)  # (b, K): ⟨m, m⟩
             ux, uu = (u * x).sum(dim=1, keepdim=True), u.square().sum(dim=1, keepdim=True)  # (b, 1)
             # Without x, the mean of its class is m − u / (n_c − 1).
-            column, moved = own[:, None], 1 / others[own][:, None]  # (b, 1)
-            mm.scatter_add_(1, column, moved**2 * uu - 2 * moved * mu.gather(1, column))
-            mx.scatter_add_(1, column, -moved * ux)
-            mu.scatter_add_(1, column, -moved * uu)
+            class_index, moved = own[:, None], 1 / others[own][:, None]  # (b, 1)
+            mm.scatter_add_(1, class_index, moved**2 * uu - 2 * moved * mu.gather(1, class_index))
+            mx.scatter_add_(1, class_index, -moved * ux)
+            mu.scatter_add_(1, class_index, -moved * uu)
             b = removed[own][:, None]
             gain = b / (1 - b * uu).clamp(min=torch.finfo(uu.dtype).eps)
             return mx + gain * mu * ux - (mm + gain * mu.square()) / 2

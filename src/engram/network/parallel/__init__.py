@@ -5,28 +5,37 @@ its share of every batch and extracts its share of the samples; what cannot be s
 Where there is one process, every function does just what it is given.
 """
 
-from engram.network.parallel.exchange import agree, align, by_turns, mean, on_first, once, weight_among, whole
-from engram.network.parallel.ranks import Share, part, share, size, speaks, together
-from engram.network.parallel.steps import Step, trained_together
-from engram.network.parallel.world import refuse_several, world
+from engram.network.parallel.exchange import (
+    all_gather,
+    broadcast,
+    broadcast_module,
+    check_same,
+    main_first,
+    mean,
+    mean_weight,
+    on_main,
+)
+from engram.network.parallel.process_group import process_group, refuse_torchrun
+from engram.network.parallel.ranks import Share, is_distributed, is_main, part, share, world_size
+from engram.network.parallel.steps import Step, distributed_step
 
 __all__ = [
     "Share",
     "Step",
-    "agree",
-    "align",
-    "by_turns",
+    "all_gather",
+    "broadcast",
+    "broadcast_module",
+    "check_same",
+    "distributed_step",
+    "is_distributed",
+    "is_main",
+    "main_first",
     "mean",
-    "on_first",
-    "once",
+    "mean_weight",
+    "on_main",
     "part",
-    "refuse_several",
+    "process_group",
+    "refuse_torchrun",
     "share",
-    "size",
-    "speaks",
-    "together",
-    "trained_together",
-    "weight_among",
-    "whole",
-    "world",
+    "world_size",
 ]

@@ -13,50 +13,50 @@ from torch import Tensor, distributed, nn
 from engram import errors
 from engram.errors import EngramError, UsageError
 from engram.network.parallel.messages import as_bytes, assembled, described, dismantled, from_bytes, length_in_bytes
-from engram.network.parallel.ranks import place, size, speaks, together
+from engram.network.parallel.ranks import is_distributed, is_main, place, world_size
 
 Value = TypeVar("Value")
 
 
-def once(compute: Callable[[], Value]) -> Value:
+def broadcast(compute: Callable[[], Value]) -> Value:
     """What `compute` gives, done by the first process alone; all have it then, to the last bit.
 
     A value is made of None, numbers, texts, tensors, and lists, tuples and dicts of them. An `EngramError` is raised in
     all. Nothing that is done in there may wait for the other processes: they wait for it, however long it takes.
     """
-    if not together():
+    if not is_distributed():
         return compute()
     return cast(Value, _from_first(*_attempt(compute)))
 
 
-def on_first(act: Callable[[], Value]) -> Value | None:
-    """As `once`, for what is to stay with the first process, such as an open folder; the others get None."""
-    if not together():
+def on_main(act: Callable[[], Value]) -> Value | None:
+    """As `broadcast`, for what is to stay with the first process, such as an open folder; the others get None."""
+    if not is_distributed():
         return act()
     value, error = _attempt(act)
     _from_first(None, error)
     return value
 
 
-def by_turns(act: Callable[[], Value]) -> Value:
+def main_first(act: Callable[[], Value]) -> Value:
     """What `act` gives, in every process; where they share a machine, the others begin when the first has done it.
 
     What it leaves on the disk, such as files that were downloaded, is so there for them.
     """
-    here = place() if together() else None
+    here = place() if is_distributed() else None
     if here is None:
         return act()
     if here.local_rank:
-        meet()
+        barrier()
         return act()
     value = act()
-    meet()
+    barrier()
     return value
 
 
-def whole(own: Tensor) -> Tensor:
+def all_gather(own: Tensor) -> Tensor:
     """The rows (n, ...) of all processes in their order, the same in every one, on the CPU; `own` may be none."""
-    if not together():
+    if not is_distributed():
         return own
     lengths = _gathered(torch.tensor([len(own)]))
     longest = max(int(length) for length in lengths)
@@ -67,19 +67,19 @@ def whole(own: Tensor) -> Tensor:
 
 def mean(value: Tensor) -> Tensor:
     """The mean over the processes of a number that each has, the same in all; nothing is learned through it."""
-    if not together():
+    if not is_distributed():
         return value
     total = value.detach().clone()
     distributed.all_reduce(total)
-    return total / size()
+    return total / world_size()
 
 
-def weight_among(selected: Tensor) -> float:
+def mean_weight(selected: Tensor) -> float:
     """What a mean over the selected rows (bool, (n,)) of a share is to count for, to be one over those of the batch.
 
     A share's loss counts for as many rows as it has, which need not be the part of the selected ones that are in it.
     """
-    if not together():
+    if not is_distributed():
         return 1.0
     own = torch.stack([selected.sum(), torch.tensor(len(selected), device=selected.device)]).double()
     batch = own.clone()
@@ -87,15 +87,15 @@ def weight_among(selected: Tensor) -> float:
     return float((own[0] / own[1]) / (batch[0] / batch[1])) if own[0] else 0.0
 
 
-def align(module: nn.Module) -> None:
+def broadcast_module(module: nn.Module) -> None:
     """Make all processes' copies of a module equal to the first one's, to the last bit."""
-    if together():
-        module.load_state_dict(once(module.state_dict))
+    if is_distributed():
+        module.load_state_dict(broadcast(module.state_dict))
 
 
-def agree(value: Any, what: str) -> None:
+def check_same(value: Any, what: str) -> None:
     """Refuse to go on where `value` (plain, as JSON has it) is not the same in all processes; `what` it is."""
-    if not together():
+    if not is_distributed():
         return
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)[None]  # (1, 32)
@@ -103,12 +103,12 @@ def agree(value: Any, what: str) -> None:
     if bool((found != found[0]).any()):
         others = ", ".join(str(number + 1) for number in (found != found[0]).any(1).nonzero().squeeze(1).tolist())
         raise UsageError(
-            f"The processes of this run do not agree on {what}: of {size()}, process {others} has something else than "
+            f"The processes of this run do not agree on {what}: of {world_size()}, process {others} has something else than "
             "the first. Give all machines the same files, the same command and the same version."
         )
 
 
-def meet() -> None:
+def barrier() -> None:
     """Wait until all processes are here."""
     distributed.all_reduce(torch.zeros(1))
 
@@ -116,7 +116,7 @@ def meet() -> None:
 def _attempt(compute: Callable[[], Value]) -> tuple[Value | None, EngramError | None]:
     """What the first process makes of it; the others do nothing."""
     try:
-        return (compute() if speaks() else None), None
+        return (compute() if is_main() else None), None
     except EngramError as error:
         return None, error
 
@@ -133,13 +133,13 @@ def _from_first(value: Any, error: EngramError | None) -> Any:
     received = []
     for number, (kind, shape, device) in enumerate(descriptions):
         empty = torch.empty(length_in_bytes(kind, shape), dtype=torch.uint8)
-        received.append(from_bytes(_broadcast(as_bytes(tensors[number]) if speaks() else empty), kind, shape, device))
-    return value if speaks() else assembled(form, received)
+        received.append(from_bytes(_broadcast(as_bytes(tensors[number]) if is_main() else empty), kind, shape, device))
+    return value if is_main() else assembled(form, received)
 
 
 def _gathered(own: Tensor) -> list[Tensor]:
     """The tensors of all processes, which are of one shape."""
-    gathered = [torch.empty_like(own) for _ in range(size())]
+    gathered = [torch.empty_like(own) for _ in range(world_size())]
     distributed.all_gather(gathered, own)
     return gathered
 
@@ -148,7 +148,7 @@ def _text(own: str) -> str:
     """The first process's text, in all."""
     content = torch.frombuffer(bytearray(own.encode()), dtype=torch.uint8)
     length = int(_broadcast(torch.tensor([len(content)])))
-    return bytes(_broadcast(content if speaks() else torch.empty(length, dtype=torch.uint8)).tolist()).decode()
+    return bytes(_broadcast(content if is_main() else torch.empty(length, dtype=torch.uint8)).tolist()).decode()
 
 
 def _broadcast(tensor: Tensor) -> Tensor:

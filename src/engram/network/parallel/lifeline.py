@@ -45,8 +45,8 @@ class End(NamedTuple):
 class Lifeline:
     """This process among all, in a store that all of them reach."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self.store, self.rank, self.size = store, rank, size
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
         self.exit_code = 1  # of all, once there is a verdict
         self.left = threading.Event()
         self.end: End | None = None  # of the run, once it is known
@@ -79,7 +79,9 @@ class Lifeline:
             end = End(self.rank, _words(error) if isinstance(error, EngramError) else _orphaned(), 1)
         self.exit_code = end.exit_code
         if end.rank != self.rank:
-            return ElsewhereError(f"Process {end.rank + 1} of {self.size} has failed: {end.message}", end.exit_code)
+            return ElsewhereError(
+                f"Process {end.rank + 1} of {self.world_size} has failed: {end.message}", end.exit_code
+            )
         return error if end.message == _words(error) else LostError(end.message)
 
     def _end_of(self, error: BaseException) -> End:
@@ -100,8 +102,8 @@ class Lifeline:
 
     def _silent(self) -> int | None:
         """A process that gives no sign of life for a while; None once all have, or the run is known to be over."""
-        before = [self.store.add(f"beat/{each}", 0) for each in range(self.size)]
-        quiet = set(range(self.size)) - {self.rank}
+        before = [self.store.add(f"beat/{each}", 0) for each in range(self.world_size)]
+        quiet = set(range(self.world_size)) - {self.rank}
         start = time.monotonic()
         while quiet and time.monotonic() < start + DOUBT and self._ended() is None:
             time.sleep(BEAT / 5)
@@ -111,13 +113,13 @@ class Lifeline:
     def _obituary(self, dead: int) -> str:
         machine = self.store.get(f"machine/{dead}").decode() if self.store.check([f"machine/{dead}"]) else "no machine"
         return (
-            f"Process {dead + 1} of {self.size}, on {machine}, ended without a word: it was killed, ran out of memory, "
+            f"Process {dead + 1} of {self.world_size}, on {machine}, ended without a word: it was killed, ran out of memory, "
             f"or its machine is out of reach. So the run has ended. {GO_ON}"
         )
 
     def _beat(self) -> None:
         """Give signs of life and look for the neighbour's, until this process leaves or the run ends."""
-        neighbour, seen, missed = (self.rank + 1) % self.size, 0, 0
+        neighbour, seen, missed = (self.rank + 1) % self.world_size, 0, 0
         while self.end is None and not self.left.wait(BEAT):
             try:
                 self.store.add(f"beat/{self.rank}", 1)

@@ -14,13 +14,13 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engram.network.parallel.ranks import together
+from engram.network.parallel.ranks import is_distributed
 
 
 @contextmanager
 def synchronised(network: nn.Module) -> Iterator[None]:
     """Inside, the batch norms of a network take their statistics over all processes; their tensors stay the same."""
-    if not together():
+    if not is_distributed():
         yield
         return
     found = [

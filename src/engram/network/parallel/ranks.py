@@ -8,29 +8,29 @@ from typing import NamedTuple
 from torch import distributed
 
 
-def size() -> int:
-    """How many processes work as one; 1 outside of a `world`."""
+def world_size() -> int:
+    """How many processes work as one; 1 outside of a `process_group`."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def rank() -> int:
     """Which of them this is, from 0."""
-    return distributed.get_rank() if size() > 1 else 0
+    return distributed.get_rank() if world_size() > 1 else 0
 
 
-def together() -> bool:
+def is_distributed() -> bool:
     """Whether this process is one of several."""
-    return size() > 1
+    return world_size() > 1
 
 
-def speaks() -> bool:
+def is_main() -> bool:
     """Whether this is the process that writes files and talks to people: of several, the first."""
     return rank() == 0
 
 
 def part(count: int) -> slice:
     """This process's part of so many: contiguous, in the processes' order, and as large as any other within one."""
-    least, left = divmod(count, size())
+    least, left = divmod(count, world_size())
     start = rank() * least + min(rank(), left)
     return slice(start, start + least + (rank() < left))
 
@@ -47,17 +47,17 @@ class Share(NamedTuple):
 
 def share(count: int) -> Share:
     """This process's share of a batch of so many rows. Of fewer rows than processes, each takes all."""
-    if count < size():
+    if count < world_size():
         return Share(slice(0, count), 1.0)
     rows = part(count)
-    return Share(rows, (rows.stop - rows.start) * size() / count)
+    return Share(rows, (rows.stop - rows.start) * world_size() / count)
 
 
 class Place(NamedTuple):
     """Where a launcher has put this process: by its number among all, and among those of its machine."""
 
     rank: int
-    size: int
+    world_size: int
     local_rank: int
     local_size: int
 

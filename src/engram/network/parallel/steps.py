@@ -8,26 +8,26 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from engram.network.parallel.exchange import align
+from engram.network.parallel.exchange import broadcast_module
 from engram.network.parallel.norms import synchronised
-from engram.network.parallel.ranks import together
+from engram.network.parallel.ranks import is_distributed
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Step = Callable[[Tensor, Tensor, float], Tensor]  # (inputs, columns, what their share weighs) -> its part of the loss
 
 
 @contextmanager
-def trained_together(network: nn.Module, loss: Loss) -> Iterator[Step]:
+def distributed_step(network: nn.Module, loss: Loss) -> Iterator[Step]:
     """Gives the loss of a share of a batch, by whose `backward` all processes get the gradient of the whole batch's.
 
     `loss` is a mean over the inputs it is given, through `network` in any way: some of it, all of it, or twice.
     """
-    if not together():
-        yield lambda inputs, columns, weight: loss(inputs, columns)
+    if not is_distributed():
+        yield lambda inputs, class_indices, weight: loss(inputs, class_indices)
         return
     from torch.nn.parallel import DistributedDataParallel  # it imports torch's compiler, for seconds
 
-    align(network)
+    broadcast_module(network)
     with synchronised(network):
         yield DistributedDataParallel(_Objective(network, loss), find_unused_parameters=True)
 
@@ -43,5 +43,5 @@ class _Objective(nn.Module):
         self.unused = nn.Parameter(torch.zeros((), device=learned[0].device))
         self.loss = loss
 
-    def forward(self, inputs: Tensor, columns: Tensor, weight: float) -> Tensor:
-        return weight * self.loss(inputs, columns)
+    def forward(self, inputs: Tensor, class_indices: Tensor, weight: float) -> Tensor:
+        return weight * self.loss(inputs, class_indices)

@@ -236,7 +236,7 @@ function show(article, job) {
   part(".phase").classList.toggle("problem", job.state === "failed");
   if (!over || part(".outcome")) return;
   if (job.state === "done") latest = job.result;
-  article.append(make("div", { className: "outcome" }, ...how(job.result), ...warnings(job.result?.warnings ?? []), ...judged(job.result?.judged ?? []), ...leftOut(job.result?.left_out ?? [])));
+  article.append(make("div", { className: "outcome" }, ...how(job.result), ...warnings(job.result?.warnings ?? []), ...judged(job.result?.judged ?? []), ...skippedFiles(job.result?.skipped ?? [])));
 }
 
 function lay(article, job) {
@@ -266,7 +266,7 @@ function lay(article, job) {
 function outcome(job) {
   if (job.state === "failed") return job.problem ?? "It could not be learned.";
   if (job.state === "cancelled") return job.problem ?? "Nothing was changed.";
-  const { generation, kept_bytes: kept, seen_bytes: seen } = job.result ?? {};
+  const { generation, memory_bytes: kept, seen_bytes: seen } = job.result ?? {};
   const sentences = [];
   if (generation !== undefined) sentences.push(`This is generation ${generation}.`);
   sentences.push(accuracyOf(job.result ?? {}));
@@ -293,7 +293,7 @@ function warnings(texts) {
   return texts.length ? [make("ul", { className: "warnings", "aria-label": "Warnings" }, ...texts.map((text) => make("li", { textContent: text })))] : [];
 }
 
-function leftOut(files) {
+function skippedFiles(files) {
   if (!files.length) return [];
   const items = files.slice(0, NAMED).map((each) => make("li", {}, named(each.name), `: ${each.reason}`));
   if (files.length > NAMED) items.push(make("li", { textContent: `and ${counted(files.length - NAMED, "more file")}` }));

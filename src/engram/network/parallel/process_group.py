@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from engram.errors import EngramWarning, LostError, UsageError
-from engram.network.parallel.exchange import agree, meet
+from engram.network.parallel.exchange import barrier, check_same
 from engram.network.parallel.lifeline import Lifeline, Terminated
 from engram.network.parallel.ranks import Place, place
 
@@ -30,7 +30,7 @@ ANSWERING = timedelta(seconds=10)  # of the lifeline's store
 
 
 @contextmanager
-def world(device: str = "auto") -> Iterator[None]:
+def process_group(device: str = "auto") -> Iterator[None]:
     """Inside, the processes that torchrun has started work as one; a lone process, or one inside already, as it did.
 
     Numbers on the CPU go by gloo and those on a GPU by nccl; each process of a machine has a GPU of its own. An error
@@ -48,7 +48,7 @@ def world(device: str = "auto") -> Iterator[None]:
         _own_threads(here),
         _warned_once(here),
         _interrupted_by_sigterm(),
-        Lifeline(_prefixed(_store(ANSWERING), number, "lifeline"), here.rank, here.size) as lifeline,
+        Lifeline(_prefixed(_store(ANSWERING), number, "lifeline"), here.rank, here.world_size) as lifeline,
     ):
         try:
             on_gpu = _takes_gpu(device, here)
@@ -56,14 +56,14 @@ def world(device: str = "auto") -> Iterator[None]:
                 "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
                 store=_prefixed(store, number, "groups"),
                 rank=here.rank,
-                world_size=here.size,
+                world_size=here.world_size,
                 timeout=WAITING,
             )
-            agree([torch.__version__, on_gpu], "torch's version, or on having a GPU")
+            check_same([torch.__version__, on_gpu], "torch's version, or on having a GPU")
             yield
-            meet()
+            barrier()
             lifeline.leave()
-            meet()  # now no one looks for signs of life, nor into the store, which may end with the first process
+            barrier()  # now no one looks for signs of life, nor into the store, which may end with the first process
         except BaseException as error:
             _turn_deaf()
             verdict = lifeline.verdict(error)
@@ -74,10 +74,10 @@ def world(device: str = "auto") -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def refuse_several(command: str) -> None:
+def refuse_torchrun(command: str) -> None:
     """Refuse a command that several processes would each carry out on their own, in one another's way."""
     if place() is not None:
-        with world("cpu"):  # so that it is said once
+        with process_group("cpu"):  # so that it is said once
             raise UsageError(f"`{command}` works in one process. Leave out torchrun, which is for `engram run`.")
 
 

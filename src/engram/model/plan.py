@@ -29,8 +29,7 @@ from engram.methods import (
     setting_names,
 )
 from engram.methods.budget import MOST
-from engram.model.model import Model, remake, settings_of, unlearned
-from engram.model.recipe import (
+from engram.model.defaults import (
     FIRST_RATE,
     LARGEST_SIDE,
     LATER_RATE,
@@ -41,8 +40,9 @@ from engram.model.recipe import (
     choose_size,
     picture_settings,
 )
+from engram.model.model import Model, remake, settings_of, unlearned
 from engram.network import NAMES, choose_extractor, extractor_for_weights, input_size, is_pretrained
-from engram.text import shown, unfit
+from engram.text import printable, unfit
 
 SMALLEST = 5  # of a class with fewer pictures none is held out
 
@@ -51,7 +51,7 @@ FORM = ("network", "head", "last_relu", "crop", "weights")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class LearnOptions:
     """What may be asked of `learn`. None leaves it to the model or, when that is new, to the pictures."""
 
     method: str | None = None  # None: engram
@@ -89,7 +89,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposal:
+class UpdatePlan:
     """What would be learned, by whom, and what would be kept."""
 
     learner: Learner  # with the settings that will hold, and all that is known so far
@@ -99,7 +99,7 @@ class Proposal:
     more: Mapping[str, int]  # and of each that is known
     tuning: Tuning | None  # whether the network is trained, and why; None: a trial on held-out images decides
     shape: tuple[int, ...]  # of one sample: (h, w, c), or (d,) of vectors
-    kept_bytes: int  # at most, once it is learned
+    memory_bytes: int  # at most, once it is learned
     budget: int | None
     features_per_class: int | None  # asked for; the learner's is what the budget leaves of it
 
@@ -120,17 +120,17 @@ class Proposal:
         return self.tuning is None or self.tuning.tunes
 
 
-def propose(model: Model | None, found: Found, wishes: Wishes) -> Proposal:
+def plan_update(model: Model | None, found: Found, options: LearnOptions) -> UpdatePlan:
     """What to do with these pictures. Nothing is decoded yet."""
-    check_names(model.names if model is not None else (), found.class_names, f" in {shown(found.source)}")
-    size = _image_size(model, found, wishes)
+    check_names(model.names if model is not None else (), found.class_names, f" in {printable(found.source)}")
+    size = _image_size(model, found, options)
     counts = Counter(found.class_names[label] for label in found.labels)
-    return propose_samples(model, {name: counts[name] for name in found.class_names}, (size, size, 3), wishes)
+    return plan_update_of_samples(model, {name: counts[name] for name in found.class_names}, (size, size, 3), options)
 
 
-def propose_samples(
-    model: Model | None, arriving: Mapping[str, int], shape: tuple[int, ...], wishes: Wishes
-) -> Proposal:
+def plan_update_of_samples(
+    model: Model | None, arriving: Mapping[str, int], shape: tuple[int, ...], options: LearnOptions
+) -> UpdatePlan:
     """What to do with so many samples of each class, each of this shape."""
     known = model.names if model is not None else ()
     fresh = tuple(name for name in arriving if name not in known)
@@ -138,52 +138,52 @@ def propose_samples(
     labels = {name: first + number for number, name in enumerate(fresh)}
     if model is not None:
         labels |= {name: model.label(name) for name in arriving if name in known}
-    learner = _learner(model, wishes, sum(arriving.values()), shape)
+    learner = _learner(model, options, sum(arriving.values()), shape)
     names = (*known, *fresh)
     learner.check(len(names))
-    budget = wishes.budget if wishes.budget is not None else (model.facts.budget if model is not None else None)
+    budget = options.budget if options.budget is not None else (model.facts.budget if model is not None else None)
     asked = learner.features_per_class if isinstance(learner, Features) else None
     arrived = [arriving.get(name, 0) for name in names]
     learner, kept = _within(learner, arrived, budget, shape)
-    proposal = Proposal(
+    plan = UpdatePlan(
         learner=learner,
         names=names,
         labels=labels,
         new={name: arriving[name] for name in fresh},
         more={name: arriving[name] for name in arriving if name in known},
-        tuning=_tuning(learner, wishes, len(fresh), list(arriving.values())),
+        tuning=_tuning(learner, options, len(fresh), list(arriving.values())),
         shape=shape,
-        kept_bytes=kept,
+        memory_bytes=kept,
         budget=budget,
         features_per_class=asked,
     )
-    if proposal.trains:
-        check_validation(wishes, arriving.values())
-    return proposal
+    if plan.trains:
+        check_validation(options, arriving.values())
+    return plan
 
 
-def expected_seconds(proposal: Proposal) -> float:
+def expected_seconds(plan: UpdatePlan) -> float:
     """About how long it will take here, from a few steps timed now."""
-    learner, size = proposal.learner, proposal.image_size
-    arriving = sum(proposal.new.values()) + sum(proposal.more.values())
+    learner, size = plan.learner, plan.image_size
+    arriving = sum(plan.new.values()) + sum(plan.more.values())
     blank = Samples.of(torch.zeros(learner.training.batch_size, size, size, 3, dtype=torch.uint8), _zeros(learner))
     replayed = len(learner.memory.images)
-    trains = proposal.trains or learner.make_classifier() is None
-    costs = measure_costs(learner, blank, len(proposal.names), pairs=arriving + replayed, trains=trains)
+    trains = plan.trains or learner.make_classifier() is None
+    costs = measure_costs(learner, blank, len(plan.names), pairs=arriving + replayed, trains=trains)
     if not trains:
         return arriving * costs.extracted
-    epochs = learner.training.epochs if proposal.trains else 0
+    epochs = learner.training.epochs if plan.trains else 0
     training = epochs * (arriving + replayed) * (costs.taught if learner.tasks_ else costs.first)
     steps = 0
-    if proposal.trains and learner.tasks_ and isinstance(learner, Features):
+    if plan.trains and learner.tasks_ and isinstance(learner, Features):
         steps = learner.adaptation.steps_in_all
         steps += learner.adaptation.steps if steps else 0  # for good, what was chosen to judge it is not chosen again
     # All pictures are seen by the old network and the new one: once to judge it, once for good.
     return training + 2 * 2 * (arriving + replayed) * costs.extracted + steps * costs.adapter_step
 
 
-def _tuning(learner: Learner, wishes: Wishes, fresh: int, arriving: list[int]) -> Tuning | None:
-    if wishes.trains and not learner.is_pretrained:
+def _tuning(learner: Learner, options: LearnOptions, fresh: int, arriving: list[int]) -> Tuning | None:
+    if options.trains and not learner.is_pretrained:
         return Tuning(True, "as asked for")
     decided = decide(learner.tune, arriving, first=not learner.tasks_, pretrained=learner.is_pretrained)
     trains = decided is None or decided.tunes
@@ -223,52 +223,52 @@ def check_names(known: Sequence[str], arriving: Sequence[str], where: str = "") 
             raise DataError(f"{problem} Rename it.")
 
 
-def check_validation(wishes: Wishes, arriving: Iterable[int]) -> None:
+def check_validation(options: LearnOptions, arriving: Iterable[int]) -> None:
     """Refuse to validate by so many samples of each class where none of them can be held out."""
-    if wishes.at_least is not None and max(arriving, default=0) < SMALLEST:
+    if options.at_least is not None and max(arriving, default=0) < SMALLEST:
         raise UsageError(f"Nothing can be validated: no class has {SMALLEST} pictures, of which to hold one out.")
 
 
-def _image_size(model: Model | None, found: Found, wishes: Wishes) -> int:
+def _image_size(model: Model | None, found: Found, options: LearnOptions) -> int:
     if model is None:
-        network = _network_of(wishes, (LARGEST_SIDE, LARGEST_SIDE, 3))
+        network = _network_of(options, (LARGEST_SIDE, LARGEST_SIDE, 3))
         own = input_size(network) if isinstance(network, str) else None
-        return wishes.image_size or own or choose_size(found, wishes.weights)
+        return options.image_size or own or choose_size(found, options.weights)
     if model.image_size is None:
         raise UsageError("This model has learned vectors, not pictures. Teach it from Python.")
-    if wishes.image_size not in (None, model.image_size):
+    if options.image_size not in (None, model.image_size):
         raise UsageError(f"This model sees pictures at {model.image_size} pixels a side, and keeps to it.")
     return model.image_size
 
 
-def _network_of(wishes: Wishes, shape: tuple[int, ...]) -> str | nn.Module:
+def _network_of(options: LearnOptions, shape: tuple[int, ...]) -> str | nn.Module:
     """The network of a new model: a pretrained one, unless another was asked for."""
-    if wishes.network is not None:
-        return wishes.network
-    return choose_network(shape) if wishes.weights is None else extractor_for_weights(wishes.weights)
+    if options.network is not None:
+        return options.network
+    return choose_network(shape) if options.weights is None else extractor_for_weights(options.weights)
 
 
-def _learner(model: Model | None, wishes: Wishes, pictures: int, shape: tuple[int, ...]) -> Learner:
-    asked = {**wishes.settings, "epochs": wishes.epochs or wishes.settings.get("epochs") or choose_epochs(pictures)}
-    features = wishes.features_per_class or (model.facts.features_per_class if model is not None else None)
+def _learner(model: Model | None, options: LearnOptions, pictures: int, shape: tuple[int, ...]) -> Learner:
+    asked = {**options.settings, "epochs": options.epochs or options.settings.get("epochs") or choose_epochs(pictures)}
+    features = options.features_per_class or (model.facts.features_per_class if model is not None else None)
     if features is not None:
         asked.setdefault("features_per_class", features)
-    asked |= {name: value for name in ("tune", "classifier") if (value := getattr(wishes, name)) is not None}
+    asked |= {name: value for name in ("tune", "classifier") if (value := getattr(options, name)) is not None}
     if model is None:
-        return _new_learner(wishes, asked, shape)
-    if wishes.weights is not None:
+        return _new_learner(options, asked, shape)
+    if options.weights is not None:
         raise UsageError("This model has weights already. Those of a file can only start a new one.")
-    if wishes.network not in (None, model.learner.network):
+    if options.network not in (None, model.learner.network):
         raise UsageError(f"This model has the network '{model.learner.network}', and keeps it.")
-    if wishes.method not in (None, model.learner.name):
+    if options.method not in (None, model.learner.name):
         raise UsageError(f"This model learns by the method '{model.learner.name}', and keeps to it.")
-    _refuse_another_form(model.learner, wishes.settings)
-    learner = _keeping_images(model, wishes)
-    if learner.training.rate == FIRST_RATE:
-        asked = {"rate": LATER_RATE, **asked}
-    if wishes.seed is not None:
-        asked["seed"] = wishes.seed
-    return remake(learner, **{**asked, **_images(learner.name, wishes)})
+    _refuse_another_form(model.learner, options.settings)
+    learner = _keeping_images(model, options)
+    if learner.training.learning_rate == FIRST_RATE:
+        asked = {"learning_rate": LATER_RATE, **asked}
+    if options.seed is not None:
+        asked["seed"] = options.seed
+    return remake(learner, **{**asked, **_images(learner.name, options)})
 
 
 def _refuse_another_form(learner: Learner, settings: Mapping[str, Any]) -> None:
@@ -281,35 +281,35 @@ def _refuse_another_form(learner: Learner, settings: Mapping[str, Any]) -> None:
             raise UsageError(f"This model has {has}. Only a new one can be made otherwise.")
 
 
-def _images(method: str, wishes: Wishes) -> dict[str, Any]:
+def _images(method: str, options: LearnOptions) -> dict[str, Any]:
     """The wish for images, for this method; one that cannot keep any is not troubled with the wish for none."""
-    wanted = wishes.images_per_class
+    wanted = options.images_per_class
     heard = wanted if wanted or "images_per_class" in setting_names(method) else None
     return {} if heard is None else {"images_per_class": heard}
 
 
-def _new_learner(wishes: Wishes, asked: Mapping[str, Any], shape: tuple[int, ...]) -> Learner:
-    method = wishes.method or METHOD
-    if method == "features" and wishes.images_per_class:
+def _new_learner(options: LearnOptions, asked: Mapping[str, Any], shape: tuple[int, ...]) -> Learner:
+    method = options.method or METHOD
+    if method == "features" and options.images_per_class:
         method = "hybrid"  # what a model of features becomes where images are asked for later
-    network = _network_of(wishes, shape)
-    if wishes.weights is not None and network in NAMES and network != (own := extractor_for_weights(wishes.weights)):
-        raise UsageError(f"{shown(wishes.weights)} has weights of the network '{own}', and not of '{network}'.")
-    weights = None if wishes.weights is None else str(wishes.weights)
+    network = _network_of(options, shape)
+    if options.weights is not None and network in NAMES and network != (own := extractor_for_weights(options.weights)):
+        raise UsageError(f"{printable(options.weights)} has weights of the network '{own}', and not of '{network}'.")
+    weights = None if options.weights is None else str(options.weights)
     recipe = picture_settings(
         method,
-        wishes.settings.get("objective"),
+        options.settings.get("objective"),
         from_scratch=weights is None and not is_pretrained(network),
         pretrained=is_pretrained(network),
     )
-    settings = {**recipe, "network": network, "weights": weights, "seed": wishes.seed or 0, **asked}
-    return make(method, **{**settings, **_images(method, wishes), "device": wishes.device})
+    settings = {**recipe, "network": network, "weights": weights, "seed": options.seed or 0, **asked}
+    return make(method, **{**settings, **_images(method, options), "device": options.device})
 
 
-def _keeping_images(model: Model, wishes: Wishes) -> Learner:
+def _keeping_images(model: Model, options: LearnOptions) -> Learner:
     """The learner, as one that keeps images too, or no longer, where that is what is asked for."""
     learner = model.learner
-    wanted = {0: "features", None: learner.name}.get(wishes.images_per_class, "hybrid")
+    wanted = {0: "features", None: learner.name}.get(options.images_per_class, "hybrid")
     if wanted == learner.name or learner.name not in ("features", "hybrid"):
         return learner
     images = ImageMemory.empty(learner.shape_) if wanted == "hybrid" else ImageMemory.empty()

@@ -18,7 +18,7 @@ from engram.network import parallel
 MOST = 2 * 2**30  # bytes in a folder; what was not asked for longest goes first
 
 
-class Remembered:
+class TensorCache:
     """A folder of tensors, each file under the hash of all that they were computed from.
 
     Of several processes the first alone looks into it. What is damaged or gone is computed anew.
@@ -26,7 +26,7 @@ class Remembered:
 
     def __init__(self, folder: Path, most: int = MOST) -> None:
         self.folder, self.most = folder, most
-        parallel.on_first(self._open)
+        parallel.on_main(self._open)
 
     def _open(self) -> None:
         storage.make_folder(self.folder)
@@ -45,12 +45,12 @@ class Remembered:
 
     def load(self, path: Path) -> dict[str, Tensor] | None:
         """The tensors, or None where there are none."""
-        return parallel.once(lambda: _read(path))
+        return parallel.broadcast(lambda: _read(path))
 
     def save(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """Keep them, if there is room; what cannot be written is computed again another time."""
         if sum(tensor.nbytes for tensor in tensors.values()) <= self.most:
-            parallel.on_first(lambda: self._write(path, tensors))
+            parallel.on_main(lambda: self._write(path, tensors))
 
     def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         with suppress(OSError):  # the disk is full, or somebody else makes room too
@@ -74,27 +74,27 @@ def _read(path: Path) -> dict[str, Tensor] | None:
     return tensors
 
 
-_here: ContextVar[Remembered | None] = ContextVar("remembered", default=None)
+_here: ContextVar[TensorCache | None] = ContextVar("cache", default=None)
 
 
 @contextmanager
-def remembering(remembered: Remembered | None) -> Iterator[None]:
+def caching(cache: TensorCache | None) -> Iterator[None]:
     """Inside, what was computed before is read instead, and anything else is kept."""
-    token = _here.set(remembered)
+    token = _here.set(cache)
     try:
         yield
     finally:
         _here.reset(token)
 
 
-def recall(known: Iterable[object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+def cached(known: Iterable[object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """What was made of all that is `known` before, or what is made now; `known` is looked at where one remembers."""
-    remembered = _here.get()
-    if remembered is None:
+    cache = _here.get()
+    if cache is None:
         return make()
-    path = remembered.path(known)
-    tensors = remembered.load(path)
+    path = cache.path(known)
+    tensors = cache.load(path)
     if tensors is None:
         tensors = make()
-        remembered.save(path, tensors)
+        cache.save(path, tensors)
     return tensors

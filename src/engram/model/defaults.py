@@ -47,13 +47,13 @@ PRETRAINED: dict[str, Any] = {"classifier": "auto", "shrinkage": 0.2, "pad": 16}
 
 # For arrays from Python, of which nothing is known: images are not mirrored, and shifted by nothing.
 ARRAYS: dict[str, Any] = {
-    **{"batch_size": BATCH, "schedule": "one-cycle", "rate": 0.2, "expected_classes": 10},
+    **{"batch_size": BATCH, "schedule": "one-cycle", "learning_rate": 0.2, "expected_classes": 10},
     **{"pad": 0, "flip": False},
     **{"adapter_width": 256},
 }
 # Of vectors there may be few, and hundreds of models be made of them. Their network has no batch norm: at a lower rate,
 # and with its features held more tightly, what is stored stays usable (found on digits as vectors, and on blobs).
-VECTORS: dict[str, Any] = {**ARRAYS, "rate": 0.03, "feature_distillation": 20.0, "adapter_steps": 120}
+VECTORS: dict[str, Any] = {**ARRAYS, "learning_rate": 0.03, "feature_distillation": 20.0, "adapter_steps": 120}
 UNDIVIDED_VECTOR_RATE = 0.05  # of vectors, for objectives that are not divided by the number of classes
 VECTOR_STEPS, FEWEST_VECTOR_EPOCHS, MOST_VECTOR_EPOCHS = 300, 5, 30
 
@@ -64,10 +64,10 @@ def picture_settings(
     """What is sensible for pictures, of the settings that the method has; `pretrained`: for a network by name."""
     known = setting_names(method, objective)
     if "expected_classes" in known:  # its loss is divided by their number
-        rate = FIRST_RATE if from_scratch else LATER_RATE
+        learning_rate = FIRST_RATE if from_scratch else LATER_RATE
     else:
-        rate = UNDIVIDED_RATE if from_scratch else UNDIVIDED_RATE_FROM_WEIGHTS
-    settings = {**PICTURES, "rate": rate, **(PRETRAINED if pretrained else {})}
+        learning_rate = UNDIVIDED_RATE if from_scratch else UNDIVIDED_RATE_FROM_WEIGHTS
+    settings = {**PICTURES, "learning_rate": learning_rate, **(PRETRAINED if pretrained else {})}
     return {name: value for name, value in settings.items() if name in known}
 
 
@@ -76,7 +76,7 @@ def array_settings(method: str, objective: str | None, shape: tuple[int, ...]) -
     known, vectors = setting_names(method, objective), len(shape) == 1
     recipe = dict(VECTORS if vectors else ARRAYS)
     if "expected_classes" not in known:
-        recipe |= {"rate": UNDIVIDED_VECTOR_RATE if vectors else None}
+        recipe |= {"learning_rate": UNDIVIDED_VECTOR_RATE if vectors else None}
     fixed = METHODS[method].settings
     return {name: value for name, value in recipe.items() if name in known and name not in fixed and value is not None}
 

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 
 from engram.data import Samples
-from engram.methods import Lesson
+from engram.methods import TrainingContext
 from engram.network import Network, Training
 
 
-def lesson(student: Network, teacher: Network | None, in_task: Tensor, **others: Any) -> Lesson:
+def context(student: Network, teacher: Network | None, in_task: Tensor, **others: Any) -> TrainingContext:
     """The lesson; without anything else said it has no samples, and the teacher's classes came with the first task."""
     old = teacher.classes if teacher is not None else 0
     values: dict[str, Any] = {
         "samples": Samples.of(torch.empty(0, 12), torch.empty(0, dtype=torch.int64)),
-        "columns": torch.empty(0, dtype=torch.int64),
+        "class_indices": torch.empty(0, dtype=torch.int64),
         "kept": 0,
-        "brought_by": (torch.arange(len(in_task)) >= old).long(),
+        "task_of_class": (torch.arange(len(in_task)) >= old).long(),
         "training": Training(),
         "seed": 0,
         "task": 0,
     }
-    return Lesson(student=student, teacher=teacher, in_task=in_task, **{**values, **others})
+    return TrainingContext(student=student, teacher=teacher, in_task=in_task, **{**values, **others})

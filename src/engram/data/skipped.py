@@ -1,15 +1,15 @@
-"""`LeftOut`: a file that is not among the pictures, and why."""
+"""`SkippedFile`: a file that is not among the pictures, and why."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from engram.text import shown
+from engram.text import printable
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedFile:
     """A file or folder that is not among the pictures, and a sentence that says why."""
 
     path: Path
@@ -20,4 +20,4 @@ class LeftOut:
         return {"path": str(self.path), "reason": self.reason}
 
     def __str__(self) -> str:
-        return f"{shown(self.path)}: {self.reason}"
+        return f"{printable(self.path)}: {self.reason}"
