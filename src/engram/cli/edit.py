@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.arguments import Json, ModelPath
+from engram.cli.options import Json, ModelPath
 from engram.text import printable
 
 if TYPE_CHECKING:

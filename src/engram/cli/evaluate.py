@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.arguments import Json, ModelPath
-from engram.cli.run import Device
+from engram.cli.options import Device, Json, ModelPath, Quiet
 from engram.cli.words import columns_there_are, counted, print_skipped, table
 from engram.text import printable
 
@@ -27,9 +26,9 @@ def evaluate(
         Path, typer.Argument(metavar="FOLDER|LIST.csv", help="One sub-folder per class, or a list: path,label.")
     ],
     generation: Annotated[int | None, typer.Option(help="An earlier generation instead of the one in use.")] = None,
-    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
+    device: Device = "auto",
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Classify labelled pictures and print the accuracy, overall and per class, and the confusion matrix.
 

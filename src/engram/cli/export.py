@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.arguments import Json, ModelPath
+from engram.cli.options import Json, ModelPath, Quiet
 from engram.cli.words import megabytes
 from engram.text import printable
 
@@ -28,7 +28,7 @@ def export(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a model as ONNX, what it keeps as arrays, or its weights. The model stays as it is."""
     from engram.cli.display import Display

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.arguments import Json, ModelPath
+from engram.cli.options import Json, ModelPath
 from engram.cli.words import counted, megabytes
 from engram.errors import UsageError
 from engram.text import printable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from engram.cli.arguments import Json, ModelPath
+from engram.cli.options import Json, ModelPath
 from engram.cli.words import megabytes, table
 
 if TYPE_CHECKING:

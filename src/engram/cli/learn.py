@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from engram.cli.arguments import Json
-from engram.cli.run import Device, pairs
+from engram.cli.options import Device, Json, Quiet, Settings, parse_settings
 from engram.cli.words import counted, megabytes, minutes, print_skipped, table
 from engram.errors import UsageError
 from engram.text import printable
@@ -83,16 +82,16 @@ def learn(
     hold_out: Annotated[
         float, typer.Option(help="Where the network is trained: the share of the pictures held out to judge it by.")
     ] = 0.1,
-    set: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")] = None,
+    set: Settings = None,
     seed: Annotated[
         int | None, typer.Option(help="Of all that is drawn. Default: 0 for a new model, which keeps it.")
     ] = None,
-    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
+    device: Device = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be learned, how long it takes and what is kept.")
     ] = False,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Teach a model new classes, or more of those it knows. The pictures may be gone afterwards.
 
@@ -107,7 +106,7 @@ def learn(
     parallel.refuse_torchrun("engram learn")
 
     validate = validate or at_least is not None
-    settings = pairs(set or [])
+    settings = parse_settings(set)
     own = {
         "features_per_class": features_per_class,
         "images_per_class": images_per_class,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engram.cli.arguments import Json
+from engram.cli.options import Json
 
 
 def methods(

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.arguments import Json, ModelPath
-from engram.cli.run import Device
+from engram.cli.options import Device, Json, ModelPath, Quiet
 from engram.cli.words import print_skipped
 from engram.errors import DataError, UsageError
 from engram.text import csv_text, printable
@@ -41,8 +40,8 @@ def predict(
     generation: Annotated[int | None, typer.Option(help="An earlier generation instead of the one in use.")] = None,
     json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas, one picture a line.")] = False,
-    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
 ) -> None:
     """Say which classes pictures are of, and how probable that is. Exit 1 if any cannot be read."""
     if json and csv:

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from engram.cli.options import Device, Quiet, Settings, parse_settings
 from engram.cli.reading import Cache, ClassList, FitOption, ImageSize, Workers, reading_of, tell_of
-from engram.errors import UsageError
 
 if TYPE_CHECKING:
     from engram.experiments import Measurement, Result
-
-Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 def run(
@@ -71,11 +69,8 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="What class order, weights and all else are drawn from.")] = 0,
     seeds: Annotated[int | None, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = None,
-    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
-    set: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; `engram methods METHOD` lists them."),
-    ] = None,
+    device: Device = "auto",
+    set: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default one under runs/.")] = None,
     trainings: Annotated[
         Path | None, typer.Option(help="A folder of trained networks, shared by runs that differ only after training.")
@@ -83,7 +78,7 @@ def run(
     track: Annotated[bool, typer.Option("--track", help="Write for TensorBoard into the run's folder too.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder was cut off.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Learn a data set task by task with one method, and measure it after every task."""
     from engram.cli.display import Display
@@ -105,7 +100,7 @@ def run(
     folder = out or _default_folder(f"{method}-{dataset}" + ("" if seeds else f"-seed-{seed}"), resume)
     try:
         with parallel.process_group(device), Display(quiet=quiet, mute=not parallel.is_main()) as display:
-            settings = {name: value for name, value in flags.items() if value is not None} | pairs(set or [])
+            settings = {name: value for name, value in flags.items() if value is not None} | parse_settings(set)
             plan = Plan(
                 method=method,
                 preset=preset,
@@ -212,17 +207,6 @@ def _conclusion(result: Result, place: Path) -> str:
             f"had drifted; ω of the previous task's vectors {result.omega_previous[-1]:.3f}"  # type: ignore[index]
         )
     return "\n".join([*lines, f"result: {place / 'result.json'}"])
-
-
-def pairs(texts: list[str]) -> dict[str, Any]:
-    """`key=value` texts as a mapping; a dash in a key is an underscore."""
-    pairs: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set wants KEY=VALUE, such as --set learning_rate=0.5; found '{text}'.")
-        pairs[key.strip().replace("-", "_")] = value
-    return pairs
 
 
 def _default_folder(name: str, resume: bool) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.run import Device
+from engram.cli.options import Device
 from engram.errors import UsageError, not_installed
 from engram.text import printable
 
@@ -38,7 +38,7 @@ def serve(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="How often pictures are gone through. Default: by them.")
     ] = (None),
-    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Serve a model: a page and an HTTP interface to ask it, teach it and change it. Ctrl-C ends it."""
     try:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from engram.cli.arguments import Json
 from engram.cli.listing import show
+from engram.cli.options import Device, Json, Quiet, Settings, parse_settings
 from engram.cli.reading import Cache, ClassList, FitOption, ImageSize, Workers, reading_of, tell_of
-from engram.cli.run import Device, pairs
 
 if TYPE_CHECKING:
     from engram.experiments.many import SuitePlan
@@ -40,12 +39,10 @@ def suite(
     ] = "short",
     seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
+    device: Device = "auto",
     methods: Annotated[str, typer.Option(metavar="A,B", help="Only these methods of the suite.")] = "",
     tasks: Annotated[int | None, typer.Option(help="Stop every run after so many tasks.")] = None,
-    set: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting for every run.")
-    ] = None,
+    set: Settings = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what would be run, how long and how large; run nothing.")
     ] = False,
@@ -56,7 +53,7 @@ def suite(
     out: Annotated[Path | None, typer.Option(help="The suites' folder; by default one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a suite that was begun.")] = False,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a table or figure of the paper: every method, every value, every seed."""
     from engram.cli.display import Display
@@ -75,7 +72,7 @@ def suite(
         seed=seed,
         methods=tuple(method for method in methods.split(",") if method),
         tasks=tasks,
-        settings={**({} if device == "auto" else {"device": device}), **pairs(set or [])},
+        settings={**({} if device == "auto" else {"device": device}), **parse_settings(set)},
     )
     planning.check(order)
     if on == "ray":

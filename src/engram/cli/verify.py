@@ -6,7 +6,7 @@ import json as json_format
 
 import typer
 
-from engram.cli.arguments import Json, ModelPath
+from engram.cli.options import Json, ModelPath
 from engram.cli.words import counted, megabytes
 from engram.text import printable
 
