@@ -199,13 +199,13 @@ def test_another_objective_is_set_by_its_name_and_a_run_with_it_is_another_run(t
     assert (done.returncode, done.stderr) == (0, "")
     result = result_of(tmp_path / "here")
     settings = result["settings"]
-    assert (result["method"], settings["objective"], settings["last_relu"]) == ("features", "Rebalancing", False)
+    assert (result["method"], settings["objective"], settings["last_relu"]) == ("features", "lucir", False)
     assert settings["less_forget"] == 5.0 and "distillation" not in settings
     before = (tmp_path / "here" / "result.json").read_bytes()
     other = engram("run", "features", *quick, "--resume", cwd=tmp_path)
     assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
     assert "holds another run; it differs in " in other.stderr
-    assert "objective: Rebalancing, now Distillation" in other.stderr
+    assert "objective: lucir, now distillation" in other.stderr
     same = engram("run", "features", "--set", "objective=lucir", *quick, "--resume", cwd=tmp_path)
     assert same.returncode == 0
     assert (tmp_path / "here" / "result.json").read_bytes() == before

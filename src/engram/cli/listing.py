@@ -17,11 +17,11 @@ def methods(
     json: Json = False,
 ) -> None:
     """List the methods, and what each keeps of old classes; or all settings of one."""
-    from engram.methods import METHODS, OBJECTIVE_NAMES, make
+    from engram.methods import METHODS, make
 
     if name is not None:
         learner = make(name)
-        settings = {**learner.settings(), "objective": OBJECTIVE_NAMES[type(learner.objective).__name__]}
+        settings = learner.settings()
         if json:
             typer.echo(json_format.dumps({"method": name, "settings": settings}))
             return

@@ -8,7 +8,7 @@ from typing import Any
 
 from engram import storage
 from engram.errors import DataError
-from engram.methods import METHODS, OBJECTIVE_NAMES, Learner, setting_names
+from engram.methods import METHODS, OBJECTIVES, Learner, setting_names
 from engram.text import printable
 
 # Settings that came later, and the value of each that does what was done before: earlier runs are found and go on.
@@ -47,7 +47,7 @@ def done_otherwise(method: str) -> dict[str, Any]:
 
 def spoken_objective(kind: object) -> object:
     """The name by which an objective is set, of the class that results name; others stay as they are."""
-    return OBJECTIVE_NAMES.get(str(kind), kind)
+    return {each.__name__: name for name, each in OBJECTIVES.items()}.get(str(kind), kind)
 
 
 def content_of_weights(learner: Learner) -> dict[str, str]:

@@ -27,13 +27,8 @@ from engram.methods.tuning import Tune, Tuning, decide
 from engram.settings import build, fields, spoken
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    "classification": Classification,
-    "distillation": Distillation,
-    "eeil": CrossDistillation,
-    "lucir": Rebalancing,
-    "bic": BiasCorrection,
+    kind.name: kind for kind in (Classification, Distillation, CrossDistillation, Rebalancing, BiasCorrection)
 }
-OBJECTIVE_NAMES = {kind.__name__: name for name, kind in OBJECTIVES.items()}  # results have the names of classes
 
 
 @dataclass(frozen=True)
@@ -141,7 +136,6 @@ def _objective(method: str, objective: str | None) -> type[Objective]:
 __all__ = [
     "METHODS",
     "OBJECTIVES",
-    "OBJECTIVE_NAMES",
     "BiasCorrection",
     "BudgetError",
     "Classification",

@@ -24,6 +24,7 @@ class BiasCorrection(Objective):
     classes, also those the next network is taught. With another head nothing is corrected.
     """
 
+    name: ClassVar = "bic"
     defaults: ClassVar = {
         **{
             "head": "corrected",

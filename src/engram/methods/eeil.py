@@ -22,6 +22,7 @@ class CrossDistillation(Objective):
     the newest head too.
     """
 
+    name: ClassVar = "eeil"
     defaults: ClassVar = {
         **{
             "head": "linear",

@@ -26,8 +26,9 @@ from engram.features import (
     select,
     warn_of_small_classes,
 )
+from engram.features.codecs import product_bytes
 from engram.methods.learner import Learner, MemorySources
-from engram.network import Network, extract
+from engram.network import Network, extract, make_network
 from engram.progress import SILENT, Progress
 
 UNLABELLED = 5000  # windows of pictures of no class: as many as CIFAR-100's tasks have images
@@ -79,6 +80,18 @@ class Features(Learner):
             classifier = self.make_classifier().fit(rows, classes)
         self.commit(task, network, Memory(memory, images), classifier)
         return MemorySources(sources, image_sources)
+
+    def resolved_settings(self, samples: Samples) -> dict[str, object]:
+        one = samples.select(torch.arange(1))
+        d = make_network(self.network, self.head, one, seed=0, side=self.training.crop).dimension
+        adaptation, codec = self.adaptation, self.coding.used
+        return {
+            **super().resolved_settings(samples),
+            "adapter_width": adaptation.adapter_width or 16 * d,
+            "adapter_steps": adaptation.steps,
+            "codec": codec,
+            "codec_bytes": product_bytes(d, self.coding.codec_bytes) if codec == "pq" else None,
+        }
 
     def unbalanced(
         self, task: Task, rows: Tensor, classes: Tensor, features: Tensor, class_indices: Tensor

@@ -24,6 +24,7 @@ from engram.network import (
     Training,
     Tuned,
     check_name,
+    choose_extractor,
     extract,
     is_pretrained,
     make_network,
@@ -183,8 +184,17 @@ class Learner(ABC):
         return self.classify(self.extract(samples))
 
     def settings(self) -> dict[str, object]:
-        """All settings as plain values by their flat names, and the objective by the name of its class."""
-        return {**flatten(self), "objective": type(self.objective).__name__}
+        """All settings as plain values by their flat names, with the name of the objective."""
+        return {**flatten(self), "objective": self.objective.name or type(self.objective).__name__}
+
+    def resolved_settings(self, samples: Samples) -> dict[str, object]:
+        """`settings()` with each automatic value replaced by the one that it stands for on samples like these."""
+        tune = "every" if self.tune == "auto" and not self.is_pretrained else self.tune
+        resolved = {"tune": tune, "tuned_weights": self.tuned, "device": choose_device(self.device).type}
+        if self.network == "auto":
+            side, shape = self.training.crop, samples.shape
+            resolved["network"] = choose_extractor((side, side, shape[2]) if side and len(shape) > 1 else shape)
+        return {**self.settings(), **resolved}
 
     def training_settings(self, task: int) -> dict[str, object]:
         """All settings on which the network depends that is trained on this task, 0 the first, beside the stream."""
@@ -201,7 +211,7 @@ class Learner(ABC):
         settings = {**own, **flatten(self.training), **flatten(self.objective)}
         idle = frozenset() if task else {*self.objective.of_later_tasks, "weight_averaging", "weight_averaging_from"}
         kept = {name: value for name, value in settings.items() if name not in idle}
-        return {"objective": type(self.objective).__name__, **kept}
+        return {"objective": self.objective.name or type(self.objective).__name__, **kept}
 
     def check(self, classes: int) -> None:
         """Refuse, before anything is learned, what cannot be done for so many classes."""

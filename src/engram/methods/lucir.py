@@ -21,6 +21,7 @@ from engram.network.losses import feature_distillation, margin_ranking, softmax_
 class Rebalancing(Objective):
     """Cross-entropy of scaled cosines, the less-forget constraint, and margins between old classes and new ones."""
 
+    name: ClassVar = "lucir"
     defaults: ClassVar = {
         **{"head": "cosine", "last_relu": False},  # §3.2 and its note: features of both signs
         **{

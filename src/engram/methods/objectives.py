@@ -86,6 +86,7 @@ class TrainingContext:
 class Objective(ABC):
     """Makes the loss of one task's training; may do something before it, and after."""
 
+    name: ClassVar[str] = ""  # the entry of OBJECTIVES; settings record it
     # Settings of the learner that the objective's own paper has otherwise; what is asked for goes before them.
     defaults: ClassVar[Mapping[str, Any]] = {}
     # Whether some of the images are kept apart from training, from the day they come.
@@ -114,6 +115,8 @@ class Objective(ABC):
 @dataclass(frozen=True, kw_only=True)
 class Classification(Objective):
     """L_CE (Eq. 2) over all classes, old ones too: an ordinary classifier that knows nothing of tasks."""
+
+    name: ClassVar = "classification"
 
     loss_function: Literal["sigmoid", "softmax"] = "sigmoid"  # σ, §5.1
     # K: the paper's rate of 2.0 is for L / K, K the data set's classes (iCaRL's code)
@@ -147,6 +150,7 @@ class Distillation(Classification):
     kept images are no exception (iCaRL, Algorithm 3), unless their own labels are asked for.
     """
 
+    name: ClassVar = "distillation"
     of_later_tasks: ClassVar = frozenset({"distillation", "feature_distillation", "exemplar_targets"})
 
     distillation: NonNegativeFloat = 1.0  # λ, Eq. 4

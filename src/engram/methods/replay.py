@@ -55,6 +55,9 @@ class Rehearsing(Learner):
 
     exemplars: Exemplars = field(default_factory=Exemplars)
 
+    def resolved_settings(self, samples: Samples) -> dict[str, object]:
+        return {**super().resolved_settings(samples), **self.exemplars.numbers()}
+
     def training_settings(self, task: int) -> dict[str, object]:
         """In the first task nothing is rehearsed; later, what is depends on how much was kept, be it anything."""
         settings, numbers = super().training_settings(task), self.exemplars.numbers()

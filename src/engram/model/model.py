@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from engram.errors import DataError, UsageError, unknown
-from engram.methods import METHODS, OBJECTIVES, Learner, make
+from engram.methods import METHODS, Learner, make
 from engram.model.evidence import Evidence
 from engram.model.manifest import Manifest
 from engram.model.reading import Reader
@@ -143,8 +143,7 @@ def settings_of(learner: Learner) -> dict[str, Any]:
 
 
 def _settings(learner: Learner) -> dict[str, Any]:
-    objective = next(name for name, kind in OBJECTIVES.items() if kind is type(learner.objective))
-    settings = {**learner.settings(), "objective": objective}
+    settings = learner.settings()
     if isinstance(learner.network, str):
         settings["network"] = portable_name(learner.network)
     return {name: value for name, value in settings.items() if name not in NOT_KEPT}
