@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import engram
-from engram.experiments import Plan, Trainings
+from engram.experiments import Plan
+from engram.network import Cache
 from engram.storage import write_json
 
 HERE = Path(__file__).parent
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--validation", type=float, default=0.2)
     options = parser.parse_args()
     dataset, seeds = engram.load(options.dataset, options.data), range(FIRST, FIRST + options.seeds)
-    trainings = Trainings(HERE / "work" / "trained")
+    trainings = Cache(HERE / "work" / "trained")
     rows: list[dict[str, Any]] = []
     for text in options.settings:
         settings = dict(pair.split("=") for pair in text.split(","))

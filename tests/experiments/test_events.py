@@ -15,8 +15,9 @@ import pytest
 
 from engram.data import Stream
 from engram.errors import EngramError, TrainingError
-from engram.experiments import Measurement, Result, TensorBoard, Trainings, run
+from engram.experiments import Measurement, Result, TensorBoard, run
 from engram.methods import Learner, make
+from engram.network import Cache
 
 
 def small(method: str = "features", **settings: object) -> Learner:
@@ -135,7 +136,7 @@ def test_a_task_has_what_was_measured(vectors: Stream, tmp_path: Path) -> None:
 
 def test_a_network_that_another_run_has_trained_has_no_epochs(vectors: Stream, tmp_path: Path) -> None:
     for name, epochs in (("first", 3), ("second", 0)):
-        run(small(), vectors.first(1), out=tmp_path / name, trainings=Trainings(tmp_path / "trained"))
+        run(small(), vectors.first(1), out=tmp_path / name, trainings=Cache(tmp_path / "trained"))
         events = [event["event"] for event in events_of(tmp_path / name)]
         assert events.count("epoch") == epochs
         assert events.count("task") == 1

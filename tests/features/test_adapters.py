@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from engram.errors import TrainingError
 from engram.features import Adaptation, MLPAdapter, Pairs, adapters, fit_ridge, kind_of
-from engram.network import TensorCache, caching
+from engram.network import Cache
 from engram.progress import SILENT, Phase, Progress
 from engram.randomness import generator as generator_for
 from engram.randomness import seeded
@@ -283,15 +283,15 @@ class Counted:
 def test_an_adapter_that_was_learned_before_is_read(adapter: str, near: Drift, tmp_path: Path) -> None:
     settings = Adaptation(adapter=adapter, adapter_steps=5, adapter_width=8)  # type: ignore[arg-type]
     counted, known = Counted(near), ("L_cls", near.centres)
-    with caching(TensorCache(tmp_path)):
-        once = settings.fit(near.pairs, counted, seed=0, task=1, known=known)(near.stored)
-        calls = counted.calls
-        assert torch.equal(settings.fit(near.pairs, counted, seed=0, task=1, known=known)(near.stored), once)
-        assert counted.calls == calls
-        assert torch.equal(settings.fit(near.pairs, counted, seed=0, task=1)(near.stored), once)
-        assert counted.calls == 2 * calls  # of an L_cls that nothing is known of, none is read
+    cache = Cache(tmp_path)
+    once = settings.fit(near.pairs, counted, seed=0, task=1, known=known, cache=cache)(near.stored)
+    calls = counted.calls
+    assert torch.equal(settings.fit(near.pairs, counted, seed=0, task=1, known=known, cache=cache)(near.stored), once)
+    assert counted.calls == calls
+    assert torch.equal(settings.fit(near.pairs, counted, seed=0, task=1, cache=cache)(near.stored), once)
+    assert counted.calls == 2 * calls  # of an L_cls that nothing is known of, none is read
     settings.fit(near.pairs, counted, seed=0, task=1, known=known)
-    assert counted.calls == 3 * calls  # nor where nothing is remembered
+    assert counted.calls == 3 * calls  # nor without a cache
 
 
 def test_an_adapter_of_other_pairs_another_loss_or_other_settings_is_learned(near: Drift, tmp_path: Path) -> None:
@@ -308,9 +308,8 @@ def test_an_adapter_of_other_pairs_another_loss_or_other_settings_is_learned(nea
         (settings, pairs, 0, 1, ("another", near.centres)),
         (settings, pairs, 0, 1, ("L_cls", near.centres + 1e-6)),
     ]
-    with caching(TensorCache(tmp_path)):
-        for how, of, seed, task, loss in asked:
-            how.fit(of, near.classification, seed=seed, task=task, known=loss)
+    for how, of, seed, task, loss in asked:
+        how.fit(of, near.classification, seed=seed, task=task, known=loss, cache=Cache(tmp_path))
     assert len(list(tmp_path.iterdir())) == len(asked)
 
 

@@ -83,10 +83,10 @@ def run(
     """Learn a data set task by task with one method, and measure it after every task."""
     from engram.cli.display import Display
     from engram.data import load
-    from engram.experiments import Plan, TensorBoard, Trainings, seed_folders, summarise
+    from engram.experiments import Plan, TensorBoard, seed_folders, summarise
     from engram.experiments import run as learn_all
     from engram.methods import make, parse_bytes
-    from engram.network import parallel
+    from engram.network import Cache, parallel
 
     flags = {
         "network": network,
@@ -119,7 +119,7 @@ def run(
                 places = seed_folders(range(seed, seed + seeds), folder, resume=resume)
             make(method, **settings)  # a mistyped method or setting is told before any data is read
             reading = reading_of(image_size, fit, class_list, cache, workers)
-            shared = None if trainings is None else Trainings(trainings)
+            shared = None if trainings is None else Cache(trainings)
             loaded = parallel.main_first(lambda: load(dataset, data, display, reading))
             tell_of(loaded, display)
             results: list[Result] = []

@@ -6,6 +6,5 @@ from engram.experiments.plan import Plan, seed_folders, summarise
 from engram.experiments.presets import PRESETS
 from engram.experiments.results import Result
 from engram.experiments.running import run
-from engram.experiments.trainings import Trainings
 
-__all__ = ["PRESETS", "Measurement", "Plan", "Result", "TensorBoard", "Trainings", "run", "seed_folders", "summarise"]
+__all__ = ["PRESETS", "Measurement", "Plan", "Result", "TensorBoard", "run", "seed_folders", "summarise"]

@@ -22,7 +22,7 @@ from engram.data import Dataset, Reading, load
 from engram.errors import BusyError, EngramError
 from engram.experiments.checkpoint import RunFolder
 from engram.experiments.jobs import Job
-from engram.experiments.trainings import Trainings
+from engram.network import Cache
 from engram.progress import SILENT, Progress
 
 FAILED = "failed.json"
@@ -70,7 +70,7 @@ class Site:
                 load(),
                 place,
                 resume=True,
-                trainings=Trainings(self.folder / "trained"),
+                trainings=Cache(self.folder / "trained"),
                 progress=progress,
                 after_task=None if after_task is None else lambda *_: after_task(),
             )

@@ -18,9 +18,8 @@ from engram.experiments.events import Listener
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.results import SCHEMA, Result
 from engram.experiments.running import AfterTask, run
-from engram.experiments.trainings import Trainings
 from engram.methods import Learner, fit_budget, make, override
-from engram.network import parallel
+from engram.network import Cache, parallel
 from engram.progress import SILENT, Progress
 from engram.settings import spoken
 from engram.storage import make_folder, read_json, write_json
@@ -81,7 +80,7 @@ class Plan:
         out: Path | None = None,
         *,
         resume: bool = False,
-        trainings: Trainings | None = None,
+        trainings: Cache | None = None,
         listeners: Sequence[Listener] = (),
         progress: Progress = SILENT,
         after_task: AfterTask | None = None,

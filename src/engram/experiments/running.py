@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -16,14 +17,13 @@ from engram.data import Stream, Task
 from engram.errors import DataError, EngramError, UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
 from engram.experiments.events import EventLog, Listener, Reporting
-from engram.experiments.identity import content_of_weights
+from engram.experiments.identity import content_of_weights, identifying
 from engram.experiments.keeping import check_memory
 from engram.experiments.measuring import Measurement, measure
 from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
 from engram.experiments.results import Result, environment, joined, megabytes
-from engram.experiments.trainings import Trainings
 from engram.methods import Learner, choose_device
-from engram.network import EpochCheckpoints, Network, parallel, threads_for
+from engram.network import Cache, EpochCheckpoints, Network, parallel, threads_for
 from engram.progress import SILENT, Progress, Stopwatch
 
 # (task, what was measured, seconds by phase so far; none of a task that was done before the run was resumed)
@@ -36,7 +36,7 @@ def run(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    trainings: Trainings | None = None,
+    trainings: Cache | None = None,
     listeners: Sequence[Listener] = (),
     progress: Progress = SILENT,
     after_task: AfterTask | None = None,
@@ -62,12 +62,11 @@ def run(
         log = [EventLog(folder.path / "events.jsonl")] if folder is not None else []
         told = [*log, *listeners] if parallel.is_main() else []
         reporting = Reporting(progress if parallel.is_main() else SILENT, told)
-        if trainings is not None:
-            held.enter_context(trainings.caching(learner))
+        learner.cache = trainings if learner.is_cacheable else None
         held.enter_context(threads_for(stream.tasks[0].train.shape, learner.network))
         with _told(reporting, request):
             measurements, seconds, taken, made_with = _learn(
-                learner, stream, fingerprints, folder, trainings, reporting, after_task
+                learner, stream, fingerprints, folder, reporting, after_task
             )
             found = parallel.on_main(lambda: folder.result() if folder is not None else None)
             made = found or _result(
@@ -131,7 +130,6 @@ def _learn(
     stream: Stream,
     fingerprints: list[str],
     folder: RunFolder | None,
-    trainings: Trainings | None,
     progress: Reporting,
     after_task: AfterTask | None,
 ) -> tuple[list[Measurement], dict[str, float], int, Mapping[str, str]]:
@@ -147,7 +145,7 @@ def _learn(
         for task in stream.tasks[learner.tasks_ :]:
             progress.task = task.index + 1
             checkpoints = folder.checkpoints(task.index) if folder is not None else None
-            network, was_taken = _trained(learner, task, fingerprints[: task.index + 1], checkpoints, trainings, watch)
+            network, was_taken = _trained(learner, task, fingerprints[: task.index + 1], checkpoints, watch)
             if checkpoints is not None and checkpoints.seconds_before:
                 watch.seconds["train"] += checkpoints.seconds_before
             networks_taken += was_taken
@@ -183,19 +181,26 @@ def _trained(
     task: Task,
     known: list[str],
     checkpoints: EpochCheckpoints | None,
-    trainings: Trainings | None,
     progress: Progress,
 ) -> tuple[Network, bool]:
     """The network trained on the task: now, or before, by a run that shares it; and whether it was before."""
-    if trainings is None or not learner.trains(task, task.index):
+    cache = learner.cache
+    if cache is None or not learner.trains(task, task.index):
         return learner.train(task, progress, checkpoints), False
-    with trainings.held(learner, known):
-        network = trainings.load(learner, known, task.train.shape)
-        if network is not None:
-            return network, True
+    path = network_path(cache, learner, known)
+    with cache.locked(path):
+        tensors = cache.load(path)
+        if tensors is not None:
+            return learner.restored_network(tensors, task.train.shape), True
         network = learner.train(task, progress, checkpoints)
-        trainings.save(learner, known, network)
+        cache.save(path, network.state_dict())
     return network, False
+
+
+def network_path(cache: Cache, learner: Learner, tasks: list[str]) -> Path:
+    """The cached network of this learner, trained up to the last of these tasks (their fingerprints)."""
+    settings = identifying(learner.training_settings(len(tasks) - 1))
+    return cache.path("network", (json.dumps(settings, sort_keys=True), *tasks))
 
 
 def _result(

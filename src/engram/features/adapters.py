@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import TrainingError
-from engram.network import parallel
-from engram.network.cache import cached
+from engram.network import Cache, parallel
 from engram.network.losses import feature_distillation
 from engram.network.optimisers import uncompiled
 from engram.progress import SILENT, Progress
@@ -51,6 +50,7 @@ class _Source:
     seed: int
     task: int
     known: Sequence[object] | None  # of the classification
+    cache: Cache | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +93,17 @@ class Adaptation:
         task: int,
         progress: Progress = SILENT,
         known: Sequence[object] | None = None,
+        cache: Cache | None = None,
     ) -> Adapter:
         """Learn an adapter; `classification(features, class_indices)` is L_cls, through the new network's fixed head.
 
-        What tells one L_cls from another may be `known`. Then an adapter that was learned before may be read.
+        With a `cache` and all that L_cls depends on (`known`), an adapter that was fitted before is read.
         """
         if self.adapter == "identity":
             return lambda vectors: vectors
         if not bool(pairs.old.isfinite().all() & pairs.new.isfinite().all()):
             raise TrainingError("The adapter met features that are not finite. Nothing of this task was kept.")
-        source = _Source(pairs, classification, seed, task, known)
+        source = _Source(pairs, classification, seed, task, known, cache)
         if self.adapter != "ridge" and _are_alike(pairs):
             chosen = "ridge"  # which moves all vectors alike, where an MLP would make them all the same
         else:
@@ -146,13 +147,13 @@ class Adaptation:
             parallel.broadcast_module(adapter)
             return adapter.state_dict()
 
-        if source.known is None:
+        if source.cache is None or source.known is None:
             learned()
         else:
             how = replace(self, adapter="mlp", adapter_steps=self.steps)
             drawn = (source.seed, source.task, pairs.old.device.type)
-            known = ("adapter", how, *drawn, pairs.old, pairs.new, pairs.class_indices, *source.known)
-            adapter.load_state_dict(cached(known, learned))
+            key = (how, *drawn, pairs.old, pairs.new, pairs.class_indices, *source.known)
+            adapter.load_state_dict(source.cache.get("adapter", key, learned))
         return adapter.requires_grad_(False)
 
     def _train(self, adapter: MLPAdapter, source: _Source, progress: Progress) -> None:

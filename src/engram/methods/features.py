@@ -65,7 +65,7 @@ class Features(Learner):
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
         samples = self.rehearsal(task)
         class_indices = self.class_indices(task, samples.labels)
-        features = extract(network, samples, progress)  # (n, d): v = h_t(x)
+        features = extract(network, samples, progress, cache=self.cache)  # (n, d): v = h_t(x)
         memory = self._adapt(samples, network, features, class_indices, progress)
         kept = len(samples) - len(task.train)  # images that were kept have features in the memory already
         with progress.phase("herd"):
@@ -124,7 +124,7 @@ class Features(Learner):
             folder = Path(self.unlabelled)
             beside = windows(folder, samples.shape, UNLABELLED, self.seed, self.tasks_, progress)
             old = torch.cat([old, self.extract(beside, progress)])
-            features = torch.cat([features, extract(network, beside, progress)])
+            features = torch.cat([features, extract(network, beside, progress, cache=self.cache)])
             class_indices = torch.cat([class_indices, beside.labels])
         pairs = Pairs(old.to(device), features.to(device), class_indices.to(device))
 
@@ -133,6 +133,12 @@ class Features(Learner):
 
         known = (self.objective, paired, network.head, *network.head.state_dict().values())
         self.adapter_ = self.adaptation.fit(
-            pairs, classification, seed=self.seed, task=self.tasks_, progress=progress, known=known
+            pairs,
+            classification,
+            seed=self.seed,
+            task=self.tasks_,
+            progress=progress,
+            known=known,
+            cache=self.cache,
         )
         return FeatureMemory(adapt(self.adapter_, stored.rows, device), stored.counts)

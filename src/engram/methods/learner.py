@@ -18,6 +18,7 @@ from engram.features import Classifier, FeatureMemory, ImageMemory, Memory
 from engram.methods.objectives import Distillation, Objective, TrainingContext
 from engram.methods.tuning import Tune, Tuning, decide, judge
 from engram.network import (
+    Cache,
     CosineHead,
     EpochCheckpoints,
     Network,
@@ -87,6 +88,7 @@ class Learner(ABC):
     memory_: Memory = field(init=False, repr=False)
     _frozen: tuple[Network, Network] | None = field(default=None, init=False, repr=False)  # a network, and it frozen
     classifier_: Classifier | None = field(default=None, init=False, repr=False)  # what answers; None: the head does
+    cache: Cache | None = field(default=None, init=False, repr=False)  # of features and adapters; `run` sets it
 
     def __post_init__(self) -> None:
         if isinstance(self.network, str):
@@ -115,6 +117,7 @@ class Learner(ABC):
             lambda some: self.fit(some, progress, None, start=None),
             seed=self.seed,
             progress=progress,
+            cache=self.cache,
         )
 
     def decided(self, task: Task, number: int) -> Tuning | None:
@@ -154,7 +157,7 @@ class Learner(ABC):
 
     def extract(self, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
         """Features of samples, (n, d), not normalised."""
-        return extract(self.frozen_network, samples, progress, phase)
+        return extract(self.frozen_network, samples, progress, phase, cache=self.cache)
 
     @property
     def frozen_network(self) -> Network:
@@ -212,6 +215,11 @@ class Learner(ABC):
         idle = frozenset() if task else {*self.objective.of_later_tasks, "weight_averaging", "weight_averaging_from"}
         kept = {name: value for name, value in settings.items() if name not in idle}
         return {"objective": self.objective.name or type(self.objective).__name__, **kept}
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether settings and stream determine the network: not with one's own module, or weights from a file."""
+        return self.shares_training and isinstance(self.network, str) and self.weights is None
 
     def check(self, classes: int) -> None:
         """Refuse, before anything is learned, what cannot be done for so many classes."""
@@ -399,11 +407,7 @@ class Learner(ABC):
             self.shape_ = tuple(state["shape"].tolist())
             self.tasks_ = int(state["tasks"])
             self.pretrained_ = bool(state.get("pretrained", False))  # version 0.1 did not save it
-            tensors = _part(state, "network")
-            network = restore_network(
-                self.network, self.head, self.shape_, tensors, last_relu=self.last_relu, side=self.training.crop
-            )
-            self.network_ = network.requires_grad_(False).to(choose_device(self.device))
+            self.network_ = self.restored_network(_part(state, "network"), self.shape_)
             features = FeatureMemory.restored(_part(state, "memory.features"))  # by whatever codec it was kept
             self.memory_ = Memory(features, ImageMemory(**_part(state, "memory.images")))
             classifier = self.make_classifier()
@@ -412,6 +416,13 @@ class Learner(ABC):
             raise DataError(
                 f"The saved state is not of a learner '{self.name}' with these settings: {error}"
             ) from error
+
+    def restored_network(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Network:
+        """The network, for inputs of this shape, with the state dict `tensors`."""
+        network = restore_network(
+            self.network, self.head, shape, tensors, last_relu=self.last_relu, side=self.training.crop
+        )
+        return network.requires_grad_(False).to(choose_device(self.device))
 
     @property
     def trained(self) -> Network:

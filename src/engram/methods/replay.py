@@ -119,7 +119,7 @@ class Replay(Rehearsing):
             )
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
-        features = extract(network, self.rehearsal(task), progress)
+        features = extract(network, self.rehearsal(task), progress, cache=self.cache)
         with progress.phase("herd"):
             images, sources = self.keep_images(task, features)
         classifier = self.make_classifier()

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from engram.data import Samples, Task
 from engram.data.holdout import hold_out
 from engram.features import CLASSIFIERS
-from engram.network import Network, extract
+from engram.network import Cache, Network, extract
 from engram.progress import SILENT, Progress
 
 Tune = Literal["auto", "none", "first", "every"]
@@ -57,7 +57,13 @@ def decide(tune: Tune, images: Collection[int], *, first: bool, pretrained: bool
 
 
 def judge(
-    task: Task, before: Network, tune: Callable[[Task], Network], *, seed: int, progress: Progress = SILENT
+    task: Task,
+    before: Network,
+    tune: Callable[[Task], Network],
+    *,
+    seed: int,
+    progress: Progress = SILENT,
+    cache: Cache | None = None,
 ) -> Tuning:
     """Tune on some of the images of most of the classes, and compare on held-out images of all of them.
 
@@ -67,7 +73,7 @@ def judge(
     unseen = torch.tensor(task.classes[::UNSEEN])
     seen = rest.select((~torch.isin(rest.labels, unseen)).nonzero().squeeze(1))
     after = tune(Task(task.index, seen.classes(), seen, seen.select(torch.arange(0))))
-    wins, losses = _compare(before, after, rest, judged, progress)
+    wins, losses = _compare(before, after, rest, judged, progress, cache)
     others = torch.isin(judged.labels, unseen)
     gained = int(wins.sum()) - int(losses.sum())
     harms = int(losses[others].sum()) > int(wins[others].sum())
@@ -78,12 +84,12 @@ def judge(
 
 
 def _compare(
-    before: Network, after: Network, rest: Samples, judged: Samples, progress: Progress
+    before: Network, after: Network, rest: Samples, judged: Samples, progress: Progress, cache: Cache | None
 ) -> tuple[Tensor, Tensor]:
     """Which samples only the network after tuning gets right, and which only the one before; bool (n,)."""
     right = []
     for network in (before, after):
-        classifier = CLASSIFIERS["auto"]().fit(F.normalize(extract(network, rest, progress)), rest.labels)
-        scores = classifier.scores(F.normalize(extract(network, judged, progress)))
+        classifier = CLASSIFIERS["auto"]().fit(F.normalize(extract(network, rest, progress, cache=cache)), rest.labels)
+        scores = classifier.scores(F.normalize(extract(network, judged, progress, cache=cache)))
         right.append(classifier.classes_[scores.argmax(1)] == judged.labels)
     return right[1] & ~right[0], right[0] & ~right[1]

@@ -1,7 +1,7 @@
 """What learns: extractors and heads, their losses, and the one training loop."""
 
 from engram.network import parallel
-from engram.network.cache import TensorCache, caching
+from engram.network.cache import Cache
 from engram.network.catalogue import (
     DEFAULT_PRETRAINED,
     NAMES,
@@ -24,6 +24,7 @@ __all__ = [
     "DEFAULT_PRETRAINED",
     "HEADS",
     "NAMES",
+    "Cache",
     "CorrectedHead",
     "CosineHead",
     "EpochCheckpoints",
@@ -31,10 +32,8 @@ __all__ = [
     "LinearHead",
     "Loss",
     "Network",
-    "TensorCache",
     "Training",
     "Tuned",
-    "caching",
     "check_name",
     "choose_extractor",
     "describe_network",

@@ -1,100 +1,96 @@
-"""What was computed from networks, in a folder, for whoever computes the same again: features, and adapters."""
+"""`Cache`: a folder of networks, features and adapters that several runs share."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from torch import Tensor
 
-from engram import storage
+from engram import __version__, storage
 from engram.errors import DataError
 from engram.network import parallel
 
-MOST = 2 * 2**30  # bytes in a folder; what was not asked for longest goes first
+MAX_BYTES = 2 * 2**30
 
 
-class TensorCache:
-    """A folder of tensors, each file under the hash of all that they were computed from.
+class Cache:
+    """Tensors on disk, one safetensors file per entry, named by kind and hash of everything the entry depends on.
 
-    Of several processes the first alone looks into it. What is damaged or gone is computed anew.
+    A damaged entry counts as missing. When features and adapters together exceed `max_bytes`, the least recently used
+    are deleted; networks, which may take hours to train, are kept. Under torchrun only rank 0 accesses the disk.
     """
 
-    def __init__(self, folder: Path, most: int = MOST) -> None:
-        self.folder, self.most = folder, most
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
         parallel.on_main(self._open)
 
     def _open(self) -> None:
         storage.make_folder(self.folder)
         storage.sweep_old(self.folder)
 
-    def path(self, known: Iterable[object]) -> Path:
-        """Where the tensors are, if they are: `known` are tensors, and what its `repr` tells from anything else."""
-        digest = hashlib.sha256()
-        for part in known:
+    def path(self, kind: str, key: Iterable[object]) -> Path:
+        """The file of an entry. A key consists of tensors and of objects whose `repr` identifies them."""
+        digest = hashlib.sha256(f"{__version__} ".encode())
+        for part in key:
             if isinstance(part, Tensor):
                 digest.update(f"{part.dtype} {tuple(part.shape)} ".encode())
                 digest.update(part.detach().cpu().contiguous().numpy().data)
             else:
                 digest.update(f"{part!r} ".encode())
-        return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
+        return self.folder / f"{kind}-{digest.hexdigest()[:32]}.safetensors"
+
+    def get(self, kind: str, key: Iterable[object], compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The tensors of an entry, computed and stored if it is missing."""
+        path = self.path(kind, key)
+        tensors = self.load(path)
+        if tensors is None:
+            tensors = compute()
+            self.save(path, tensors)
+        return tensors
+
+    @contextmanager
+    def locked(self, path: Path) -> Iterator[None]:
+        """Wait until no other process computes this entry, and keep others from computing it."""
+        with ExitStack() as stack:
+            parallel.on_main(lambda: stack.enter_context(storage.waiting(self.folder / f".{path.stem}.lock")))
+            yield
 
     def load(self, path: Path) -> dict[str, Tensor] | None:
-        """The tensors, or None where there are none."""
+        """The tensors of an entry, or None if it is missing."""
         return parallel.broadcast(lambda: _read(path))
 
     def save(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        """Keep them, if there is room; what cannot be written is computed again another time."""
-        if sum(tensor.nbytes for tensor in tensors.values()) <= self.most:
-            parallel.on_main(lambda: self._write(path, tensors))
+        """Store an entry. If it cannot be written, it is computed again next time."""
+        parallel.on_main(lambda: self._write(path, tensors))
 
     def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        with suppress(OSError):  # the disk is full, or somebody else makes room too
+        if _is_evictable(path) and sum(tensor.nbytes for tensor in tensors.values()) > self.max_bytes:
+            return
+        with suppress(OSError):  # the disk is full, or another process evicts the same file
             storage.save_tensors(path, tensors)
-            kept = self.folder.glob("*.safetensors")
-            files = [(found.stat().st_mtime_ns, found.stat().st_size, found) for found in kept]
-            total = sum(size for _, size, _ in files)
-            for _, size, found in sorted(files):
-                if total <= self.most:
+            entries = [file for file in self.folder.glob("*.safetensors") if _is_evictable(file)]
+            total = sum(file.stat().st_size for file in entries)
+            for file in sorted(entries, key=lambda file: file.stat().st_mtime_ns):
+                if total <= self.max_bytes:
                     break
-                found.unlink()
-                total -= size
+                total -= file.stat().st_size
+                file.unlink()
+
+
+def _is_evictable(path: Path) -> bool:
+    return not path.name.startswith("network-")
 
 
 def _read(path: Path) -> dict[str, Tensor] | None:
     try:
         tensors = storage.load_tensors(path)
-        os.utime(path)
-    except (DataError, OSError):
+    except DataError:
         return None
-    return tensors
-
-
-_here: ContextVar[TensorCache | None] = ContextVar("cache", default=None)
-
-
-@contextmanager
-def caching(cache: TensorCache | None) -> Iterator[None]:
-    """Inside, what was computed before is read instead, and anything else is kept."""
-    token = _here.set(cache)
-    try:
-        yield
-    finally:
-        _here.reset(token)
-
-
-def cached(known: Iterable[object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What was made of all that is `known` before, or what is made now; `known` is looked at where one remembers."""
-    cache = _here.get()
-    if cache is None:
-        return make()
-    path = cache.path(known)
-    tensors = cache.load(path)
-    if tensors is None:
-        tensors = make()
-        cache.save(path, tensors)
+    if _is_evictable(path):
+        with suppress(OSError):
+            os.utime(path)  # the time of its last use
     return tensors

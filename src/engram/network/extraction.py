@@ -12,7 +12,7 @@ from engram.data import Samples
 from engram.data.ahead import batches_of
 from engram.errors import TrainingError
 from engram.network import parallel
-from engram.network.cache import cached
+from engram.network.cache import Cache
 from engram.network.network import Network
 from engram.network.pretrained import Pretrained
 from engram.progress import SILENT, Progress
@@ -22,20 +22,26 @@ PIXELS = BATCH * 96 * 96  # of larger images fewer, as what a network makes of t
 PRETRAINED_BATCH = 8  # images of 224 pixels or so: of more, the output of a layer does not stay in the cache
 
 
-def extract(network: Network, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
-    """h_θ of all samples, float32 (n, d) on the CPU, not normalised; the network answers as if in evaluation mode.
-
-    Where features are remembered, those that were extracted before are read.
-    """
+def extract(
+    network: Network,
+    samples: Samples,
+    progress: Progress = SILENT,
+    phase: str = "extract",
+    *,
+    cache: Cache | None = None,
+) -> Tensor:
+    """h_θ of all samples, float32 (n, d) on the CPU, not normalised; computed in evaluation mode."""
     network = network.frozen()
-    return cached(_known(network, samples), lambda: {"features": _extract(network, samples, progress, phase)})[
-        "features"
-    ]
+    if cache is None:
+        return _extract(network, samples, progress, phase)
+    return cache.get(
+        "features", _key(network, samples), lambda: {"features": _extract(network, samples, progress, phase)}
+    )["features"]
 
 
-def _known(network: Network, samples: Samples) -> Iterator[object]:
-    """All that features depend on: the head does not matter."""
-    yield from ("features", network.extractor, network.side, network.mean.device.type)
+def _key(network: Network, samples: Samples) -> Iterator[object]:
+    """Everything that features depend on; the head is not part of it."""
+    yield from (network.extractor, network.side, network.mean.device.type)
     if network.coarse:
         yield "bfloat16"
     for name, tensor in network.state_dict().items():

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from engram.data import Stream
-from engram.experiments import Result, Trainings, run
+from engram.experiments import Result, run
+from engram.experiments.running import network_path
 from engram.methods import make, override, setting_names
-from engram.network import CorrectedHead
+from engram.network import Cache, CorrectedHead
 
 QUICK = {
     **{"epochs": 1, "batch_size": 24, "learning_rate": 0.1, "expected_classes": 6},
@@ -23,9 +24,9 @@ def shared(folder: Path, stream: Stream, method: str, **settings: Any) -> tuple[
     """A run that shares through `folder`, and how many networks it had to train."""
     known = setting_names(method, settings.get("objective"))
     defaults = {name: value for name, value in QUICK.items() if name in known}
-    before = len(list(folder.glob("*.safetensors")))
-    result = run(make(method, **override(defaults, settings)), stream, trainings=Trainings(folder))
-    return result, len(list(folder.glob("*.safetensors"))) - before
+    before = len(list(folder.glob("network-*")))
+    result = run(make(method, **override(defaults, settings)), stream, trainings=Cache(folder))
+    return result, len(list(folder.glob("network-*"))) - before
 
 
 def comparable(result: Result) -> dict[str, object]:
@@ -55,7 +56,7 @@ def test_runs_that_train_alike_take_each_others_networks(
     taken, count = shared(tmp_path / "shared", vectors, second[0], **second[1])
     assert count == 0
     assert "train" not in taken.seconds
-    assert list((tmp_path / "shared" / "cache").rglob("*.safetensors"))
+    assert list((tmp_path / "shared").glob("features-*"))
     alone, count = shared(tmp_path / "alone", vectors, second[0], **second[1])
     assert count == len(vectors)
     assert comparable(taken) == comparable(alone)
@@ -135,11 +136,13 @@ def test_a_network_comes_back_as_it_was_with_its_correction_and_with_features_of
     learner = make(method, epochs=1, learning_rate=0.01, batch_size=8, images_per_class=12)
     learner.learn(images.tasks[0])
     network, names = learner.train(images.tasks[1]), images.fingerprints()
-    trainings = Trainings(tmp_path)
-    assert trainings.load(learner, names, images.tasks[1].train.shape) is None
-    trainings.save(learner, names, network)
-    found = trainings.load(learner, names, images.tasks[1].train.shape)
-    assert found is not None
+    cache = Cache(tmp_path)
+    path = network_path(cache, learner, names)
+    assert cache.load(path) is None
+    cache.save(path, network.state_dict())
+    tensors = cache.load(path)
+    assert tensors is not None
+    found = learner.restored_network(tensors, images.tasks[1].train.shape)
     inputs = images.tasks[1].test.batch(torch.arange(5))
     for one, other in zip(found(inputs), network(inputs), strict=True):
         assert torch.equal(one, other)
