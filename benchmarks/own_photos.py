@@ -40,7 +40,7 @@ from torch.nn.functional import normalize
 from engram.data import Samples
 from engram.data.images import decode
 from engram.features import LDA, Auto, Classifier, LinearSVM, NearestMean, RandomProjection, Ridge, Softmax
-from engram.model import Learned, LearnOptions, ModelFolder, evaluate, learn, load
+from engram.model import LearnOptions, ModelFolder, UpdateResult, evaluate, learn, load
 from engram.model.accuracy import Accuracy
 from engram.network import extract, make_network
 from engram.network.efficientnet import load_efficientnet
@@ -149,7 +149,7 @@ def score(classifier: Classifier, train: Labelled, test: Labelled) -> float:
 
 def taught(
     folder: Path, updates: Sequence[Photos], test: Photos, options: Sequence[LearnOptions] = ()
-) -> Iterator[tuple[Learned, float, int]]:
+) -> Iterator[tuple[UpdateResult, float, int]]:
     """`engram learn`, update by update: what it said, accuracy on test photos of all classes so far, their number."""
     model, known = ModelFolder(folder / "model"), {}
     for number, update in enumerate(updates):
@@ -220,7 +220,7 @@ def trust(options: Sequence[LearnOptions] = (), draws: int = 20, per_class: int 
     return rows
 
 
-def told(draw: int, learned: Learned, found: float, tested: int) -> dict[str, Any]:
+def told(draw: int, learned: UpdateResult, found: float, tested: int) -> dict[str, Any]:
     """What was printed beside what test photos say, which are a sample too."""
     right = round(found * tested)
     truth = Accuracy(right, tested)

@@ -37,7 +37,7 @@ from PIL import Image
 
 from engram.data import Samples
 from engram.data.pictures import Pictures
-from engram.model import LearnOptions, ModelFolder, learn_pictures, load, rename
+from engram.model import LearnOptions, ModelFolder, learn_images, load, rename
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "serving.json"
@@ -63,7 +63,7 @@ def make_model(place: Path) -> ModelFolder:
     folder = ModelFolder(place)
     images = torch.from_numpy(np.stack([drawn(seed) for seed in range(60)]))
     samples = Samples.of(images, torch.arange(60) % len(CLASSES))
-    learn_pictures(
+    learn_images(
         folder, Pictures(samples, CLASSES, (), ()), LearnOptions(network="resnet18", image_size=SIDE, epochs=1)
     )
     return folder

@@ -72,7 +72,7 @@ def test_a_class_without_pictures_has_no_numbers(place: Path) -> None:
     done = run("evaluate", "model", "flowers", cwd=place)
     assert "       –      –          –  =1+1\n" in done.stdout and "mistakes" not in done.stdout
     told = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
-    assert told["classes"][2] == {"name": FORMULA, "pictures": 0, "accuracy": None, "precision": None}
+    assert told["classes"][2] == {"name": FORMULA, "images": 0, "accuracy": None, "precision": None}
 
 
 def test_unknown_classes_are_reported_and_are_not_part_of_the_accuracy(place: Path) -> None:
@@ -84,9 +84,9 @@ def test_unknown_classes_are_reported_and_are_not_part_of_the_accuracy(place: Pa
     assert summary.startswith("accuracy 0.833 (95 % interval 0.418 to 0.989) on 6 pictures")
     assert unknown == (r"not counted: 9 pictures of 3 classes that the model does not know: Tulip, rose, \u202eevil")
     told = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
-    assert told["accuracy"] == pytest.approx(5 / 6) and told["pictures"] == 6
+    assert told["accuracy"] == pytest.approx(5 / 6) and told["images"] == 6
     assert told["interval"] == pytest.approx([0.4178, 0.9886], abs=1e-4)
-    assert told["unknown"] == [{"name": name, "pictures": 3} for name in ("Tulip", "rose", "\u202eevil")]
+    assert told["unknown"] == [{"name": name, "images": 3} for name in ("Tulip", "rose", "\u202eevil")]
 
 
 def test_of_many_unknown_classes_the_first_are_named(place: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_is_left_out_is_told_on_stderr_and_in_json(place: Path) -> None:
     done = run("evaluate", "model", "flowers", "--quiet", "--json", cwd=place)
     assert done.returncode == 0
     told = json.loads(done.stdout)
-    assert told["pictures"] == 6 and len(told["skipped"]) == 3 and done.stdout.isascii()
+    assert told["images"] == 6 and len(told["skipped"]) == 3 and done.stdout.isascii()
     assert [line.split(": It")[0] for line in done.stderr.splitlines()] == [
         "left out: flowers/notes.txt",
         "left out: flowers/[red]tulip/cut.png",

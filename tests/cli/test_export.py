@@ -12,7 +12,7 @@ from commands import engram
 from engram.cli import main
 from engram.data import Samples, Task
 from engram.methods import make
-from engram.model import Facts, Model, ModelFolder, save
+from engram.model import Metadata, Model, ModelFolder, save
 from engram.network import extractor_for_weights
 
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         learner.learn(Task(index, classes, samples, samples))
         names = ("rose", "Türkenbund", "名前")[: len(learner.classes_)]
         with place.writing() as writer:
-            save(writer, Model(learner, names, Facts(seen=(6,) * len(names))), action="learn")
+            save(writer, Model(learner, names, Metadata(seen=(6,) * len(names))), action="learn")
     return place.path
 
 

@@ -55,7 +55,7 @@ def test_what_was_learned_is_told_on_stdout_and_nothing_on_stderr(flowers: Path,
         f"accuracy 1.000 (95 % interval {low:.3f} to {high:.3f}) over all 2 classes, on 12 held-out pictures"
     )
     model = load(ModelFolder(tmp_path / "model"))
-    error = model.facts.calibration.error_after
+    error = model.metadata.calibration.error_after
     assert lines[3] == f"probabilities calibrated on 12 held-out pictures: expected calibration error {error:.3f}"
     assert lines[4:] == [
         "network efficientnet-lite0: not tuned (tuning is tried with at least 4 classes of 100 images each)",
@@ -67,8 +67,8 @@ def test_what_was_learned_is_told_on_stdout_and_nothing_on_stderr(flowers: Path,
 def test_of_a_network_from_scratch_only_what_it_was_not_trained_on_is_judged(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", "model", "flowers", *SMALL, *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    evidence = load(ModelFolder(tmp_path / "model")).facts.evidence
-    right = sum(evidence.right)
+    evidence = load(ModelFolder(tmp_path / "model")).metadata.held_out_counts
+    right = sum(evidence.correct)
     low, high = interval(right, 2)
     assert evidence.total == (1, 1)
     assert done.stdout.splitlines()[2:] == [
@@ -112,11 +112,11 @@ def test_more_for_a_frozen_network_is_no_estimate(flowers: Path, tmp_path: Path)
     run("learn", "model", "flowers", cwd=tmp_path)
     draw(tmp_path / "more", ("rose", TULIP), 5)
     done = run("learn", "model", "more", cwd=tmp_path)
-    evidence = load(ModelFolder(tmp_path / "model")).facts.evidence
+    evidence = load(ModelFolder(tmp_path / "model")).metadata.held_out_counts
     assert evidence.total == (11, 6, 5)
-    low, high = interval(sum(evidence.right), 22)
+    low, high = interval(sum(evidence.correct), 22)
     assert done.stdout.splitlines()[2:3] == [
-        f"accuracy {sum(evidence.right) / 22:.3f} (95 % interval {low:.3f} to {high:.3f}) over all 3 classes, "
+        f"accuracy {sum(evidence.correct) / 22:.3f} (95 % interval {low:.3f} to {high:.3f}) over all 3 classes, "
         "on 22 held-out pictures"
     ]
     assert "network efficientnet-lite0: not tuned (images of the older classes are gone" in done.stdout
@@ -134,15 +134,15 @@ def test_as_json_there_is_one_object_with_all_of_it(model: ModelFolder, tmp_path
     assert told["memory_bytes"] == load(model).learner.memory.nbytes
     sizes = [path.stat().st_size for path in (tmp_path / "more").rglob("?.png")]
     assert told["seen_bytes"] == sum(sizes)
-    assert [each["name"] for each in told["judged"]] == [*NAMES, "rose"]
+    assert [each["name"] for each in told["class_accuracies"]] == [*NAMES, "rose"]
     features = load(model).learner.memory.features
     assert features.held_out is not None
     held_out = [int(features.held_out[features.class_indices == column].sum()) for column in range(4)]
-    assert [each["images"] for each in told["judged"]] == held_out
+    assert [each["images"] for each in told["class_accuracies"]] == held_out
     assert (told["held_out"], told["held_out_classes"]) == (sum(held_out), sum(count > 0 for count in held_out))
-    evidence = load(model).facts.evidence
-    assert told["accuracy"] == sum(evidence.right) / sum(held_out)
-    assert told["interval"] == [*interval(sum(evidence.right), sum(held_out))]
+    evidence = load(model).metadata.held_out_counts
+    assert told["accuracy"] == sum(evidence.correct) / sum(held_out)
+    assert told["interval"] == [*interval(sum(evidence.correct), sum(held_out))]
     assert (told["estimated"], told["tuned"], told["tuning"]) == (True, True, "it starts from random weights")
     assert (told["network"], told["classifier"]) == ("small", "linear SVM (C 1)")
     assert told["warnings"] == []
@@ -172,7 +172,7 @@ def test_what_is_not_good_enough_is_shown_and_not_published(form: str, flowers: 
     if form == "json":
         told = json.loads(done.stdout)
         assert told["published"] is False and told["reason"] in done.stderr
-        assert [(each["name"], each["kind"], each["images"]) for each in told["judged"]] == [
+        assert [(each["name"], each["kind"], each["images"]) for each in told["class_accuracies"]] == [
             (TULIP, "new", 3),
             (DAISY, "new", 3),
         ]
@@ -197,7 +197,10 @@ def test_an_update_that_harms_the_old_classes_is_refused_unless_it_is_forced(for
     if form == "json":
         told = json.loads(done.stdout)
         assert told["published"] is False and told["reason"] in done.stderr
-        assert [(each["name"], each["before"]) for each in told["judged"][:2]] == [("green", 1.0), ("red", 1.0)]
+        assert [(each["name"], each["before"]) for each in told["class_accuracies"][:2]] == [
+            ("green", 1.0),
+            ("red", 1.0),
+        ]
         assert any(warning.startswith(same) for warning in told["warnings"])
     else:
         lines = done.stdout.splitlines()
@@ -213,14 +216,14 @@ def test_an_update_that_harms_the_old_classes_is_refused_unless_it_is_forced(for
 
 def test_validation_shows_each_class_before_and_after(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", (TULIP,), 10)
-    before = load(model).facts.evidence
+    before = load(model).metadata.held_out_counts
     done = run("learn", "model", "more", "--validate", "--hold-out", "0.5", cwd=tmp_path)
     assert done.returncode == 0
-    after = load(model).facts.evidence
+    after = load(model).metadata.held_out_counts
     lines = done.stdout.splitlines()
     assert lines[0] == "before  after  held out  kind  class"
     for column, (kind, name) in enumerate((("more", TULIP), ("old ", DAISY), ("old ", FORMULA))):
-        was, now = (each.right[column] / each.total[column] for each in (before, after))
+        was, now = (each.correct[column] / each.total[column] for each in (before, after))
         assert lines[1 + column] == f" {was:.3f}  {now:.3f}         {after.total[column]}  {kind}  {name}"
     assert lines[4].startswith("These are estimates: ")  # the network was trained twice
 

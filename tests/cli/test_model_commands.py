@@ -89,16 +89,21 @@ def test_inspect_shows_classes_bytes_and_history_in_aligned_columns(small_model:
 def test_inspect_shows_accuracy_with_its_interval_and_the_calibration_measured(
     calibrated_model: ModelFolder, engram: Engram
 ) -> None:
-    facts = load(calibrated_model).facts
-    low, high = interval(sum(facts.evidence.right), 36)
+    facts = load(calibrated_model).metadata
+    low, high = interval(sum(facts.held_out_counts.correct), 36)
     out = " ".join(engram("inspect", calibrated_model.path).out.split())
-    accuracy = f"accuracy {sum(facts.evidence.right) / 36:.3f} (95 % interval {low:.3f} to {high:.3f}) over all classes"
+    share = sum(facts.held_out_counts.correct) / 36
+    accuracy = f"accuracy {share:.3f} (95 % interval {low:.3f} to {high:.3f}) over all classes"
     assert f"{accuracy}, on 36 held-out pictures; an estimate, as the network has changed since" in out
     measured = f"expected calibration error {facts.calibration.error_after:.3f} on 36 held-out pictures"
     assert f"calibration temperature {facts.calibration.temperature:.3g}, {measured}" in out
     found = json.loads(engram("inspect", calibrated_model.path, "--json").out)
-    assert found["accuracy"] == sum(facts.evidence.right) / 36 and found["interval"] == [low, high]
-    assert found["evidence"] == {"right": [*facts.evidence.right], "total": [12, 12, 12], "estimated": True}
+    assert found["accuracy"] == sum(facts.held_out_counts.correct) / 36 and found["interval"] == [low, high]
+    assert found["held_out_counts"] == {
+        "correct": [*facts.held_out_counts.correct],
+        "total": [12, 12, 12],
+        "estimated": True,
+    }
     assert found["classifier"] == "linear SVM (C 1)"
 
 
@@ -119,7 +124,7 @@ def test_inspect_as_json_is_one_object_with_everything(hybrid_model: ModelFolder
     kept = {"features": 6, "images": 3, "bytes": 6 * 64 * 4 + 3 * 16 * 16 * 3}
     seen = dict(zip(NAMES, (48, 24, 24), strict=True))
     assert found["classes"] == [{"name": name, **kept, "seen": seen[name]} for name in NAMES]
-    assert found["bytes"]["kept"] == 3 * kept["bytes"]
+    assert found["bytes"]["memory"] == 3 * kept["bytes"]
     assert found["settings"]["momentum"] == 0.9 and found["changed"]["images_per_class"] == 3
     assert [each["in_use"] for each in found["history"]] == [False, True]
 
@@ -161,7 +166,7 @@ def test_verify_says_whole_or_what_is_not(model: ModelFolder, engram: Engram) ->
     assert (code, err) == (0, "")
     assert re.match(r"whole: 2 generations, number 2 in use, 0\.\d\d MB\n", out)
     assert "find damage, not forgery" in out
-    assert json.loads(engram("verify", model.path, "--json").out)["whole"] is True
+    assert json.loads(engram("verify", model.path, "--json").out)["intact"] is True
     (model.path / "generations" / "000001" / "learner.safetensors").write_bytes(b"")
     (model.path / "odd\x1b[31m").write_text("")
     code, out, err = engram("verify", model.path)
@@ -169,7 +174,7 @@ def test_verify_says_whole_or_what_is_not(model: ModelFolder, engram: Engram) ->
     assert out.splitlines()[0].startswith("generations/000001/learner.safetensors was cut short")
     assert out.splitlines()[1] == r"odd\x1b[31m does not belong to the model. Remove it."
     code, out, _ = engram("verify", model.path, "--json")
-    assert code == 1 and len(json.loads(out)["problems"]) == 2 and json.loads(out)["whole"] is False
+    assert code == 1 and len(json.loads(out)["problems"]) == 2 and json.loads(out)["intact"] is False
 
 
 # forget

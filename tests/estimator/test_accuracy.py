@@ -91,7 +91,7 @@ def test_digits_in_five_updates_are_remembered() -> None:
         return in_updates(IncrementalClassifier(method, network=network, random_state=0), X, y, np.arange(10), 2)
 
     ours = taught(IncrementalClassifier().method)
-    evidence = ours.model_.facts.evidence.accuracy()
+    evidence = ours.model_.metadata.held_out_counts.accuracy()
     assert ours.score(rest, others) > 0.96
     assert evidence is not None and evidence.total == len(X) and abs(evidence.value - ours.score(rest, others)) < 0.02
     assert taught("features", "mlp").score(rest, others) > 0.65  # trained in every update, and adapted
@@ -132,7 +132,7 @@ def test_photos_as_arrays_are_seen_by_the_pretrained_network() -> None:
     (X, y), (rest, others) = photos("train"), photos("test")
     ours = in_updates(IncrementalClassifier(random_state=0), X, y, np.arange(6), 3)
     assert ours.model_.learner.network == "efficientnet-lite0" and ours.score(rest, others) > 0.9
-    assert ours.model_.facts.evidence.accuracy() is not None
+    assert ours.model_.metadata.held_out_counts.accuracy() is not None
     before = [tensor.clone() for tensor in ours.model_.learner.trained.extractor.state_dict().values()]
     again = IncrementalClassifier(random_state=0).fit(X[:60], y[:60]).model_.learner.trained.extractor.state_dict()
     assert all(torch.equal(one, other) for one, other in zip(before, again.values(), strict=True))  # as published

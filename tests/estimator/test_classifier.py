@@ -133,7 +133,7 @@ def test_new_classes_come_without_being_announced_and_old_ones_are_still_known(b
     assert classifier.classes_.tolist() == [0, 1, 2, 3]
     assert classifier.model_.names == ("2", "3", "0", "1")  # as they came
     assert classifier.score(X, y) > 0.9
-    assert classifier.model_.facts.seen == tuple(np.bincount(y)[[2, 3, 0, 1]])
+    assert classifier.model_.metadata.seen == tuple(np.bincount(y)[[2, 3, 0, 1]])
 
 
 def test_new_classes_and_more_of_known_ones_come_together(blobs: tuple[Array, Array]) -> None:
@@ -182,7 +182,7 @@ def test_the_columns_are_sorted_and_say_the_same(blobs: tuple[Array, Array]) -> 
         assert np.array_equal(classifier.classes_[class_indices], classifier.predict(X))
     own = classifier.model_.scores(torch.tensor(X, dtype=torch.float32))
     assert np.allclose(scores[:, 3], own[:, 0], atol=1e-5)  # pear came first
-    temperature = classifier.model_.facts.calibration.temperature
+    temperature = classifier.model_.metadata.calibration.temperature
     assert np.allclose(probabilities, torch.softmax(torch.tensor(scores) / temperature, dim=1))
 
 
@@ -201,7 +201,7 @@ def test_held_out_samples_calibrate_the_probabilities(network: str, samples: int
     """A network that is trained leaves a quarter for it; with one that is not, every sample is left out once."""
     X, y = make_blobs(400, 4, centers=4, cluster_std=2.0, center_box=(-8, 8), random_state=1)
     classifier = quick(network=network, validation_fraction=0.25, epochs=10).fit(X, y)
-    found = classifier.model_.facts.calibration
+    found = classifier.model_.metadata.calibration
     assert found.images == samples
     assert found.error_after is not None and found.error_before is not None
     assert found.error_after <= found.error_before and found.error_after < 0.05
@@ -231,7 +231,7 @@ def test_classes_that_are_announced_have_their_columns_at_once(blobs: tuple[Arra
     classifier.partial_fit(X[y == 0], y[y == 0], classes=np.array([0, 1, 3]))  # the same again may be said
     assert classifier.predict_proba(X)[:, 2].max() == 0
     classifier.partial_fit(X[y > 1], y[y > 1])  # what was announced, and what was not
-    assert classifier.classes_.tolist() == [0, 1, 2, 3] and classifier.model_.facts.announced == ()
+    assert classifier.classes_.tolist() == [0, 1, 2, 3] and classifier.model_.metadata.announced == ()
 
 
 def test_announced_classes_that_do_not_fit_are_refused(blobs: tuple[Array, Array]) -> None:
@@ -683,7 +683,7 @@ def test_an_estimator_learns_even_if_accuracy_falls() -> None:
     assert classifier.score(X, np.repeat([0, 1], 30)) == 1
     classifier.partial_fit(more, np.repeat([2, 3], 30))  # nobody could tell 1, 2 and 3 apart
     assert classifier.classes_.tolist() == [0, 1, 2, 3]
-    assert classifier.model_.facts.evidence.accuracy([1]).value < 0.7
+    assert classifier.model_.metadata.held_out_counts.accuracy([1]).value < 0.7
 
 
 def test_a_model_of_pictures_goes_on_at_the_rate_of_the_command_line(tmp_path: Path) -> None:

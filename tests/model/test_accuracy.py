@@ -36,5 +36,5 @@ def test_it_reads_as_text_and_as_json() -> None:
     assert str(Accuracy(0, 1)).endswith("1 photo)")
     assert str(Accuracy(1_000, 2_000)).endswith("2,000 photos)")
     low, high = interval(3, 4)
-    expected = {"value": 0.75, "right": 3, "total": 4, "low": low, "high": high}
+    expected = {"value": 0.75, "correct": 3, "total": 4, "low": low, "high": high}
     assert json.loads(json.dumps(Accuracy(3, 4).to_json())) == expected

@@ -56,16 +56,16 @@ def taught(place: Path, options: LearnOptions) -> ModelFolder:
 def test_it_tells_how_it_keeps_vectors_and_counts_every_byte(model: ModelFolder) -> None:
     found = inspect(model)
     assert (found.codec, found.settings["codec"]) == ("pq", "pq")
-    assert found.bytes.features == found.bytes.kept == Coding(codec="pq").nbytes(320, 64)
+    assert found.bytes.features == found.bytes.memory == Coding(codec="pq").nbytes(320, 64)
     assert found.bytes.shared == (256 + 64) * 64 * 2  # a codebook and a rotation
-    assert sum(each.bytes for each in found.classes) + found.bytes.shared == found.bytes.kept
+    assert sum(each.bytes for each in found.classes) + found.bytes.shared == found.bytes.memory
     assert "(pq, 40,960 of it shared by all)" in " ".join(
         engram("inspect", "model", cwd=model.path.parent).stdout.split()
     )
 
 
 def test_it_is_whole_and_answers_as_one_that_keeps_float32(model: ModelFolder, tmp_path: Path) -> None:
-    assert verify(model).whole
+    assert verify(model).intact
     exact = taught(tmp_path, replace(WISHES, settings={**WISHES.settings, "codec": "float32"}))
     tested = draw(tmp_path / "test", (*NAMES, "aster"), 10)
     right = [evaluate(load(each), tested).accuracy for each in (model, exact)]
@@ -78,10 +78,10 @@ def test_it_is_edited(model: ModelFolder, tmp_path: Path) -> None:
     rename(folder, DAISY, "daisy")
     forget(folder, ["aster"])
     merge(folder, FORMULA, TULIP)
-    assert verify(folder).whole
+    assert verify(folder).intact
     found = inspect(folder)
     assert [each.features for each in found.classes] == [80] * 2
-    assert found.bytes.kept == Coding(codec="pq").nbytes(160, 64)
+    assert found.bytes.memory == Coding(codec="pq").nbytes(160, 64)
 
 
 def test_its_vectors_are_exported_decoded(model: ModelFolder, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_another_codec_holds_from_the_next_lesson_on(small_model: ModelFolder, t
     rose = draw(tmp_path / "rose", ("rose",), 8)
     learn(folder, rose, LearnOptions(settings={"codec": "int8"}))  # a single class: the network stays as it is
     found = inspect(folder)
-    assert (found.codec, found.bytes.kept) == ("int8", Coding(codec="int8").nbytes(24, 64))
+    assert (found.codec, found.bytes.memory) == ("int8", Coding(codec="int8").nbytes(24, 64))
     after = load(folder).learner.memory.features.rows[: len(before)]
     assert float((before * after).sum(1).min()) > 0.9999
 

@@ -31,7 +31,7 @@ from engram.model import (
     learn,
     load,
     merge,
-    removal,
+    preview_forget,
     rename,
     rollback,
     verify,
@@ -152,17 +152,17 @@ def test_the_others_answer_as_before_and_all_that_is_counted_follows(
 ) -> None:
     model = copied(calibrated_model, tmp_path / "model")
     images, names = pictures(calibrated_model)
-    before, was = answers(load(model), images), load(model).facts
+    before, was = answers(load(model), images), load(model).metadata
     forget(model, [DAISY])
     after = load(model)
     others = [number for number, name in enumerate(names) if name != DAISY]
     right = [sum(said[number] == names[number] for number in others) for said in (before, answers(after, images))]
     assert right[1] >= right[0] >= 0.95 * len(others)
-    assert after.facts.seen == (48, 24) and was.seen == (48, 24, 24)
-    assert (was.calibration.images, after.facts.calibration.images) == (36, 24)  # it is another classifier now
-    assert was.evidence.total == (12, 12, 12) and after.facts.evidence.total == (12, 12)
-    assert after.facts.evidence.estimated == was.evidence.estimated is True
-    assert after.facts.adaptation == was.adaptation
+    assert after.metadata.seen == (48, 24) and was.seen == (48, 24, 24)
+    assert (was.calibration.images, after.metadata.calibration.images) == (36, 24)  # it is another classifier now
+    assert was.held_out_counts.total == (12, 12, 12) and after.metadata.held_out_counts.total == (12, 12)
+    assert after.metadata.held_out_counts.estimated == was.held_out_counts.estimated is True
+    assert after.metadata.adaptation == was.adaptation
     assert after.learner.memory.features.counts.tolist() == [24, 24]
 
 
@@ -170,17 +170,17 @@ def test_with_too_few_held_out_pictures_left_the_temperature_stays(
     calibrated_model: ModelFolder, tmp_path: Path
 ) -> None:
     model = copied(calibrated_model, tmp_path / "model")
-    before = load(model).facts.calibration
+    before = load(model).metadata.calibration
     forget(model, [DAISY, FORMULA])  # one class alone can be judged by nothing
-    after = load(model).facts
+    after = load(model).metadata
     assert before.temperature != 1 and before.images == 36
     assert (after.calibration.temperature, after.calibration.images) == (before.temperature, 0)
-    assert after.evidence.accuracy() is None
+    assert after.held_out_counts.accuracy() is None
 
 
 def test_it_says_beforehand_what_goes_and_changes_nothing(hybrid_model: ModelFolder) -> None:
     before = tree(hybrid_model.path)
-    gone = removal(hybrid_model, [DAISY, FORMULA, DAISY])
+    gone = preview_forget(hybrid_model, [DAISY, FORMULA, DAISY])
     assert (gone.names, gone.features, gone.images, gone.generations) == ((DAISY, FORMULA), 12, 6, (1, 2))
     assert gone.bytes == 12 * 64 * 4 + 6 * 16 * 16 * 3
     assert tree(hybrid_model.path) == before
@@ -205,7 +205,7 @@ def test_a_class_of_a_generation_that_is_not_in_use_is_forgotten_too(
     rollback(model)
     before = load(model)
     assert FORMULA not in before.names and found(model.path, sought)["vectors"]
-    gone = removal(model, [FORMULA, *others])
+    gone = preview_forget(model, [FORMULA, *others])
     assert (gone.not_in_use, gone.features, gone.generations) == ((FORMULA,), 6 * len(others), (1, 2))
     done = forget(model, [FORMULA, *others])
     assert done.details["forgotten"] == [FORMULA, *others] and done.details["not_in_use"] == [FORMULA]
@@ -213,7 +213,7 @@ def test_a_class_of_a_generation_that_is_not_in_use_is_forgotten_too(
     assert verify(model).problems == ()
     if not others:  # then the generation in use is as it was
         after = load(model)
-        assert (after.names, after.facts) == (before.names, before.facts)
+        assert (after.names, after.metadata) == (before.names, before.metadata)
         for name, tensor in before.learner.state().items():
             assert torch.equal(after.learner.state()[name], tensor), name
 
@@ -249,7 +249,7 @@ def test_a_class_that_is_not_there_is_told_with_the_nearest(
     names: list[str], message: str, small_model: ModelFolder
 ) -> None:
     before = tree(small_model.path)
-    for act in (removal, forget):
+    for act in (preview_forget, forget):
         with pytest.raises(UsageError) as raised:
             act(small_model, names)
         assert str(raised.value).startswith(message)
@@ -405,7 +405,7 @@ def test_a_class_gets_another_name_and_is_the_same_otherwise(small_model: ModelF
         {"from": DAISY, "to": "daisy"},
     )
     before, after = load(small_model), load(model)
-    assert after.names == (TULIP, "daisy", FORMULA) and after.facts == before.facts
+    assert after.names == (TULIP, "daisy", FORMULA) and after.metadata == before.metadata
     state = after.learner.state()
     assert all(torch.equal(tensor, state[name]) for name, tensor in before.learner.state().items())
     assert (model.history()[-1].action, model.history()[-1].details) == ("rename", {"from": DAISY, "to": "daisy"})
@@ -477,8 +477,8 @@ def test_two_classes_become_one_which_answers_for_both(small_model: ModelFolder,
     assert (done.generation, done.classes, done.details) == (3, (TULIP, FORMULA), details)
     assert (model.history()[-1].action, model.history()[-1].details) == ("merge", details)
     after, before = load(model), load(small_model)
-    assert after.facts.seen == (48, 48)
-    assert after.facts.calibration.temperature == before.facts.calibration.temperature
+    assert after.metadata.seen == (48, 48)
+    assert after.metadata.calibration.temperature == before.metadata.calibration.temperature
     images, names = pictures(small_model)
     expected = [FORMULA if name == DAISY else name for name in names]
     assert np.mean([said == name for said, name in zip(answers(after, images), expected, strict=True)]) >= 0.9

@@ -90,14 +90,14 @@ def test_the_matrix_is_that_of_scikit_learn(painted: tuple[Evaluation, dict[str,
     true, said, _ = answers(colours)
     assert evaluation.names == CLASSES
     assert evaluation.confusion.tolist() == confusion_matrix(true, said, labels=CLASSES).tolist()
-    assert evaluation.pictures == 100 and 0 < evaluation.accuracy < 1
+    assert evaluation.images == 100 and 0 < evaluation.accuracy < 1
 
 
 def test_the_shares_are_those_of_scikit_learn(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, colours = painted
     true, said, _ = answers(colours)
     report = classification_report(true, said, labels=CLASSES, output_dict=True, zero_division=np.nan)
-    recalls = [report[name]["cached"] for name in CLASSES]
+    recalls = [report[name]["recall"] for name in CLASSES]
     precisions = [report[name]["precision"] for name in CLASSES]
     assert evaluation.accuracy == pytest.approx(np.mean(np.array(true) == np.array(said)))
     assert evaluation.mean_accuracy == pytest.approx(np.mean(recalls))
@@ -130,8 +130,8 @@ def test_mistakes_are_all_told_most_frequent_first(painted: tuple[Evaluation, di
 def test_plain_values_are_json_and_the_same(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, _ = painted
     told = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
-    assert told["confusion"] == evaluation.confusion.tolist() and told["pictures"] == 100
-    assert [each["pictures"] for each in told["classes"]] == [COUNTS[name] for name in CLASSES]
+    assert told["confusion"] == evaluation.confusion.tolist() and told["images"] == 100
+    assert [each["images"] for each in told["classes"]] == [COUNTS[name] for name in CLASSES]
     assert told["accuracy"] == evaluation.accuracy and told["skipped"] == []
 
 
@@ -157,7 +157,7 @@ def test_more_than_is_answered_at_a_time_is_all_answered(tmp_path: Path) -> None
     for number in range(1, count):
         (tmp_path / "ant" / f"{number}.png").symlink_to("0.png")
     evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
-    assert evaluation.pictures == count + 1
+    assert evaluation.images == count + 1
     assert sorted(evaluation.confusion.sum(1).tolist()) == [0, 0, 0, 1, count]
 
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_read_is_told_and_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "ant" / "0001.png").write_bytes(b"")
     (tmp_path / "bee" / "notes.txt").touch()
     evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
-    assert evaluation.pictures == 5
+    assert evaluation.images == 5
     assert [left.path.name for left in evaluation.skipped] == ["notes.txt", "0001.png"]
     assert evaluation.skipped[1] == SkippedFile(tmp_path / "ant" / "0001.png", "It is empty. Copy it again.")
     assert evaluation.to_json()["skipped"][1] == {
@@ -183,12 +183,12 @@ def test_classes_that_the_model_does_not_know_are_counted_and_change_no_other_nu
     paint(tmp_path / "all", {"yak\u202e": 3, "Emu": 1, "aardvark": 2}, seed=1)
     found = evaluate(ByColour(), tmp_path / "all")  # type: ignore[arg-type]
     assert found.unknown == (UnknownClass("Emu", 1), UnknownClass("aardvark", 2), UnknownClass("yak\u202e", 3))
-    assert found.pictures == 26 and found.confusion.tolist() == expected.confusion.tolist()
+    assert found.images == 26 and found.confusion.tolist() == expected.confusion.tolist()
     told = found.to_json()
     assert told.pop("unknown") == [
-        {"name": "Emu", "pictures": 1},
-        {"name": "aardvark", "pictures": 2},
-        {"name": "yak\u202e", "pictures": 3},
+        {"name": "Emu", "images": 1},
+        {"name": "aardvark", "images": 2},
+        {"name": "yak\u202e", "images": 3},
     ]
     assert expected.unknown == ()
     assert told == {key: value for key, value in expected.to_json().items() if key != "unknown"}
@@ -230,7 +230,7 @@ def test_a_model_of_vectors_cannot_be_asked_about_pictures(tmp_path: Path) -> No
 def test_a_real_model_is_evaluated_on_what_it_learned(small_model: ModelFolder) -> None:
     model = load(small_model)
     evaluation = evaluate(model, small_model.path.parent / "1")
-    assert evaluation.names == NAMES and evaluation.pictures == 48
+    assert evaluation.names == NAMES and evaluation.images == 48
     assert evaluation.confusion.sum(1).tolist() == [24, 24, 0]
     assert evaluation.accuracy > 0.9
     assert dict(zip(NAMES, evaluation.per_class(), strict=True))[FORMULA] is None

@@ -22,7 +22,7 @@ from engram.data import Samples, Task
 from engram.features import Memory
 from engram.methods import Learner, MemorySources, make
 from engram.model import (
-    Evidence,
+    HeldOutCounts,
     LearnOptions,
     Model,
     ModelFolder,
@@ -37,14 +37,14 @@ from engram.model import (
     save,
     settings_of,
     verify,
-    with_facts,
+    with_metadata,
 )
 from engram.model.accuracy import Accuracy
 from engram.model.evidence import evidence, falls_sharply, judge, mark_held_out
 from engram.network import Training, extract
 
 
-def skipped(learner: Learner) -> Evidence:
+def skipped(learner: Learner) -> HeldOutCounts:
     """The evidence by its definition: each held-out feature is answered by a classifier refitted without it."""
     memory, fitted = learner.memory.features, learner.classifier_
     assert memory.held_out is not None and fitted is not None
@@ -59,7 +59,7 @@ def skipped(learner: Learner) -> Evidence:
         answer = int(without.classes_[without.scores(rows[number : number + 1]).argmax()])
         right[class_indices[number]] += answer == int(class_indices[number])
         total[class_indices[number]] += 1
-    return Evidence(right=tuple(right), total=tuple(total))
+    return HeldOutCounts(correct=tuple(right), total=tuple(total))
 
 
 def taught(sizes: list[int], classifier: str = "auto") -> Learner:
@@ -94,8 +94,8 @@ def test_accuracy_is_that_of_classifiers_refitted_without_each_feature(
         learner.memory_ = Memory(learner.memory.features.marked(marks), learner.memory.images)
         found = evidence(judge(learner), len(sizes), estimated=False)
         expected = skipped(learner)
-        assert found.total == expected.total and abs(sum(found.right) - sum(expected.right)) <= difference
-        assert 0 < sum(found.right) < sum(found.total)  # all right, or none, would agree with anything
+        assert found.total == expected.total and abs(sum(found.correct) - sum(expected.correct)) <= difference
+        assert 0 < sum(found.correct) < sum(found.total)  # all right, or none, would agree with anything
         if not difference:
             assert found == expected
         of_each = torch.bincount(learner.memory.features.class_indices[marks], minlength=len(sizes)).tolist()
@@ -116,18 +116,18 @@ def confused(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 def test_what_learn_prints_is_that_of_refitting_on_the_stored_features(confused: ModelFolder, tmp_path: Path) -> None:
     expected = skipped(load(confused).learner)
-    facts = load(confused).facts
-    assert (facts.evidence.right, facts.evidence.total) == (expected.right, expected.total)
-    assert expected.total == (10, 8, 6) and 10 < sum(expected.right) < 24
+    facts = load(confused).metadata
+    assert (facts.held_out_counts.correct, facts.held_out_counts.total) == (expected.correct, expected.total)
+    assert expected.total == (10, 8, 6) and 10 < sum(expected.correct) < 24
     folder = copied(confused, tmp_path / "model")
     learned = learn(folder, paint(tmp_path / "white", ("white",), 5))
     expected = skipped(load(folder).learner)  # of all four classes, though three are gone
-    accuracy = Accuracy(sum(expected.right), 29)
+    accuracy = Accuracy(sum(expected.correct), 29)
     assert learned.accuracy == accuracy.value and learned.interval == (accuracy.low, accuracy.high)
     assert (learned.held_out, learned.held_out_classes, learned.estimated) == (29, 4, False)
-    assert [each.images for each in learned.judged] == [10, 8, 6, 5]
-    assert [each.after for each in learned.judged] == [
-        right / total for right, total in zip(expected.right, expected.total, strict=True)
+    assert [each.images for each in learned.class_accuracies] == [10, 8, 6, 5]
+    assert [each.after for each in learned.class_accuracies] == [
+        right / total for right, total in zip(expected.correct, expected.total, strict=True)
     ]
 
 
@@ -142,7 +142,7 @@ def test_nothing_can_be_said_of_one_class_alone_or_of_single_features(sizes: lis
 
 
 def test_accuracy_of_some_classes_counts_those_alone() -> None:
-    found = Evidence(right=(3, 0, 5), total=(4, 0, 10))
+    found = HeldOutCounts(correct=(3, 0, 5), total=(4, 0, 10))
     assert found.accuracy() == Accuracy(8, 14) and found.classes == 2
     assert found.accuracy([0]) == Accuracy(3, 4) and found.accuracy([1]) is None
 
@@ -199,7 +199,7 @@ def test_features_of_images_that_a_network_was_trained_on_are_never_counted(
     assert not bool((later[:20] & were_among(after[:20], watched.images, model.learner)).any())
     assert not bool((later[20:] & were_among(after[20:], watched.images, load(folder).learner)).any())
     if not images_per_class:
-        assert load(folder).facts.evidence.total == (3, 3, 3, 3)
+        assert load(folder).metadata.held_out_counts.total == (3, 3, 3, 3)
 
 
 def were_among(rows: Tensor, images: list[Tensor], learner: Learner) -> Tensor:
@@ -210,13 +210,13 @@ def were_among(rows: Tensor, images: list[Tensor], learner: Learner) -> Tensor:
 def test_kept_images_count_as_long_as_no_update_trains_on_them(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     learn(folder, paint(tmp_path / "1", ("red", "green"), 6), LearnOptions(images_per_class=2))
-    assert load(folder).facts.evidence.total == (6, 6)
+    assert load(folder).metadata.held_out_counts.total == (6, 6)
     few = paint(tmp_path / "2", ("blue",), 6)
     learned = learn(copied(folder, tmp_path / "frozen"), few)
     assert not learned.tuned and learned.held_out == 18
     tuned = LearnOptions(tune="every", epochs=1, hold_out=0.5)
     learned = learn(folder, few, tuned)  # which replays two of red and of green, and nothing says which
-    assert learned.tuned and load(folder).facts.evidence.total[:2] == (0, 0)
+    assert learned.tuned and load(folder).metadata.held_out_counts.total[:2] == (0, 0)
 
 
 def _samples(images: list[Tensor]) -> Samples:
@@ -257,9 +257,9 @@ def test_marks_follow_their_features_through_edits_and_saving(
     assert len(after) == {"forget": 48, "merge": 48, "rename": 72}[edit]
     source = (after[:, None] == before[None]).all(2).int().argmax(1)  # which row it was
     assert torch.equal(after, before[source]) and torch.equal(later, marks[source])
-    found = load(folder).facts.evidence
+    found = load(folder).metadata.held_out_counts
     class_indices = load(folder).learner.memory.features.class_indices
-    assert found.total == tuple(torch.bincount(class_indices[later]).tolist()) and sum(found.right) > 0
+    assert found.total == tuple(torch.bincount(class_indices[later]).tolist()) and sum(found.correct) > 0
     assert found.estimated and verify(folder).problems == ()
     if edit != "forget":  # which leaves nothing to go back to
         rollback(folder)
@@ -275,21 +275,21 @@ def test_after_an_edit_the_classes_that_are_left_are_judged_again(
         forget(folder, ["blue"])
     else:
         merge(folder, "green", "blue")  # then nothing of green is wrongly labelled blue
-    found, expected = load(folder).facts.evidence, skipped(load(folder).learner)
-    assert (found.right, found.total) == (expected.right, expected.total)
-    before, after = load(confused).facts.evidence.accuracy(), found.accuracy()
+    found, expected = load(folder).metadata.held_out_counts, skipped(load(folder).learner)
+    assert (found.correct, found.total) == (expected.correct, expected.total)
+    before, after = load(confused).metadata.held_out_counts.accuracy(), found.accuracy()
     assert before is not None and after is not None and after.value > before.value
 
 
 def test_a_later_update_that_trains_the_network_makes_accuracy_an_estimate(
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
-    assert not load(small_model, generation=1).facts.evidence.estimated
-    assert load(small_model).facts.evidence.estimated
+    assert not load(small_model, generation=1).metadata.held_out_counts.estimated
+    assert load(small_model).metadata.held_out_counts.estimated
     folder = copied(small_model, tmp_path / "model")
     learned = learn(folder, draw(tmp_path / "rose", ("rose",), 8))
     assert not learned.tuned and learned.estimated  # it still rests on features that were adapted
-    assert all(each.estimated for each in learned.judged)
+    assert all(each.estimated for each in learned.class_accuracies)
 
 
 def test_of_a_model_without_marks_accuracy_is_not_known_until_images_arrive(
@@ -307,19 +307,19 @@ def test_of_a_model_without_marks_accuracy_is_not_known_until_images_arrive(
             method=model.learner.name,
             settings=settings_of(model.learner),
             classes=model.names,
-            details={name: value for name, value in manifest.details.items() if name != "evidence"},
+            details={name: value for name, value in manifest.details.items() if name != "held_out_counts"},
         )
     found = inspect(folder)
-    assert (found.accuracy, found.interval, found.evidence) == (None, None, Evidence())
+    assert (found.accuracy, found.interval, found.held_out_counts) == (None, None, HeldOutCounts())
     assert json.loads(json.dumps(found.to_json()))["accuracy"] is None and verify(folder).problems == ()
     rename(folder, DAISY, "daisy")
     assert inspect(folder).accuracy is None
     learned = learn(folder, draw(tmp_path / "more", ("rose", TULIP), 10), LearnOptions(epochs=1, hold_out=0.5))
     after = load(folder)
     assert after.names == (TULIP, "daisy", FORMULA, "rose")
-    assert after.facts.evidence.total[1:3] == (0, 0) and after.facts.evidence.total[3] > 0
+    assert after.metadata.held_out_counts.total[1:3] == (0, 0) and after.metadata.held_out_counts.total[3] > 0
     assert learned.held_out_classes <= 2 and learned.accuracy is not None
-    assert [each.before for each in learned.judged] == [None] * 4
+    assert [each.before for each in learned.class_accuracies] == [None] * 4
 
 
 def test_a_method_without_features_is_judged_on_the_images_of_the_update_alone(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_method_without_features_is_judged_on_the_images_of_the_update_alone(t
     options = LearnOptions(method="lwf", network="small", image_size=SIDE, epochs=2, hold_out=0.3)
     assert learn(folder, paint(tmp_path / "1", ("red", "green"), 10), options).held_out == 6
     learned = learn(folder, paint(tmp_path / "2", ("blue", "white"), 10), options)
-    assert load(folder).facts.evidence.total == (0, 0, 3, 3) and learned.held_out_classes == 2
+    assert load(folder).metadata.held_out_counts.total == (0, 0, 3, 3) and learned.held_out_classes == 2
 
 
 # What is refused
@@ -375,12 +375,12 @@ def test_an_update_after_which_old_classes_are_no_longer_recognised_is_refused(
     with pytest.raises(UpdateRejected) as caught:
         learn(folder, again)
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
-    judged = {each.name: (each.kind, each.images, each.before) for each in caught.value.judged}
+    judged = {each.name: (each.kind, each.images, each.before) for each in caught.value.class_accuracies}
     assert judged == {
         **{name: ("old", 12, 1.0) for name in ("green", "red")},
         **{name: ("new", 12, None) for name in ("crimson", "emerald")},
     }
-    after = [each.after for each in caught.value.judged[:2]]
+    after = [each.after for each in caught.value.class_accuracies[:2]]
     assert all(value is not None and value < 0.5 for value in after)
     assert str(Accuracy(24, 24)) in str(caught.value) and "--force" in str(caught.value)
     assert any("crimson" in warning and "red" in warning for warning in caught.value.warnings)
@@ -399,7 +399,7 @@ def test_a_training_that_ruins_the_old_classes_is_refused(tmp_path: Path) -> Non
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(method="features", network="small", image_size=SIDE, epochs=10, hold_out=0.5)
     learn(folder, paint(tmp_path / "1", ("red", "green", "blue"), 40), options)
-    before = load(folder).facts.evidence.accuracy()
+    before = load(folder).metadata.held_out_counts.accuracy()
     assert before is not None and before.value > 0.9
     ruinous = replace(
         options,
@@ -418,5 +418,5 @@ def test_a_model_of_which_nothing_was_known_cannot_fall(colours: tuple[ModelFold
     model, again = colours
     folder = copied(model, tmp_path / "model")
     with folder.writing() as writer:
-        save(writer, with_facts(load(writer), evidence=Evidence()), action="learn")
+        save(writer, with_metadata(load(writer), held_out_counts=HeldOutCounts()), action="learn")
     assert learn(folder, again).generation == 3

@@ -25,7 +25,7 @@ from engram.data.pictures import read, scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.features import CLASSIFIERS, Ridge
 from engram.methods import METHODS, Learner, make
-from engram.model import Calibration, Exported, Facts, Model, ModelFolder, export, learn, load, save
+from engram.model import Calibration, ExportResult, Metadata, Model, ModelFolder, export, learn, load, save
 from engram.model.graph import OPSET, metadata
 from engram.network import CorrectedHead, extractor_for_weights, make_network
 from engram.progress import Stopwatch
@@ -38,7 +38,7 @@ def named(learner: Learner, temperature: float = 1.7) -> Model:
     names = tuple(
         f"Größe {len(learner.classes_) - class_index}, „{class_index}“" for class_index in range(len(learner.classes_))
     )
-    facts = Facts(seen=(24,) * len(names), calibration=Calibration(temperature=temperature))
+    facts = Metadata(seen=(24,) * len(names), calibration=Calibration(temperature=temperature))
     return Model(learner, names, facts)
 
 
@@ -382,5 +382,5 @@ def test_a_full_disk_leaves_what_was_there(
 
 def test_a_phase_is_reported(features: Model, tmp_path: Path) -> None:
     watch = Stopwatch()
-    assert isinstance(export(features, tmp_path / "model.npz", progress=watch), Exported)
+    assert isinstance(export(features, tmp_path / "model.npz", progress=watch), ExportResult)
     assert list(watch.seconds) == ["export"]

@@ -104,18 +104,18 @@ def test_classes_may_arrive_one_at_a_time(tmp_path: Path) -> None:
         assert learned.classes == number + 1 and learned.new == {name: 5} and not learned.tuned
         assert learned.held_out == (5 * (number + 1) if number else 0)  # one class alone can be judged by nothing
     model = load(folder)
-    assert model.names == ALL and model.facts.seen == (5,) * 6
+    assert model.names == ALL and model.metadata.seen == (5,) * 6
     assert evaluate(model, paint(tmp_path / "again", ALL, 5, seed=1)).accuracy >= 0.9
     assert len(networks(folder)) == 1 and verify(folder).problems == ()
 
 
 def test_a_class_may_have_one_picture(folder: ModelFolder, tmp_path: Path) -> None:
     learned = learn(folder, paint(tmp_path / "one", ("blue",), 1))
-    assert load(folder).facts.evidence.total == (6, 6, 0)  # without it, nothing would be left of its class
+    assert load(folder).metadata.held_out_counts.total == (6, 6, 0)  # without it, nothing would be left of its class
     assert (learned.held_out, learned.held_out_classes, learned.classes) == (12, 2, 3)
     assert evaluate(load(folder), paint(tmp_path / "again", ("blue",), 5, seed=1)).accuracy >= 0.8
     learned = learn(folder, paint(tmp_path / "more", ("blue",), 1, seed=2))
-    assert load(folder).facts.evidence.total == (6, 6, 2) and learned.held_out_classes == 3
+    assert load(folder).metadata.held_out_counts.total == (6, 6, 2) and learned.held_out_classes == 3
 
 
 def test_a_first_model_may_have_one_picture_of_each_class(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_thirty_pictures_of_one_class_do_not_swallow_two_of_another(tmp_path: Pa
     paint(pictures, ("green",), 2)
     learned = learn(folder, pictures)
     assert load(folder).learner.memory.features.counts.tolist() == [2, 30]
-    assert load(folder).facts.evidence.total == (2, 30) and learned.held_out == 32
+    assert load(folder).metadata.held_out_counts.total == (2, 30) and learned.held_out == 32
     found = evaluate(load(folder), paint(tmp_path / "again", ("red", "green"), 10, seed=1))
     assert found.mean_accuracy >= 0.9
 
@@ -141,7 +141,7 @@ def test_more_of_a_known_class_joins_it(folder: ModelFolder, tmp_path: Path) -> 
     learned = learn(folder, paint(tmp_path / "more", ("red",), 4, seed=3))
     after = load(folder)
     assert (learned.new, learned.more) == ({}, {"red": 4}) and after.names == before.names
-    assert after.facts.seen == (6, 10) and after.facts.evidence.total == (6, 10)
+    assert after.metadata.seen == (6, 10) and after.metadata.held_out_counts.total == (6, 10)
     old, new = stored(before, "red"), stored(after, "red")
     assert all(bool((new == row).all(1).any()) for row in old) and len(new) == 10
     assert torch.equal(stored(after, "green"), stored(before, "green"))
@@ -151,7 +151,7 @@ def test_what_is_trimmed_to_a_budget_is_not_judged_by_any_more(folder: ModelFold
     learn(folder, paint(tmp_path / "new", ("blue",), 6), LearnOptions(budget=3 * 4 * 1280 * 4))
     model = load(folder)
     assert model.learner.memory.features.counts.tolist() == [4, 4, 4]
-    assert model.facts.evidence.total == (4, 4, 4) and model.facts.seen == (6, 6, 6)
+    assert model.metadata.held_out_counts.total == (4, 4, 4) and model.metadata.seen == (6, 6, 6)
 
 
 def test_images_may_be_kept_beside_the_features_of_a_frozen_network(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_images_may_be_kept_beside_the_features_of_a_frozen_network(tmp_path: Pa
     learn(folder, paint(tmp_path / "2", ("blue",), 4))
     memory = load(folder).learner.memory
     assert memory.images.counts.tolist() == [1, 1, 1] and memory.features.counts.tolist() == [4, 4, 4]
-    assert load(folder).facts.evidence.total == (4, 4, 4)
+    assert load(folder).metadata.held_out_counts.total == (4, 4, 4)
 
 
 # What is asked for
@@ -186,11 +186,11 @@ def test_tuned_on_the_first_update_it_is_frozen_from_then_on(tmp_path: Path) -> 
     learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 8), options)
     before = load(folder)
     assert learned.tuned and learned.tuning == "as asked for" and not learned.estimated
-    assert before.facts.evidence.total == (2, 2)
+    assert before.metadata.held_out_counts.total == (2, 2)
     learned = learn(folder, paint(tmp_path / "2", ("blue",), 8), replace(options, tune=None))
     after = load(folder)
     assert not learned.tuned and "first task only" in learned.tuning and not learned.estimated
-    assert after.facts.evidence.total == (2, 2, 8)
+    assert after.metadata.held_out_counts.total == (2, 2, 8)
     assert all(torch.equal(tensor, extractor(after)[name]) for name, tensor in extractor(before).items())
     assert torch.equal(stored(after, "red"), stored(before, "red"))
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from engram.errors import DataError
 from engram.model import ModelFolder, forget, inspect, load, merge, rename, rollback, save, verify
 from engram.model.accuracy import interval
-from engram.model.model import with_facts
+from engram.model.model import with_metadata
 
 
 @pytest.mark.parametrize("kind", ["small_model", "hybrid_model"])
@@ -28,7 +28,7 @@ def test_all_that_is_counted_is_what_is_on_the_disk(kind: str, request: pytest.F
     assert [each["seen"] for each in found["classes"]] == [48, 24, 24]
     sizes = found["bytes"]
     assert sizes["features"] == features.nbytes and sizes["images"] == images.nbytes
-    assert sizes["kept"] == sum(each["bytes"] for each in found["classes"]) == features.nbytes + images.nbytes
+    assert sizes["memory"] == sum(each["bytes"] for each in found["classes"]) == features.nbytes + images.nbytes
     for part in ("network", "classifier"):
         assert sizes[part] == sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(f"{part}."))
     every_file = [each for each in folder.path.rglob("*") if each.is_file()]
@@ -36,13 +36,17 @@ def test_all_that_is_counted_is_what_is_on_the_disk(kind: str, request: pytest.F
 
 
 def test_what_it_is_and_how_good_it_was_found_to_be(calibrated_model: ModelFolder) -> None:
-    found, facts = inspect(calibrated_model), load(calibrated_model).facts
+    found, facts = inspect(calibrated_model), load(calibrated_model).metadata
     assert (found.method, found.network, found.image_size, found.budget) == ("features", "small", 16, None)
     assert (found.generation, found.features_per_class) == (2, 24)
     assert found.classifier == "linear SVM (C 1)"
-    assert found.evidence == facts.evidence and found.evidence.total == (12, 12, 12) and found.evidence.estimated
-    assert found.accuracy == sum(facts.evidence.right) / 36
-    assert found.interval == pytest.approx(interval(sum(facts.evidence.right), 36))
+    assert (
+        found.held_out_counts == facts.held_out_counts
+        and found.held_out_counts.total == (12, 12, 12)
+        and found.held_out_counts.estimated
+    )
+    assert found.accuracy == sum(facts.held_out_counts.correct) / 36
+    assert found.interval == pytest.approx(interval(sum(facts.held_out_counts.correct), 36))
     assert found.calibration == facts.calibration and found.calibration.images == 36
     assert found.adaptation == facts.adaptation and found.adaptation is not None and found.adaptation.images == 24
     assert found.settings["epochs"] == 10 and found.settings["momentum"] == 0.9
@@ -82,7 +86,7 @@ def test_the_history_says_what_each_did_which_are_there_and_which_is_in_use(
         (True, True, {"classes": 1, "features": 6, "images": 0}),
     ]
     held_out = load(folder).learner.memory.features.held_out
-    assert held_out is not None and sum(found.evidence.total) == int(held_out.sum()) > 0
+    assert held_out is not None and sum(found.held_out_counts.total) == int(held_out.sum()) > 0
 
 
 def test_of_generations_that_are_gone_the_history_has_numbers_not_names(
@@ -103,7 +107,7 @@ def test_of_generations_that_are_gone_the_history_has_numbers_not_names(
 def test_a_budget_is_told(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with folder.writing() as writer:
-        save(writer, with_facts(load(writer), budget=10_000), action="learn")
+        save(writer, with_metadata(load(writer), budget=10_000), action="learn")
     assert inspect(folder).budget == 10_000
 
 

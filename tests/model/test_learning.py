@@ -33,7 +33,7 @@ from engram.model import (
     plan_update_of_samples,
     remake,
     save,
-    teach,
+    train_update,
     verify,
 )
 from engram.network import extract
@@ -59,7 +59,7 @@ def test_what_was_learned_is_told_apart(tmp_path: Path) -> None:
     learn(folder, paint(tmp_path / "2", ("blue", "white"), 30), options)
     learn(folder, paint(tmp_path / "3", ("black",), 20))
     model = load(folder)
-    assert model.names == ("green", "red", "blue", "white", "black") and model.facts.seen == (20, 20, 30, 30, 20)
+    assert model.names == ("green", "red", "blue", "white", "black") and model.metadata.seen == (20, 20, 30, 30, 20)
     assert evaluate(model, paint(tmp_path / "again", model.names, 10, seed=1)).accuracy > 0.9
     assert folder.verify() == []
 
@@ -111,7 +111,7 @@ def test_a_model_gives_the_same_answers_after_it_was_saved(tmp_path: Path) -> No
     inputs = torch.randint(0, 256, (24, SIDE, SIDE, 3), generator=draws, dtype=torch.uint8)
     samples = Samples.of(inputs, torch.arange(24) % 2)
     options = LearnOptions(network="small", epochs=1, settings=QUICK)
-    taught = teach(
+    taught = train_update(
         None, plan_update_of_samples(None, {"a": 12, "b": 12}, (SIDE, SIDE, 3), options), samples, options
     ).model
     folder = ModelFolder(tmp_path / "model")
@@ -139,7 +139,7 @@ def test_more_of_a_known_class_joins_what_was_kept_and_leaves_the_network(
     after = load(folder)
     class_index = after.class_index(TULIP)
     assert after.names == before.names and learned.more == {TULIP: 30} and not learned.new
-    assert after.facts.seen[class_index] == before.facts.seen[class_index] + 30
+    assert after.metadata.seen[class_index] == before.metadata.seen[class_index] + 30
     counts = after.learner.memory.features.counts.tolist()
     assert counts[class_index] == 12 and sorted(counts) == [6, 6, 12]
     for name, tensor in before.learner.trained.state_dict().items():
@@ -180,7 +180,7 @@ def test_a_budget_shrinks_every_class_evenly_and_what_represents_it_least_goes_f
     learn(folder, draw(tmp_path / "rose", ("rose",), 10), options)
     after = load(folder)
     assert after.learner.memory.features.counts.tolist() == [4, 4, 4, 4]
-    assert after.learner.memory.nbytes <= 4 * 4 * 64 * 4 == after.facts.budget
+    assert after.learner.memory.nbytes <= 4 * 4 * 64 * 4 == after.metadata.budget
     learn(folder, draw(tmp_path / "lily", ("lily",), 10), WISHES)  # from now on
     assert load(folder).learner.memory.features.counts.tolist() == [3, 3, 3, 3, 3]
     before_rows = before.learner.memory.features.rows.reshape(3, 6, -1)
@@ -306,19 +306,19 @@ def test_only_pictures_that_can_be_read_are_counted_and_the_others_are_named(tmp
     learned = learn(ModelFolder(tmp_path / "model"), pictures, LearnOptions(image_size=SIDE, epochs=1))
     assert learned.new == {"a": 6, "b": 6}
     assert [left.path.name for left in learned.skipped] == ["notes.txt", "broken.png"]
-    assert load(ModelFolder(tmp_path / "model")).facts.seen == (6, 6)
+    assert load(ModelFolder(tmp_path / "model")).metadata.seen == (6, 6)
 
 
 def test_what_is_held_out_judges_and_is_kept_all_the_same(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(image_size=SIDE, epochs=4, hold_out=0.3, settings=QUICK)
     learned = learn(folder, draw(tmp_path / "first", ("a", "b"), 40), options)
-    assert [each.images for each in learned.judged] == [12, 12] and learned.calibration.images == 24
-    assert learned.accuracy is not None and all(each.before is None for each in learned.judged)
+    assert [each.images for each in learned.class_accuracies] == [12, 12] and learned.calibration.images == 24
+    assert learned.accuracy is not None and all(each.before is None for each in learned.class_accuracies)
     assert (learned.held_out, learned.held_out_classes, learned.estimated) == (24, 2, False)
     assert load(folder).learner.memory.features.counts.tolist() == [40, 40]
     learned = learn(folder, draw(tmp_path / "second", ("c", "a"), 20), options)
-    kinds = {each.name: (each.kind, each.images, each.before is not None) for each in learned.judged}
+    kinds = {each.name: (each.kind, each.images, each.before is not None) for each in learned.class_accuracies}
     # 12 of the first 40 and 6 of the next 20: those of earlier updates still count, by their adapted features.
     assert kinds == {"a": ("more", 18, True), "b": ("old", 12, True), "c": ("new", 6, False)}
     assert (learned.held_out, learned.held_out_classes, learned.estimated) == (36, 3, True)
@@ -393,7 +393,7 @@ def test_without_holding_out_nothing_is_judged(tmp_path: Path) -> None:
         LearnOptions(image_size=SIDE, epochs=1, hold_out=0),
     )
     assert learned.accuracy is None and learned.interval is None and learned.held_out == 0
-    assert [(each.images, each.before, each.after) for each in learned.judged] == [(0, None, None)] * 2
+    assert [(each.images, each.before, each.after) for each in learned.class_accuracies] == [(0, None, None)] * 2
     assert learned.calibration.temperature == 1 and not load(ModelFolder(tmp_path / "model")).is_calibrated
 
 
@@ -403,7 +403,7 @@ def test_below_the_accuracy_asked_for_nothing_is_published(small_model: ModelFol
     shutil.copytree(draw(tmp_path / "tulip", (TULIP,), 10) / TULIP, tmp_path / "twin" / "nothing")
     with pytest.raises(UpdateRejected, match="below 1: nothing was published") as caught:
         learn(folder, tmp_path / "twin", LearnOptions(epochs=1, settings=QUICK, hold_out=0.5, at_least=1.0))
-    assert {each.name for each in caught.value.judged} == {*NAMES, "nothing"}
+    assert {each.name for each in caught.value.class_accuracies} == {*NAMES, "nothing"}
     assert entries(folder.path) == before
 
 

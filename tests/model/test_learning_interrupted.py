@@ -117,7 +117,7 @@ def names(path: Path) -> set[str]:
 def check_tidy(folder: ModelFolder) -> None:
     """That all is as it was saved, and nothing else is there."""
     assert folder.verify() == []
-    assert verify(folder).whole
+    assert verify(folder).intact
     places = [f"generations/{number:06d}" for number in folder.generations()]
     files = [f"{place}/{file}" for place in places for file in ("manifest.json", "learner.safetensors")]
     files += [network_path(folder.load(number)[0]) for number in folder.generations()]

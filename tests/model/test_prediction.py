@@ -17,7 +17,7 @@ from pictures_made import encoded
 from engram.data.images import decode
 from engram.data.pictures import SkippedFile
 from engram.errors import DataError, UsageError
-from engram.model import Model, ModelFolder, Prediction, answer, load, pictures_among, predict
+from engram.model import Model, ModelFolder, Prediction, find_images, load, predict, top_classes
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_no_more_classes_are_told_than_there_are(top: int, model: Model, tmp_pat
 
 def test_of_equal_classes_the_one_learned_first_goes_before() -> None:
     told = Told((0.2, 0.3, 0.2, 0.3), (0.25, 0.25, 0.25, 0.25))
-    answers = answer(told, torch.zeros(2, SIDE, SIDE, 3), top=3)  # type: ignore[arg-type]
+    answers = top_classes(told, torch.zeros(2, SIDE, SIDE, 3), top=3)  # type: ignore[arg-type]
     assert [[each.name for each in row] for row in answers] == [
         ["class 1", "class 3", "class 0"],
         ["class 0", "class 1", "class 2"],
@@ -197,7 +197,7 @@ def test_every_picture_is_a_step_of_progress(tmp_path: Path) -> None:
 def test_files_are_taken_as_they_are_and_folders_are_searched(tmp_path: Path) -> None:
     fill(tmp_path, "b/2.png", "b/1.JPG", "b/deep/er/3.webp", "b/.hidden.png", "b/.git/4.png", "b/@eaDir/5.png", "a.txt")
     (tmp_path / "b" / "notes.txt").touch()
-    pictures, skipped = pictures_among([tmp_path / "a.txt", tmp_path / "b", tmp_path / "absent", tmp_path / "a.txt"])
+    pictures, skipped = find_images([tmp_path / "a.txt", tmp_path / "b", tmp_path / "absent", tmp_path / "a.txt"])
     assert [path.relative_to(tmp_path).as_posix() for path in pictures] == [
         "a.txt",
         "b/1.JPG",
@@ -218,7 +218,7 @@ def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
     (tmp_path / "store" / "back").symlink_to(tmp_path / "asked")
     (tmp_path / "asked" / "gone.png").symlink_to("nowhere")
     (tmp_path / "link").symlink_to("asked")
-    pictures, skipped = pictures_among([tmp_path / "link"])
+    pictures, skipped = find_images([tmp_path / "link"])
     names = [path.relative_to(tmp_path / "link").as_posix() for path in pictures]
     assert names == ["2.png", "far/1.png", "one.png"]
     circle = "This link leads in a circle, back to a folder that it lies in."
@@ -230,7 +230,7 @@ def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_pictures_gives_none(tmp_path: Path) -> None:
-    assert pictures_among([tmp_path]) == ([], [])
+    assert find_images([tmp_path]) == ([], [])
 
 
 def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,10 +239,10 @@ def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("os.scandir", forbid)
     with pytest.raises(DataError, match=r"cannot be read: Permission denied\."):
-        pictures_among([tmp_path])
+        find_images([tmp_path])
 
 
 def test_what_was_learned_is_recognised(small_model: ModelFolder, model: Model) -> None:
-    pictures, _ = pictures_among([small_model.path.parent / "1" / TULIP])
+    pictures, _ = find_images([small_model.path.parent / "1" / TULIP])
     names = [each.top[0].name for each in predict(model, pictures, top=1) if isinstance(each, Prediction)]
     assert len(names) == 24 and names.count(TULIP) >= 22

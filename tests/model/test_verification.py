@@ -15,7 +15,7 @@ from torch import Tensor
 from engram import storage
 from engram.data import Stream
 from engram.methods import METHODS, make, setting_names
-from engram.model import Facts, Model, ModelFolder, Verified, forget, inspect, merge, save, verify
+from engram.model import Metadata, Model, ModelFolder, VerifyResult, forget, inspect, merge, save, verify
 
 State = dict[str, Tensor]
 
@@ -46,15 +46,15 @@ def test_a_model_that_is_as_it_was_saved_is_whole(kind: str, request: pytest.Fix
     folder: ModelFolder = request.getfixturevalue(kind)
     size = sum(each.stat().st_size for each in folder.path.rglob("*") if each.is_file())
     found = verify(folder)
-    assert found == Verified(generations=(1, 2), in_use=2, bytes=size, problems=())
-    assert found.whole and found.to_json()["whole"] is True
+    assert found == VerifyResult(generations=(1, 2), in_use=2, bytes=size, problems=())
+    assert found.intact and found.to_json()["intact"] is True
 
 
 def test_every_damaged_file_is_named_and_the_rest_still_looked_at(model: ModelFolder) -> None:
     (model.path / "generations" / "000001" / "learner.safetensors").write_bytes(b"")
     (model.path / "notes.txt").write_text("")
     found = verify(model)
-    assert not found.whole and found.generations == (1, 2)
+    assert not found.intact and found.generations == (1, 2)
     assert found.problems[0].startswith("generations/000001/learner.safetensors was cut short")
     assert found.problems[1] == "notes.txt does not belong to the model. Remove it."
     assert len(found.problems) == 2
@@ -75,7 +75,7 @@ def test_where_no_model_is_that_is_the_problem(tmp_path: Path) -> None:
 def test_what_a_killed_writer_left_is_swept(model: ModelFolder) -> None:
     shutil.copytree(model.path / "generations" / "000001", model.path / "generations" / "000003")
     (model.path / "generations" / f"{storage.ASIDE}half").mkdir()
-    assert verify(model).whole
+    assert verify(model).intact
     assert sorted(each.name for each in (model.path / "generations").iterdir()) == ["000001", "000002"]
 
 
@@ -162,7 +162,7 @@ def test_a_manifest_that_contradicts_its_tensors_is_found(
 
 
 def test_a_budget_that_is_kept_to_is_no_problem(model: ModelFolder) -> None:
-    assert verify(publish(model, details={"seen": [1, 2, 3], "budget": 4608})).whole
+    assert verify(publish(model, details={"seen": [1, 2, 3], "budget": 4608})).intact
 
 
 def test_the_images_that_are_kept_are_looked_at_too(hybrid_model: ModelFolder, tmp_path: Path) -> None:
@@ -191,11 +191,11 @@ def test_a_model_of_any_method_is_whole_before_and_after_its_classes_are_joined_
         learner.learn(task)
     folder, names = ModelFolder(tmp_path / "model"), tuple(map(str, learner.classes_))
     with folder.writing() as writer:
-        save(writer, Model(learner, names, Facts(seen=(24,) * 6)), action="learn")
+        save(writer, Model(learner, names, Metadata(seen=(24,) * 6)), action="learn")
     assert verify(folder).problems == ()
     found = inspect(folder)
     own = sum(each.bytes for each in found.classes)
-    assert own + found.bytes.shared == found.bytes.kept == learner.memory.nbytes
+    assert own + found.bytes.shared == found.bytes.memory == learner.memory.nbytes
     merge(folder, names[0], names[4])
     assert verify(folder).problems == ()
     forget(folder, [names[2], names[4]])

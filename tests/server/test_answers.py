@@ -12,7 +12,7 @@ from server_made import Serve, files, lesson, over, picture
 from starlette.testclient import TestClient
 
 from engram.data.images import decode
-from engram.model import ModelFolder, answer, inspect, load, rename
+from engram.model import ModelFolder, inspect, load, rename, top_classes
 
 
 def test_pictures_are_classified_as_the_model_does(client: TestClient, model: ModelFolder) -> None:
@@ -22,7 +22,7 @@ def test_pictures_are_classified_as_the_model_does(client: TestClient, model: Mo
     assert said.json()["generation"] == model.current().generation
     loaded = load(model, device="cpu")
     for number, (content, prediction) in enumerate(zip(contents, said.json()["predictions"], strict=True)):
-        (expected,) = answer(loaded, decode(content, size=16)[None], top=2)
+        (expected,) = top_classes(loaded, decode(content, size=16)[None], top=2)
         assert prediction["name"] == f"{number}.png"
         assert [each["class"] for each in prediction["top"]] == [each.name for each in expected]
         probabilities = [each["probability"] for each in prediction["top"]]
@@ -80,7 +80,7 @@ def test_a_class_that_is_taught_is_known(client: TestClient) -> None:
     job = over(client, begun.json()["id"])
     assert (job["state"], job["problem"]) == ("done", None)
     assert job["result"]["new"] == {"grey": 8}
-    assert {each["name"] for each in job["result"]["judged"]} == {*NAMES, "grey"}
+    assert {each["name"] for each in job["result"]["class_accuracies"]} == {*NAMES, "grey"}
     said = client.post("/api/classify", files=files(picture("grey", 99))).json()
     assert said["generation"] == job["result"]["generation"] == 3
     assert said["predictions"][0]["top"][0]["class"] == "grey"
@@ -114,7 +114,7 @@ def test_the_first_lesson_makes_the_model(serve: Serve, tmp_path: Path) -> None:
     low, high = result["interval"]
     assert 0 <= low < result["accuracy"] <= high <= 1
     assert (model["accuracy"], model["interval"]) == (result["accuracy"], result["interval"])
-    assert model["classifier"] == result["classifier"] and model["evidence"]["total"] == [6, 6]
+    assert model["classifier"] == result["classifier"] and model["held_out_counts"]["total"] == [6, 6]
     assert result["warnings"] == [] and result["estimated"] is False
 
 

@@ -172,7 +172,7 @@ def test_names_that_climb_write_nothing_anywhere(client: TestClient, model: Mode
         assert over(client, job.json()["id"])["state"] in ("done", "failed")
     assert {path for path in tmp_path.rglob("*") if model.path not in path.parents} == before
     assert not Path("/evil.png").exists()
-    assert verify(model).whole
+    assert verify(model).intact
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_a_lesson_that_finds_the_disk_full_leaves_the_model_as_it_was(serve: Ser
     assert client.get("/readyz").json()["generation"] == 1
     assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 200
     filler.unlink()
-    assert verify(folder).whole
+    assert verify(folder).intact
 
 
 def test_wrong_tokens_from_many_threads_are_throttled_and_the_server_lives(model: ModelFolder) -> None:

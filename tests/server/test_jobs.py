@@ -42,7 +42,7 @@ def test_a_lesson_that_is_killed_fails_and_says_what_is_needed(serve: Serve, mod
     assert "send them again" in told["problem"]
     assert client.get("/readyz").json()["generation"] == 2
     assert client.post("/api/rename", json={"from": TULIP, "to": "tulip"}).status_code == 200
-    assert verify(model).whole
+    assert verify(model).intact
 
 
 def test_a_lesson_is_stopped(serve: Serve, model: ModelFolder) -> None:
@@ -54,7 +54,7 @@ def test_a_lesson_is_stopped(serve: Serve, model: ModelFolder) -> None:
     assert (told["state"], told["result"], told["problem"]) == ("cancelled", None, None)
     again = client.delete(f"/api/jobs/{job.id}")
     assert again.status_code == 409
-    assert verify(model).whole
+    assert verify(model).intact
     assert model.current().generation == 2
 
 

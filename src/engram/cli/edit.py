@@ -12,7 +12,7 @@ from engram.cli.options import Json, ModelPath
 from engram.text import printable
 
 if TYPE_CHECKING:
-    from engram.model import Edited
+    from engram.model import EditResult
 
 
 def rename(
@@ -68,7 +68,7 @@ def rollback(
     _show(done, f"generation {done.generation} of {done.details['created']} is in use {was}", model, json)
 
 
-def _show(done: Edited, what: str, model: Path, json: bool) -> None:
+def _show(done: EditResult, what: str, model: Path, json: bool) -> None:
     if json:
         typer.echo(json_format.dumps(done.to_json()))
         return

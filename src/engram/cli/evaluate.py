@@ -63,7 +63,7 @@ def _summary(evaluation: Evaluation) -> str:
     low, high = evaluation.interval
     return (
         f"accuracy {evaluation.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}) on "
-        f"{counted(evaluation.pictures, 'picture')}; mean over classes {evaluation.mean_accuracy:.3f}\n"
+        f"{counted(evaluation.images, 'picture')}; mean over classes {evaluation.mean_accuracy:.3f}\n"
         f"expected calibration error {evaluation.error_calibrated:.3f} "
         f"({evaluation.error_uncalibrated:.3f} before calibration)"
     )
@@ -71,7 +71,7 @@ def _summary(evaluation: Evaluation) -> str:
 
 def _unknown(evaluation: Evaluation) -> str:
     names = [printable(each.name) for each in evaluation.unknown]
-    pictures = counted(sum(each.pictures for each in evaluation.unknown), "picture")
+    pictures = counted(sum(each.images for each in evaluation.unknown), "picture")
     return (
         f"not counted: {pictures} of {counted(len(names), 'class')} that the model does not know: "
         f"{', '.join(names[:UNKNOWN])}{', …' if len(names) > UNKNOWN else ''}"

@@ -17,7 +17,7 @@ from engram.errors import UsageError
 from engram.text import printable
 
 if TYPE_CHECKING:
-    from engram.model import Removal
+    from engram.model import ForgetPreview
 
 STAYS = (
     "There is no way back. The network's weights stay as they are: what they learned from these pictures is not "
@@ -36,12 +36,12 @@ def forget(
     All that is kept of them goes, and their names; the classifier of the others is made anew. The network's weights are
     not unlearned.
     """
-    from engram.model import ModelFolder, removal
+    from engram.model import ModelFolder, preview_forget
     from engram.model import forget as forget_classes
 
     folder = ModelFolder(model)
     if not yes:
-        what = _what_goes(removal(folder, classes), model)
+        what = _what_goes(preview_forget(folder, classes), model)
         if not asked_by_a_person():
             raise UsageError(f"{what} {STAYS} To do so without being asked, add --yes.")
         typer.echo(f"{what} {STAYS}\nForget? [y/N] ", err=True, nl=False)
@@ -68,7 +68,7 @@ def asked_by_a_person() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _what_goes(removed: Removal, model: Path) -> str:
+def _what_goes(removed: ForgetPreview, model: Path) -> str:
     kept = [counted(removed.features, "stored vector"), counted(removed.images, "stored image")]
     generations = ", ".join(map(str, removed.generations))
     return (

@@ -12,7 +12,7 @@ from engram.cli.options import Json, ModelPath
 from engram.cli.words import megabytes, table
 
 if TYPE_CHECKING:
-    from engram.model import Calibration, Generation, Inventory
+    from engram.model import Calibration, Generation, ModelSummary
 
 
 def inspect(model: ModelPath, json: Json = False) -> None:
@@ -33,14 +33,14 @@ def inspect(model: ModelPath, json: Json = False) -> None:
     typer.echo("\n\n".join(tables))
 
 
-def _facts(found: Inventory, model: Path) -> list[tuple[str, str]]:
+def _facts(found: ModelSummary, model: Path) -> list[tuple[str, str]]:
     sizes = found.bytes
     seen = "vectors" if found.image_size is None else f"pictures at {found.image_size} pixels a side"
-    budget = "no budget" if found.budget is None else f"{sizes.kept / found.budget:.0%} of {megabytes(found.budget)}"
+    budget = "no budget" if found.budget is None else f"{sizes.memory / found.budget:.0%} of {megabytes(found.budget)}"
     rows = [
         ("model", f"{model}, generation {found.generation} of {found.created}, by engram {found.engram}"),
         ("method", f"{found.method}; network {found.network}, {seen}"),
-        ("kept", f"{_exactly(sizes.kept)}: {_features(found)}, images {sizes.images:,}; {budget}"),
+        ("kept", f"{_exactly(sizes.memory)}: {_features(found)}, images {sizes.images:,}; {budget}"),
         ("network", _exactly(sizes.network)),
         ("folder", f"{_exactly(sizes.folder)}, all generations"),
         ("classifier", found.classifier),
@@ -61,20 +61,20 @@ def _facts(found: Inventory, model: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _accuracy(found: Inventory) -> str:
+def _accuracy(found: ModelSummary) -> str:
     if found.accuracy is None or found.interval is None:
         return "not known: no picture was held out. Measure it with engram evaluate"
     low, high = found.interval
-    judged, classes = found.evidence.classes, len(found.classes)
+    judged, classes = found.held_out_counts.classes, len(found.classes)
     over = "all classes" if judged == classes else f"{judged} of {classes} classes"
-    estimate = "; an estimate, as the network has changed since" if found.evidence.estimated else ""
+    estimate = "; an estimate, as the network has changed since" if found.held_out_counts.estimated else ""
     return (
         f"{found.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}) over {over}, "
-        f"on {sum(found.evidence.total):,} held-out pictures{estimate}"
+        f"on {sum(found.held_out_counts.total):,} held-out pictures{estimate}"
     )
 
 
-def _features(found: Inventory) -> str:
+def _features(found: ModelSummary) -> str:
     """The bytes of the vectors and, where they are not the paper's, how they are kept."""
     sizes = found.bytes
     shared = f", {sizes.shared:,} of it shared by all" if sizes.shared else ""
@@ -94,7 +94,7 @@ def _calibration(calibration: Calibration) -> str:
     )
 
 
-def _classes(found: Inventory) -> list[tuple[str, ...]]:
+def _classes(found: ModelSummary) -> list[tuple[str, ...]]:
     counts = [(each.features, each.images, each.bytes, each.seen) for each in found.classes]
     total = tuple(map(sum, zip(*counts, strict=True)))
     names = [each.name for each in found.classes]

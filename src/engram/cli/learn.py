@@ -16,7 +16,7 @@ from engram.text import printable
 
 if TYPE_CHECKING:
     from engram.data.skipped import SkippedFile
-    from engram.model import Judgement, Learned, LearnOptions, ModelFolder, UpdatePlan
+    from engram.model import ClassAccuracy, LearnOptions, ModelFolder, UpdatePlan, UpdateResult
     from engram.progress import Progress
 
 NAMED = 12  # classes that a line names before it only counts
@@ -100,7 +100,7 @@ def learn(
     from engram.cli.display import Display
     from engram.methods import parse_bytes
     from engram.model import LearnOptions, ModelFolder, UpdateRejected
-    from engram.model import learn as learn_pictures
+    from engram.model import learn as learn_images
     from engram.network import parallel
 
     parallel.refuse_torchrun("engram learn")
@@ -144,14 +144,14 @@ def learn(
             if dry_run:
                 _dry_run(folder, source, options, display, json)
                 return
-            learned = learn_pictures(folder, source, options, display)
+            learned = learn_images(folder, source, options, display)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {_left_behind(folder, before)}", err=True)
         raise typer.Exit(130) from None
     except UpdateRejected as error:
-        judged = [vars(each) for each in error.judged]
-        plain = {"published": False, "reason": str(error), "judged": judged, "warnings": error.warnings}
-        text = "\n".join([_table(error.judged), *_warnings(error.warnings)])
+        judged = [vars(each) for each in error.class_accuracies]
+        plain = {"published": False, "reason": str(error), "class_accuracies": judged, "warnings": error.warnings}
+        text = "\n".join([_table(error.class_accuracies), *_warnings(error.warnings)])
         typer.echo(json_format.dumps(plain) if json else text)
         raise
     print_skipped(learned.skipped)
@@ -159,7 +159,7 @@ def learn(
         typer.echo(json_format.dumps({"published": True, **learned.to_json()}))
         return
     if validate:
-        typer.echo(_table(learned.judged))
+        typer.echo(_table(learned.class_accuracies))
     typer.echo("\n".join(_lines(learned, model)))
 
 
@@ -241,7 +241,7 @@ def _counts(new: Mapping[str, int], more: Mapping[str, int]) -> str:
     return ", ".join(parts)
 
 
-def _lines(learned: Learned, model: Path) -> list[str]:
+def _lines(learned: UpdateResult, model: Path) -> list[str]:
     pictures = counted(sum(learned.new.values()) + sum(learned.more.values()), "picture")
     lines = [
         f"learned {_counts(learned.new, learned.more)} in {minutes(learned.seconds)}",
@@ -278,7 +278,7 @@ def _warnings(warnings: Sequence[str]) -> list[str]:
     return [f"warning: {each}" for each in warnings]
 
 
-def _accuracy(learned: Learned) -> str:
+def _accuracy(learned: UpdateResult) -> str:
     """Accuracy, with all that is needed to know what it means; or that there is none, and what to do."""
     if learned.accuracy is None or learned.interval is None:
         return "accuracy: not known, as no picture was held out. Measure it with: engram evaluate MODEL FOLDER"
@@ -294,7 +294,7 @@ def _accuracy(learned: Learned) -> str:
     return text
 
 
-def _table(judged: Sequence[Judgement]) -> str:
+def _table(judged: Sequence[ClassAccuracy]) -> str:
     """A line per class: accuracy before and after."""
     rows = [("before", "after", "held out", "kind", "class")]
     for each in judged:

@@ -48,11 +48,11 @@ def predict(
         raise UsageError("Choose one of --json and --csv.")
     from engram.cli.display import Display
     from engram.data.skipped import SkippedFile
-    from engram.model import ModelFolder, load, pictures_among
+    from engram.model import ModelFolder, find_images, load
     from engram.model import predict as predict_pictures
 
     loaded = load(ModelFolder(model), generation=generation, device=device)
-    paths, skipped = pictures_among(_listed(pictures))
+    paths, skipped = find_images(_listed(pictures))
     predictions: list[Prediction] = []
     unreadable: list[SkippedFile] = []
     rejecting = reject is not None

@@ -23,10 +23,10 @@ def verify(model: ModelPath, json: Json = False) -> None:
     found = verify_model(ModelFolder(model))
     if json:
         typer.echo(json_format.dumps(found.to_json()))
-    elif found.whole:
+    elif found.intact:
         generations = counted(len(found.generations), "generation")
         typer.echo(f"whole: {generations}, number {found.in_use} in use, {megabytes(found.bytes)}")
         typer.echo("Checksums find damage, not forgery: who can write the folder can write those too.")
     for problem in found.problems if not json else ():
         typer.echo(printable(problem))
-    raise typer.Exit(0 if found.whole else 1)
+    raise typer.Exit(0 if found.intact else 1)

@@ -22,7 +22,16 @@ from engram.data import Samples
 from engram.errors import UsageError
 from engram.estimator.errors import InvalidInput, as_value_errors
 from engram.estimator.parameters import options_of, parameters_of
-from engram.model import Model, ModelFolder, plan_update_of_samples, remake, restored, save, teach, with_facts
+from engram.model import (
+    Model,
+    ModelFolder,
+    plan_update_of_samples,
+    remake,
+    restore_model,
+    save,
+    train_update,
+    with_metadata,
+)
 from engram.model.defaults import METHOD
 from engram.model.labels import kind_of, kind_of_names, names_of, values_of
 from engram.model.reading import Reader
@@ -88,7 +97,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         The column names of the data frames it was taught with, if all of them are strings.
     model_ : engram.model.Model
         What was learned. `model_.learner.memory.nbytes` is the size of its memory in bytes, and
-        `model_.facts.evidence.accuracy()` the leave-one-out accuracy over all classes.
+        `model_.metadata.held_out_counts.accuracy()` the leave-one-out accuracy over all classes.
 
     Examples
     --------
@@ -101,7 +110,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     ...     classifier = classifier.partial_fit(X[new], y[new])
     >>> classifier.classes_
     array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
-    >>> bool(classifier.model_.facts.evidence.accuracy().value > 0.97)  # leave-one-out, over all ten
+    >>> bool(classifier.model_.metadata.held_out_counts.accuracy().value > 0.97)  # leave-one-out, over all ten
     True
     >>> classifier.model_.learner.memory.nbytes  # at most 250 vectors of 64 numbers per class, a byte each
     115520
@@ -200,14 +209,14 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         A model of pictures takes uint8 images (n, height, width, channels) of the size it has learned.
         """
         manifest, tensors = ModelFolder(path).load()
-        model = restored(manifest, tensors, device)
+        model = restore_model(manifest, tensors, device)
         classifier = cls(**parameters_of(model), device=device)
         classifier._loaded = Path(path).resolve(), manifest.generation
-        classifier._become(with_facts(model, labels=kind_of_names(model)))
+        classifier._become(with_metadata(model, labels=kind_of_names(model)))
         if len(model.learner.shape_) == 1:
             classifier.n_features_in_ = model.learner.shape_[0]
-        if model.facts.feature_names:
-            classifier.feature_names_in_ = np.array(model.facts.feature_names, dtype=object)
+        if model.metadata.feature_names:
+            classifier.feature_names_in_ = np.array(model.metadata.feature_names, dtype=object)
         return classifier
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -305,9 +314,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _taught(self, model: Model | None, inputs: Array, labels: Array, announced: Array) -> Model:
         """The model that follows. This one stays as it is."""
         with as_value_errors():
-            kind = kind_of(labels, None if model is None else model.facts.labels)
+            kind = kind_of(labels, None if model is None else model.metadata.labels)
             said = set(names_of(announced, kind_of(announced, kind)))
-        said |= set(() if model is None else model.facts.announced)
+        said |= set(() if model is None else model.metadata.announced)
         values, codes = np.unique(labels, return_inverse=True)
         names = names_of(values, kind)
         with as_value_errors():
@@ -319,8 +328,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             options = options_of(parameters, len(inputs), inputs.shape[1:], seed, anew=model is None)
             plan = plan_update_of_samples(model, arriving, inputs.shape[1:], options)
             class_indices = torch.tensor([plan.labels[name] for name in names])[torch.from_numpy(codes)]
-            taught = teach(model, plan, Samples.of(_writable(inputs), class_indices), options).model
-        return with_facts(
+            taught = train_update(model, plan, Samples.of(_writable(inputs), class_indices), options).model
+        return with_metadata(
             taught,
             labels=kind,
             announced=tuple(sorted(said - set(taught.names))),
@@ -332,7 +341,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return int(self.random_state) if isinstance(self.random_state, int | np.integer) else int(draws.randint(2**31))
 
     def _become(self, model: Model) -> None:
-        values = values_of((*model.names, *model.facts.announced), model.facts.labels)
+        values = values_of((*model.names, *model.metadata.announced), model.metadata.labels)
         order = np.argsort(values, kind="stable")
         self.model_ = model
         self.classes_ = values[order]

@@ -118,7 +118,7 @@ def _all_settings(
 
 def parameters_of(model: Model) -> dict[str, Any]:
     """The parameters with which a new classifier would learn as this model does, except the device."""
-    learner, facts = model.learner, model.facts
+    learner, facts = model.learner, model.metadata
     settings = settings_of(learner)
     if (
         len(learner.shape_) == 3 and settings["learning_rate"] == FIRST_RATE

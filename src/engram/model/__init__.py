@@ -2,83 +2,91 @@
 
 from __future__ import annotations
 
-from engram.model.edit import Edited, Removal, forget, merge, removal, rename, rollback
+from engram.model.edit import EditResult, ForgetPreview, forget, merge, preview_forget, rename, rollback
 from engram.model.evaluation import Evaluation, evaluate
-from engram.model.evidence import Evidence
-from engram.model.exporting import Exported, export
+from engram.model.evidence import HeldOutCounts
+from engram.model.exporting import ExportResult, export
 from engram.model.folder import ModelFolder
-from engram.model.inspection import Generation, Inventory, KnownClass, Sizes, inspect
-from engram.model.learning import Judgement, Learned, Taught, UpdateRejected, learn, learn_pictures, teach
+from engram.model.inspection import ByteCounts, ClassSummary, Generation, ModelSummary, inspect
+from engram.model.learning import (
+    ClassAccuracy,
+    TrainedUpdate,
+    UpdateRejected,
+    UpdateResult,
+    learn,
+    learn_images,
+    train_update,
+)
 from engram.model.manifest import Change, File, Manifest
 from engram.model.model import (
     Adaptation,
     Calibration,
-    Facts,
+    Metadata,
     Model,
     load,
     remake,
-    restored,
+    restore_model,
     save,
     settings_of,
-    with_facts,
+    with_metadata,
 )
 from engram.model.plan import LearnOptions, UpdatePlan, expected_seconds, plan_update, plan_update_of_samples
-from engram.model.prediction import Answer, Prediction, answer, pictures_among, predict
-from engram.model.verification import Verified, contradictions, verify
+from engram.model.prediction import ClassProbability, Prediction, find_images, predict, top_classes
+from engram.model.verification import VerifyResult, inconsistencies, verify
 from engram.model.writing import KEEP, Writer
 
 __all__ = [
     "KEEP",
     "Adaptation",
-    "Answer",
+    "ByteCounts",
     "Calibration",
     "Change",
-    "Edited",
+    "ClassAccuracy",
+    "ClassProbability",
+    "ClassSummary",
+    "EditResult",
     "Evaluation",
-    "Evidence",
-    "Exported",
-    "Facts",
+    "ExportResult",
     "File",
+    "ForgetPreview",
     "Generation",
-    "Inventory",
-    "Judgement",
-    "KnownClass",
+    "HeldOutCounts",
     "LearnOptions",
-    "Learned",
     "Manifest",
+    "Metadata",
     "Model",
     "ModelFolder",
+    "ModelSummary",
     "Prediction",
-    "Removal",
-    "Sizes",
-    "Taught",
+    "TrainedUpdate",
     "UpdatePlan",
     "UpdateRejected",
-    "Verified",
+    "UpdateResult",
+    "VerifyResult",
     "Writer",
-    "answer",
-    "contradictions",
     "evaluate",
     "expected_seconds",
     "export",
+    "find_images",
     "forget",
+    "inconsistencies",
     "inspect",
     "learn",
-    "learn_pictures",
+    "learn_images",
     "load",
     "merge",
-    "pictures_among",
     "plan_update",
     "plan_update_of_samples",
     "predict",
+    "preview_forget",
     "remake",
-    "removal",
     "rename",
-    "restored",
+    "restore_model",
     "rollback",
     "save",
     "settings_of",
-    "teach",
+    "top_classes",
+    "train_update",
     "verify",
-    "with_facts",
+    "with_metadata",
 ]

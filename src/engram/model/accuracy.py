@@ -13,23 +13,23 @@ Z = 1.959964  # standard deviations of a normal distribution within which 95 % l
 class Accuracy:
     """Correct answers on photos that the model was not trained on; `total` is at least 1."""
 
-    right: int
+    correct: int
     total: int
 
     @property
     def value(self) -> float:
         """The share of correct answers."""
-        return self.right / self.total
+        return self.correct / self.total
 
     @property
     def low(self) -> float:
         """The lower end of the 95 % interval."""
-        return interval(self.right, self.total)[0]
+        return interval(self.correct, self.total)[0]
 
     @property
     def high(self) -> float:
         """The upper end of the 95 % interval."""
-        return interval(self.right, self.total)[1]
+        return interval(self.correct, self.total)[1]
 
     def __str__(self) -> str:
         photos = "photo" if self.total == 1 else "photos"
@@ -37,15 +37,15 @@ class Accuracy:
 
     def to_json(self) -> dict[str, Any]:
         """The counts, the share and the interval as plain values."""
-        return {"value": self.value, "right": self.right, "total": self.total, "low": self.low, "high": self.high}
+        return {"value": self.value, "correct": self.correct, "total": self.total, "low": self.low, "high": self.high}
 
 
-def interval(right: int, total: int) -> tuple[float, float]:
-    """The 95 % confidence interval of `right / total` (Agresti and Coull, 1998).
+def interval(correct: int, total: int) -> tuple[float, float]:
+    """The 95 % confidence interval of `correct / total` (Agresti and Coull, 1998).
 
     Near 1, where the accuracy on photos often is, it is wider than Wilson's, and covers more often than it says.
     """
     n = total + Z**2
-    share = (right + Z**2 / 2) / n
+    share = (correct + Z**2 / 2) / n
     margin = Z * math.sqrt(share * (1 - share) / n)
     return max(0.0, share - margin), min(1.0, share + margin)

@@ -21,7 +21,7 @@ from engram.text import composed, printable, unfit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Removal:
+class ForgetPreview:
     """What goes when classes are forgotten."""
 
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class Removal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edited:
+class EditResult:
     """A model after it was changed."""
 
     action: str
@@ -51,12 +51,12 @@ class Edited:
         }
 
 
-def removal(folder: Reader, names: Sequence[str]) -> Removal:
+def preview_forget(folder: Reader, names: Sequence[str]) -> ForgetPreview:
     """What `forget` would remove; nothing is changed."""
     return _removal(folder, load(folder, device="cpu"), names)
 
 
-def forget(folder: ModelFolder, names: Sequence[str]) -> Edited:
+def forget(folder: ModelFolder, names: Sequence[str]) -> EditResult:
     """Remove classes and every trace of them but in the network's weights. There is no way back.
 
     Their vectors, images, rows of the head and of the classifier, and names go, with all that the history tells of any
@@ -80,10 +80,10 @@ def forget(folder: ModelFolder, names: Sequence[str]) -> Edited:
         "bytes": gone.bytes,
         "removed_generations": list(gone.generations),
     }
-    return Edited(action="forget", generation=manifest.generation, classes=manifest.classes, details=details)
+    return EditResult(action="forget", generation=manifest.generation, classes=manifest.classes, details=details)
 
 
-def rename(folder: ModelFolder, old: str, new: str) -> Edited:
+def rename(folder: ModelFolder, old: str, new: str) -> EditResult:
     """Give a class another name. Earlier generations, and the history, know it by the old one."""
     folder.require()
     with folder.writing() as writer:
@@ -95,17 +95,17 @@ def rename(folder: ModelFolder, old: str, new: str) -> Edited:
         names = tuple(new if name == old else name for name in model.names)
         details = {"from": old, "to": new}
         manifest = save(writer, replace(model, names=names), action="rename", record=details)
-    return Edited(action="rename", generation=manifest.generation, classes=manifest.classes, details=details)
+    return EditResult(action="rename", generation=manifest.generation, classes=manifest.classes, details=details)
 
 
-def merge(folder: ModelFolder, name: str, into: str) -> Edited:
+def merge(folder: ModelFolder, name: str, into: str) -> EditResult:
     """Join a class into another, which answers for both from then on."""
     folder.require()
     with folder.writing() as writer:
         model = load(writer)
         name, into = _known(model.names, name), _known(model.names, into)
         editing.merge(model.learner, model.label(name), model.label(into))
-        counts = dict(zip(model.names, model.facts.seen, strict=True))
+        counts = dict(zip(model.names, model.metadata.seen, strict=True))
         counts[into] += counts.pop(name) if name != into else 0
         edited = _edited(model, list(counts), list(counts.values()))
         memory, class_index = edited.learner.memory, edited.class_index(into)
@@ -116,10 +116,10 @@ def merge(folder: ModelFolder, name: str, into: str) -> Edited:
             **{kind: int(each[class_index]) if len(each) else 0 for kind, each in kept.items()},
         }
         manifest = save(writer, edited, action="merge", record=details)
-    return Edited(action="merge", generation=manifest.generation, classes=manifest.classes, details=details)
+    return EditResult(action="merge", generation=manifest.generation, classes=manifest.classes, details=details)
 
 
-def rollback(folder: ModelFolder, to: int | None = None) -> Edited:
+def rollback(folder: ModelFolder, to: int | None = None) -> EditResult:
     """Put an earlier generation in use again: the one that the present one was made from, unless told otherwise.
 
     This also mends a damaged `current.json`. It makes no generation, and none is lost.
@@ -129,10 +129,10 @@ def rollback(folder: ModelFolder, to: int | None = None) -> Edited:
         before = _in_use(writer)
         manifest = writer.use(_parent(writer) if to is None else to)
     details = {"from": before, "created": manifest.created}
-    return Edited(action="rollback", generation=manifest.generation, classes=manifest.classes, details=details)
+    return EditResult(action="rollback", generation=manifest.generation, classes=manifest.classes, details=details)
 
 
-def _removal(folder: Reader, model: Model, names: Sequence[str]) -> Removal:
+def _removal(folder: Reader, model: Model, names: Sequence[str]) -> ForgetPreview:
     everywhere = tuple(dict.fromkeys((*model.names, *_names_in_all(folder))))
     known = tuple(dict.fromkeys(_known(everywhere, name) for name in names))
     if not known:
@@ -144,7 +144,7 @@ def _removal(folder: Reader, model: Model, names: Sequence[str]) -> Removal:
         int(kind.counts[class_indices].sum()) if len(kind.counts) else 0 for kind in (memory.features, memory.images)
     ]
     sizes = [kind.row_bytes for kind in (memory.features, memory.images)]
-    return Removal(
+    return ForgetPreview(
         names=known,
         not_in_use=tuple(name for name in known if name not in model.names),
         features=counts[0],
@@ -169,19 +169,19 @@ def _without(model: Model, gone: Collection[str]) -> Model:
     return _edited(
         model,
         [model.names[class_index] for class_index in left],
-        [model.facts.seen[class_index] for class_index in left],
+        [model.metadata.seen[class_index] for class_index in left],
     )
 
 
 def _edited(model: Model, names: Sequence[str], seen: Sequence[int]) -> Model:
     """The model with other classes; its classifier is another, so it is judged and calibrated again."""
-    before = model.facts
+    before = model.metadata
     judged = judge(model.learner)
     calibration = Calibration(temperature=before.calibration.temperature)
     if judged is not None:
         calibration = calibrate(judged.scores, judged.class_indices, before.calibration)
-    found = evidence(judged, len(names), estimated=before.evidence.estimated)
-    facts = replace(before, seen=tuple(seen), calibration=calibration, evidence=found)
+    found = evidence(judged, len(names), estimated=before.held_out_counts.estimated)
+    facts = replace(before, seen=tuple(seen), calibration=calibration, held_out_counts=found)
     return Model(model.learner, tuple(names), facts)
 
 

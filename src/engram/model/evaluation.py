@@ -27,7 +27,7 @@ class UnknownClass:
     """A class of the evaluated folder that the model does not know; its pictures are counted, but not classified."""
 
     name: str
-    pictures: int
+    images: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,14 +42,14 @@ class Evaluation:
     unknown: tuple[UnknownClass, ...] = ()  # classes that the model does not know; not part of any other number here
 
     @property
-    def pictures(self) -> int:
+    def images(self) -> int:
         """How many pictures were classified."""
         return int(self.confusion.sum())
 
     @property
     def overall(self) -> Accuracy:
         """The number of correct predictions and of pictures."""
-        return Accuracy(int(self.confusion.trace()), self.pictures)
+        return Accuracy(int(self.confusion.trace()), self.images)
 
     @property
     def accuracy(self) -> float:
@@ -87,12 +87,12 @@ class Evaluation:
         counts = self.confusion.sum(dim=1).tolist()
         rows = zip(self.names, counts, self.per_class(), self.precision(), strict=True)
         return {
-            "pictures": self.pictures,
+            "images": self.images,
             "accuracy": self.accuracy,
             "interval": list(self.interval),
             "mean_accuracy": self.mean_accuracy,
             "classes": [
-                {"name": name, "pictures": count, "accuracy": accuracy, "precision": precision}
+                {"name": name, "images": count, "accuracy": accuracy, "precision": precision}
                 for name, count, accuracy, precision in rows
             ],
             "unknown": [asdict(each) for each in self.unknown],

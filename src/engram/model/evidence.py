@@ -24,11 +24,11 @@ SHARP = 0.1  # fall of the accuracy on old classes that an update is not publish
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class HeldOutCounts:
     """Of the held-out features of each class, in the order of the columns: how many there are, how many are right."""
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="forbid")
-    right: tuple[int, ...] = ()
+    correct: tuple[int, ...] = ()
     total: tuple[int, ...] = ()
     estimated: bool = False  # whether features were adapted since they were stored
 
@@ -36,7 +36,7 @@ class Evidence:
         """Over all classes, or those in these columns; None where there is nothing to judge by."""
         chosen = range(len(self.total)) if class_indices is None else class_indices
         total = sum(self.total[class_index] for class_index in chosen)
-        return Accuracy(sum(self.right[class_index] for class_index in chosen), total) if total else None
+        return Accuracy(sum(self.correct[class_index] for class_index in chosen), total) if total else None
 
     @property
     def classes(self) -> int:
@@ -63,13 +63,13 @@ def judge(learner: Learner) -> Judged | None:
     return Judged(classifier.held_out_scores(memory.rows, class_indices, rows), class_indices[rows])
 
 
-def evidence(judged: Judged | None, classes: int, *, estimated: bool) -> Evidence:
+def evidence(judged: Judged | None, classes: int, *, estimated: bool) -> HeldOutCounts:
     """What held-out scores say of each class."""
     if judged is None:
-        return Evidence(right=(0,) * classes, total=(0,) * classes, estimated=estimated)
+        return HeldOutCounts(correct=(0,) * classes, total=(0,) * classes, estimated=estimated)
     correct = judged.scores.argmax(1) == judged.class_indices
-    return Evidence(
-        right=tuple(torch.bincount(judged.class_indices[correct], minlength=classes).tolist()),
+    return HeldOutCounts(
+        correct=tuple(torch.bincount(judged.class_indices[correct], minlength=classes).tolist()),
         total=tuple(torch.bincount(judged.class_indices, minlength=classes).tolist()),
         estimated=estimated,
     )

@@ -27,7 +27,7 @@ from engram.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
+class ExportResult:
     """The file that was written."""
 
     path: Path
@@ -49,7 +49,7 @@ def export(
     generation: int | None = None,
     overwrite: bool = False,
     progress: Progress = SILENT,
-) -> Exported:
+) -> ExportResult:
     """Write a model to a file of the kind that its ending says, whole or not at all.
 
     `generation` is the number the model has in its folder, for the file to tell. Whatever is at `path` stays as it is,
@@ -61,7 +61,7 @@ def export(
     with progress.phase("export"), disk_errors(f"{printable(path)} cannot be written"):
         holds = write(model, path, generation)
         size = path.stat().st_size
-    return Exported(path=path, kind=path.suffix[1:].lower(), bytes=size, generation=generation, holds=holds)
+    return ExportResult(path=path, kind=path.suffix[1:].lower(), bytes=size, generation=generation, holds=holds)
 
 
 Write = Callable[[Model, Path, int | None], Mapping[str, Any]]

@@ -95,7 +95,7 @@ def metadata(model: Model, generation: int | None = None) -> dict[str, str]:
     """What the file says of itself beside the graph; whatever is not plain text is JSON."""
     known = {
         "engram.classes": json.dumps(model.names),  # in the order of the columns
-        "engram.temperature": repr(model.facts.calibration.temperature),  # which is in the probabilities already
+        "engram.temperature": repr(model.metadata.calibration.temperature),  # which is in the probabilities already
         "engram.method": model.learner.name,
         "engram.preparation": _preparation(model),
     }

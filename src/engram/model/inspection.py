@@ -10,15 +10,15 @@ from typing import Any
 
 from engram.features import FeatureMemory, ImageMemory
 from engram.methods import METHODS, Learner, make
-from engram.model.evidence import Evidence
+from engram.model.evidence import HeldOutCounts
 from engram.model.manifest import Change
-from engram.model.model import Adaptation, Calibration, Model, restored, settings_of
+from engram.model.model import Adaptation, Calibration, Model, restore_model, settings_of
 from engram.model.reading import Reader
 from engram.network import choose_extractor
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownClass:
+class ClassSummary:
     """A class, and what is kept of it."""
 
     name: str
@@ -29,13 +29,13 @@ class KnownClass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class ByteCounts:
     """Where the bytes are."""
 
     features: int  # stored vectors
     shared: int  # of these: what belongs to no single one, such as a codebook
     images: int  # stored images
-    kept: int  # both: what a budget is for
+    memory: int  # both: what the budget limits
     network: int
     classifier: int
     folder: int  # all files, with those of earlier generations
@@ -66,7 +66,7 @@ class Generation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inventory:
+class ModelSummary:
     """What a model knows and keeps."""
 
     generation: int
@@ -75,15 +75,15 @@ class Inventory:
     method: str
     network: str
     image_size: int | None  # None: it learns vectors
-    classes: tuple[KnownClass, ...]
-    bytes: Sizes
+    classes: tuple[ClassSummary, ...]
+    bytes: ByteCounts
     budget: int | None
     features_per_class: int | None  # asked for; the setting is what the budget leaves of it
     codec: str  # how vectors are kept; another that is set holds from the next lesson on
     settings: Mapping[str, Any]
     defaults: Mapping[str, Any]  # the method's
     classifier: str
-    evidence: Evidence  # how held-out images of each class are recognised
+    held_out_counts: HeldOutCounts  # how held-out images of each class are recognised
     accuracy: float | None  # over all classes with held-out images
     interval: tuple[float, float] | None
     calibration: Calibration
@@ -101,13 +101,13 @@ class Inventory:
         return {**asdict(self), "changed": self.changed, "history": history}
 
 
-def inspect(folder: Reader) -> Inventory:
+def inspect(folder: Reader) -> ModelSummary:
     """What the model of a folder knows and keeps."""
     manifest, tensors = folder.load()
-    model = restored(manifest, tensors, "cpu")
+    model = restore_model(manifest, tensors, "cpu")
     learner, settings = model.learner, settings_of(model.learner)
-    memory, accuracy = learner.memory, model.facts.evidence.accuracy()
-    return Inventory(
+    memory, accuracy = learner.memory, model.metadata.held_out_counts.accuracy()
+    return ModelSummary(
         generation=manifest.generation,
         created=manifest.created,
         engram=manifest.engram,
@@ -115,26 +115,26 @@ def inspect(folder: Reader) -> Inventory:
         network=choose_extractor(learner.shape_) if learner.network == "auto" else str(learner.network),
         image_size=model.image_size,
         classes=_classes(model),
-        bytes=Sizes(
+        bytes=ByteCounts(
             features=memory.features.nbytes,
             shared=memory.features.nbytes - len(memory.features) * memory.features.row_bytes,
             images=memory.images.nbytes,
-            kept=memory.nbytes,
+            memory=memory.nbytes,
             network=sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("network.")),
             classifier=sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("classifier.")),
             folder=folder_bytes(folder.path),
         ),
-        budget=model.facts.budget,
-        features_per_class=model.facts.features_per_class,
+        budget=model.metadata.budget,
+        features_per_class=model.metadata.features_per_class,
         codec=memory.features.codec,
         settings=settings,
         defaults=_defaults(learner, settings),
         classifier=learner.classifier_description,
-        evidence=model.facts.evidence,
+        held_out_counts=model.metadata.held_out_counts,
         accuracy=None if accuracy is None else accuracy.value,
         interval=None if accuracy is None else (accuracy.low, accuracy.high),
-        calibration=model.facts.calibration,
-        adaptation=model.facts.adaptation,
+        calibration=model.metadata.calibration,
+        adaptation=model.metadata.adaptation,
         history=_history(folder.history(), set(folder.generations()), manifest.generation),
     )
 
@@ -151,15 +151,15 @@ def folder_bytes(path: Path) -> int:
     return total
 
 
-def _classes(model: Model) -> tuple[KnownClass, ...]:
+def _classes(model: Model) -> tuple[ClassSummary, ...]:
     memory = model.learner.memory
     features, images = (_counts(kind, len(model.names)) for kind in (memory.features, memory.images))
     sizes = [kind.row_bytes for kind in (memory.features, memory.images)]
     return tuple(
-        KnownClass(
+        ClassSummary(
             name=name, features=vectors, images=pictures, bytes=vectors * sizes[0] + pictures * sizes[1], seen=seen
         )
-        for name, vectors, pictures, seen in zip(model.names, features, images, model.facts.seen, strict=True)
+        for name, vectors, pictures, seen in zip(model.names, features, images, model.metadata.seen, strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""Labels of any kind as the names of a model's classes, and back: names are texts, `Facts.labels` says what for."""
+"""Labels of any kind as the names of a model's classes, and back: names are texts, `Metadata.labels` says what for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def values_of(names: Sequence[str], kind: Kind) -> Array:
 
 def kind_of_names(model: Model) -> Kind:
     """What all names of a saved model stand for: texts, once it was taught or renamed otherwise than from here."""
-    kind, names = model.facts.labels, [*model.names, *model.facts.announced]
+    kind, names = model.metadata.labels, [*model.names, *model.metadata.announced]
     try:
         return kind if names_of(values_of(names, kind), kind) == names else "text"
     except (ValueError, OverflowError):

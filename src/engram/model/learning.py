@@ -24,9 +24,9 @@ from engram.features import adapt, kind_of
 from engram.methods import Features, Learner, MemorySources, Tuning, class_indices_of
 from engram.model.accuracy import Accuracy
 from engram.model.calibration import calibrate
-from engram.model.evidence import Evidence, Judged, evidence, falls_sharply, judge, mark_held_out, replays
+from engram.model.evidence import HeldOutCounts, Judged, evidence, falls_sharply, judge, mark_held_out, replays
 from engram.model.folder import ModelFolder
-from engram.model.model import Adaptation, Calibration, Facts, Model, load, remake, save
+from engram.model.model import Adaptation, Calibration, Metadata, Model, load, remake, save
 from engram.model.plan import (
     SMALLEST,
     LearnOptions,
@@ -47,13 +47,15 @@ Carrier = Literal["mlp", "ridge", "identity"]  # the adapter of stored features;
 class UpdateRejected(EngramError):
     """An update that is not good enough to be published, with the accuracy of each class and what may be the cause."""
 
-    def __init__(self, message: str, judged: tuple[Judgement, ...], warnings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, class_accuracies: tuple[ClassAccuracy, ...], warnings: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message)
-        self.judged, self.warnings = judged, warnings
+        self.class_accuracies, self.warnings = class_accuracies, warnings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class ClassAccuracy:
     """The accuracy on the held-out images of one class, before and after the update."""
 
     name: str
@@ -65,23 +67,23 @@ class Judgement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taught:
+class TrainedUpdate:
     """A model after an update, and how it fared."""
 
     model: Model
     accuracy: Accuracy | None  # on held-out images; None where there are none
-    judged: tuple[Judgement, ...]
+    class_accuracies: tuple[ClassAccuracy, ...]
     tuning: Tuning
     warnings: tuple[str, ...]
 
     @property
     def estimated(self) -> bool:
         """Whether the accuracy is an estimate: features were adapted when the network changed."""
-        return self.model.facts.evidence.estimated
+        return self.model.metadata.held_out_counts.estimated
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class UpdateResult:
     """What `learn` has done."""
 
     generation: int
@@ -96,7 +98,7 @@ class Learned:
     held_out: int  # images that accuracy was measured on
     held_out_classes: int  # and their classes
     estimated: bool  # some of their features were adapted when the network changed
-    judged: tuple[Judgement, ...]
+    class_accuracies: tuple[ClassAccuracy, ...]
     calibration: Calibration
     adaptation: Adaptation | None
     network: str
@@ -114,7 +116,7 @@ class Learned:
 
 def learn(
     folder: ModelFolder, source: Path, options: LearnOptions | None = None, progress: Progress = SILENT
-) -> Learned:
+) -> UpdateResult:
     """Teach the model in a folder the pictures of `source`, or make one there. After an error all is as it was."""
     options = options or LearnOptions()
     begin = time.monotonic()
@@ -128,14 +130,14 @@ def learn(
     return replace(learned, skipped=(*found.skipped, *pictures.unreadable))
 
 
-def learn_pictures(
+def learn_images(
     folder: ModelFolder,
     pictures: Pictures,
     options: LearnOptions | None = None,
     progress: Progress = SILENT,
     *,
     seen_bytes: int = 0,
-) -> Learned:
+) -> UpdateResult:
     """The same for pictures that were read already, from files of so many bytes."""
     options = options or LearnOptions()
     begin = time.monotonic()
@@ -160,10 +162,10 @@ def _publish(
     progress: Progress,
     begin: float,
     seen_bytes: int,
-) -> Learned:
+) -> UpdateResult:
     """Carry a proposal out, and save what comes of it."""
-    taught = teach(model, plan, _labelled(pictures, plan), options, progress, _paths(pictures))
-    facts, learner = taught.model.facts, taught.model.learner
+    taught = train_update(model, plan, _labelled(pictures, plan), options, progress, _paths(pictures))
+    facts, learner = taught.model.metadata, taught.model.learner
     seconds = time.monotonic() - begin
     record = {
         "new": dict(plan.new),
@@ -171,12 +173,12 @@ def _publish(
         "seconds": round(seconds, 1),
         "memory_bytes": learner.memory.nbytes,
         "accuracy": None if taught.accuracy is None else taught.accuracy.value,
-        "held_out": sum(facts.evidence.total),
+        "held_out": sum(facts.held_out_counts.total),
         "omega": None if facts.adaptation is None else facts.adaptation.omega,
     }
     manifest = save(writer, taught.model, action="learn", record=record)
     accuracy = taught.accuracy
-    return Learned(
+    return UpdateResult(
         generation=manifest.generation,
         new=plan.new,
         more=plan.more,
@@ -187,9 +189,9 @@ def _publish(
         accuracy=None if accuracy is None else accuracy.value,
         interval=None if accuracy is None else (accuracy.low, accuracy.high),
         held_out=0 if accuracy is None else accuracy.total,
-        held_out_classes=facts.evidence.classes,
+        held_out_classes=facts.held_out_counts.classes,
         estimated=taught.estimated,
-        judged=taught.judged,
+        class_accuracies=taught.class_accuracies,
         calibration=facts.calibration,
         adaptation=facts.adaptation,
         network=plan.network,
@@ -200,14 +202,14 @@ def _publish(
     )
 
 
-def teach(
+def train_update(
     model: Model | None,
     plan: UpdatePlan,
     samples: Samples,
     options: LearnOptions,
     progress: Progress = SILENT,
     paths: Sequence[str] = (),
-) -> Taught:
+) -> TrainedUpdate:
     """The model that follows from these samples, and how good it is on held-out ones.
 
     Where the network is trained, some samples are held out from that. Stored features and classifier come from all.
@@ -216,7 +218,7 @@ def teach(
     learner, index = plan.learner, plan.learner.tasks_
     if plan.trains:
         check_validation(options, [*plan.new.values(), *plan.more.values()])
-    before = model.facts if model is not None else Facts()
+    before = model.metadata if model is not None else Metadata()
     marks, images = learner.memory.features.held_out, len(learner.memory.images)
     with threads_for(samples.shape), warnings.catch_warnings():
         # A class may well have fewer pictures than there is room for.
@@ -231,7 +233,7 @@ def teach(
         if tuning.tunes and images and model is not None and not replays(model.learner):
             marks = None  # images were kept that are trained on now: nobody knows which features are theirs
         mark_held_out(learner, kept, marks, arrived)
-        estimated = before.evidence.estimated or (tuning.tunes and index > 0)
+        estimated = before.held_out_counts.estimated or (tuning.tunes and index > 0)
         judged = judge(learner) or _judge_head(learner, samples.select(arrived.nonzero().squeeze(1)))
         found = evidence(judged, len(plan.names), estimated=estimated)
         calibration = Calibration(temperature=before.calibration.temperature)
@@ -244,22 +246,22 @@ def teach(
         features_per_class=plan.features_per_class,
         calibration=calibration,
         adaptation=adaptation,
-        evidence=found,
+        held_out_counts=found,
         epochs=options.epochs,
         hold_out=options.hold_out,
     )
-    taught = Taught(
+    taught = TrainedUpdate(
         model=Model(learner, plan.names, facts),
         accuracy=found.accuracy(),
-        judged=_judgements(plan, before.evidence, found),
+        class_accuracies=_class_accuracies(plan, before.held_out_counts, found),
         tuning=tuning,
         warnings=warning_signs(learner, plan, kept, paths),
     )
-    _refuse(taught, before.evidence, options)
+    _refuse(taught, before.held_out_counts, options)
     return taught
 
 
-def _seen(before: Facts, plan: UpdatePlan) -> tuple[int, ...]:
+def _seen(before: Metadata, plan: UpdatePlan) -> tuple[int, ...]:
     arrived = {**plan.new, **plan.more}
     counts = [*before.seen, *([0] * len(plan.new))]
     return tuple(count + arrived.get(name, 0) for name, count in zip(plan.names, counts, strict=True))
@@ -346,14 +348,14 @@ def _carrying(learner: Learner, carrier: Carrier | None) -> Iterator[None]:
         learner.adaptation = before
 
 
-def _judgements(plan: UpdatePlan, before: Evidence, after: Evidence) -> tuple[Judgement, ...]:
+def _class_accuracies(plan: UpdatePlan, before: HeldOutCounts, after: HeldOutCounts) -> tuple[ClassAccuracy, ...]:
     judged = []
     for class_index, name in enumerate(plan.names):
         kind = "new" if name in plan.new else "more" if name in plan.more else "old"
         earlier = before.accuracy([class_index]) if class_index < len(before.total) else None
         later = after.accuracy([class_index])
         judged.append(
-            Judgement(
+            ClassAccuracy(
                 name=name,
                 kind=kind,
                 images=after.total[class_index],
@@ -365,12 +367,12 @@ def _judgements(plan: UpdatePlan, before: Evidence, after: Evidence) -> tuple[Ju
     return tuple(judged)
 
 
-def _refuse(taught: Taught, before: Evidence, options: LearnOptions) -> None:
+def _refuse(taught: TrainedUpdate, before: HeldOutCounts, options: LearnOptions) -> None:
     """Refuse an update that is below what was asked for, or after which accuracy on the old classes falls sharply."""
     if options.force:
         return
     old = range(len(before.total))
-    earlier, later = before.accuracy(), taught.model.facts.evidence.accuracy(old)
+    earlier, later = before.accuracy(), taught.model.metadata.held_out_counts.accuracy(old)
     if earlier is not None and later is not None and falls_sharply(earlier, later):
         tunes = taught.tuning.tunes
         remedy = "Leave the network as it is (--tune none)" if tunes else "Check whether new classes repeat old ones"
@@ -378,17 +380,17 @@ def _refuse(taught: Taught, before: Evidence, options: LearnOptions) -> None:
             f"Accuracy on the {len(old)} old classes would fall from {earlier} to {later}: nothing was published, and "
             f"the model is as it was. {remedy}, give more images of the new classes, or publish it all the same "
             "(--force).",
-            taught.judged,
+            taught.class_accuracies,
             taught.warnings,
         )
-    known = [each.after for each in taught.judged if each.after is not None]
+    known = [each.after for each in taught.class_accuracies if each.after is not None]
     if options.at_least is None:
         return
     if not known:
         raise UpdateRejected(
             "There is nothing to judge this update by: no image was held out. Nothing was published, and the model is "
             "as it was. Leave --validate out, or publish it all the same with --force.",
-            taught.judged,
+            taught.class_accuracies,
             taught.warnings,
         )
     # The mean over classes, so that a large class does not hide a small one.
@@ -397,6 +399,6 @@ def _refuse(taught: Taught, before: Evidence, options: LearnOptions) -> None:
         raise UpdateRejected(
             f"Accuracy would be {mean:.3f}, the mean over {len(known)} classes, which is below {options.at_least:g}: "
             "nothing was published, and the model is as it was. More images may help.",
-            taught.judged,
+            taught.class_accuracies,
             taught.warnings,
         )

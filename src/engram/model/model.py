@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engram.errors import DataError, UsageError, unknown
 from engram.methods import METHODS, Learner, make
-from engram.model.evidence import Evidence
+from engram.model.evidence import HeldOutCounts
 from engram.model.manifest import Manifest
 from engram.model.reading import Reader
 from engram.model.writing import KEEP, Writer
@@ -49,7 +49,7 @@ class Adaptation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Metadata:
     """What is known of a model beside its tensors, settings and names."""
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
@@ -60,7 +60,9 @@ class Facts:
     )
     calibration: Calibration = field(default_factory=Calibration)
     adaptation: Adaptation | None = None  # of the last update; None where nothing was adapted
-    evidence: Evidence = field(default_factory=Evidence)  # how held-out images of each class are recognised
+    held_out_counts: HeldOutCounts = field(
+        default_factory=HeldOutCounts
+    )  # how held-out images of each class are recognised
     epochs: Annotated[int, Field(ge=1)] | None = None  # asked for, the last time; None: chosen by what arrived
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the share held out, the last time
     # What `IncrementalClassifier` is to find again.
@@ -69,7 +71,7 @@ class Facts:
     feature_names: tuple[str, ...] = ()  # of the numbers of a vector, where they have any
 
 
-_FACTS = pydantic.TypeAdapter(Facts)
+_FACTS = pydantic.TypeAdapter(Metadata)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +80,12 @@ class Model:
 
     learner: Learner
     names: tuple[str, ...]  # in the order of the learner's columns
-    facts: Facts = field(default_factory=Facts)
+    metadata: Metadata = field(default_factory=Metadata)
 
     def __post_init__(self) -> None:
-        if not len(self.names) == len(self.learner.classes_) == len(self.facts.seen):
+        if not len(self.names) == len(self.learner.classes_) == len(self.metadata.seen):
             raise DataError(
-                f"The model is inconsistent: it has {len(self.names)} names and {len(self.facts.seen)} counts "
+                f"The model is inconsistent: it has {len(self.names)} names and {len(self.metadata.seen)} counts "
                 f"for {len(self.learner.classes_)} classes."
             )
 
@@ -98,12 +100,12 @@ class Model:
 
     def calibrated(self, scores: Tensor) -> Tensor:
         """Scores (n, K) as probabilities."""
-        return torch.softmax(scores / self.facts.calibration.temperature, dim=1)
+        return torch.softmax(scores / self.metadata.calibration.temperature, dim=1)
 
     @property
     def is_calibrated(self) -> bool:
         """Whether probabilities were calibrated on held-out images; otherwise they only rank the classes."""
-        return self.facts.calibration.temperature != 1 or self.facts.calibration.error_after is not None
+        return self.metadata.calibration.temperature != 1 or self.metadata.calibration.error_after is not None
 
     def class_index(self, name: str) -> int:
         """Which column a class has, by its name."""
@@ -119,7 +121,7 @@ class Model:
         # As in a folder: settings and tensors, from which a learner is made anew, and nothing that it has by the way.
         settings = {**_settings(self.learner), "network": self.learner.network, "device": self.learner.device}
         tensors = {name: tensor.cpu() for name, tensor in self.learner.state().items()}
-        return _unpickled, (self.learner.name, settings, tensors, self.names, self.facts)
+        return _unpickled, (self.learner.name, settings, tensors, self.names, self.metadata)
 
     @property
     def image_size(self) -> int | None:
@@ -128,7 +130,7 @@ class Model:
 
 
 def _unpickled(
-    method: str, settings: dict[str, Any], tensors: dict[str, Tensor], names: tuple[str, ...], facts: Facts
+    method: str, settings: dict[str, Any], tensors: dict[str, Tensor], names: tuple[str, ...], facts: Metadata
 ) -> Model:
     learner = make(method, **settings)
     learner.restore(tensors)
@@ -166,10 +168,10 @@ def unlearned(learner: Learner, /, **changed: Any) -> Learner:
 def load(folder: Reader, *, generation: int | None = None, device: str = "auto") -> Model:
     """The model of a folder, as it is now or was in an earlier generation."""
     manifest, tensors = folder.load(generation)
-    return restored(manifest, tensors, device)
+    return restore_model(manifest, tensors, device)
 
 
-def restored(manifest: Manifest, tensors: Mapping[str, Tensor], device: str) -> Model:
+def restore_model(manifest: Manifest, tensors: Mapping[str, Tensor], device: str) -> Model:
     """The model that a manifest and its tensors are, or why they are none."""
     if manifest.method not in METHODS:
         raise unknown("method", manifest.method, METHODS, "engram methods")
@@ -202,13 +204,13 @@ def save(
         method=model.learner.name,
         settings=settings_of(model.learner),
         classes=model.names,
-        details=_FACTS.dump_python(model.facts, mode="json"),
+        details=_FACTS.dump_python(model.metadata, mode="json"),
         record=record,
         keep=keep,
         alone=alone,
     )
 
 
-def with_facts(model: Model, **changed: Any) -> Model:
+def with_metadata(model: Model, **changed: Any) -> Model:
     """The same model, with other facts."""
-    return replace(model, facts=replace(model.facts, **changed))
+    return replace(model, metadata=replace(model.metadata, **changed))

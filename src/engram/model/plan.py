@@ -141,7 +141,7 @@ def plan_update_of_samples(
     learner = _learner(model, options, sum(arriving.values()), shape)
     names = (*known, *fresh)
     learner.check(len(names))
-    budget = options.budget if options.budget is not None else (model.facts.budget if model is not None else None)
+    budget = options.budget if options.budget is not None else (model.metadata.budget if model is not None else None)
     asked = learner.features_per_class if isinstance(learner, Features) else None
     arrived = [arriving.get(name, 0) for name in names]
     learner, kept = _within(learner, arrived, budget, shape)
@@ -250,7 +250,7 @@ def _network_of(options: LearnOptions, shape: tuple[int, ...]) -> str | nn.Modul
 
 def _learner(model: Model | None, options: LearnOptions, pictures: int, shape: tuple[int, ...]) -> Learner:
     asked = {**options.settings, "epochs": options.epochs or options.settings.get("epochs") or choose_epochs(pictures)}
-    features = options.features_per_class or (model.facts.features_per_class if model is not None else None)
+    features = options.features_per_class or (model.metadata.features_per_class if model is not None else None)
     if features is not None:
         asked.setdefault("features_per_class", features)
     asked |= {name: value for name in ("tune", "classifier") if (value := getattr(options, name)) is not None}

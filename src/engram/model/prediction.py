@@ -22,7 +22,7 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClassProbability:
     """A class, and how likely the model thinks it is."""
 
     name: str
@@ -34,7 +34,7 @@ class Prediction:
     """What a model says of one picture, likeliest first. Rejected: it is probably none of them."""
 
     path: Path
-    top: tuple[Answer, ...]
+    top: tuple[ClassProbability, ...]
     rejected: bool
 
 
@@ -69,7 +69,7 @@ def _predictions(
         outcomes = zip(paths, decoded(paths, size), strict=True)
         while batch := list(itertools.islice(outcomes, BATCH)):
             images = [image for _, image in batch if isinstance(image, Tensor)]
-            answers = iter(answer(model, torch.stack(images), top) if images else [])
+            answers = iter(top_classes(model, torch.stack(images), top) if images else [])
             for path, outcome in batch:
                 if isinstance(outcome, SkippedFile):
                     yield outcome
@@ -79,14 +79,14 @@ def _predictions(
                 phase.advance()
 
 
-def answer(model: Model, inputs: Tensor, top: int = 5) -> list[tuple[Answer, ...]]:
+def top_classes(model: Model, inputs: Tensor, top: int = 5) -> list[tuple[ClassProbability, ...]]:
     """The `top` likeliest classes of each raw input, likeliest first; of equal ones the one learned first."""
     _check(top)
     probabilities = model.probabilities(inputs)
     best = probabilities.sort(dim=1, descending=True, stable=True)
     return [
         tuple(
-            Answer(model.names[class_index], float(value))
+            ClassProbability(model.names[class_index], float(value))
             for value, class_index in zip(values, class_indices, strict=True)
         )
         for values, class_indices in zip(best.values[:, :top].tolist(), best.indices[:, :top].tolist(), strict=True)
@@ -101,7 +101,7 @@ def _check(top: int, reject: float | None = None) -> None:
         raise UsageError(f"The probability below which a picture is none of the classes is 0 to 1; found {reject}.")
 
 
-def pictures_among(arguments: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
+def find_images(arguments: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
     """The pictures that files and folders name, and what was left out: a file is taken as it is, a folder searched."""
     pictures: list[Path] = []
     skipped: list[SkippedFile] = []

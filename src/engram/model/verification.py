@@ -18,14 +18,14 @@ from engram.model.folder import ModelFolder
 from engram.model.generation import place
 from engram.model.inspection import folder_bytes
 from engram.model.manifest import Manifest
-from engram.model.model import Model, restored
+from engram.model.model import Model, restore_model
 from engram.text import printable
 
 LENGTH = 1e-3  # how far from 1 the length of a stored vector may be
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class VerifyResult:
     """What was found. The model is whole if there is no problem."""
 
     generations: tuple[int, ...]  # that were looked at
@@ -34,19 +34,19 @@ class Verified:
     problems: tuple[str, ...]  # a sentence each
 
     @property
-    def whole(self) -> bool:
+    def intact(self) -> bool:
         """Whether nothing is wrong."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {"whole": self.whole, **asdict(self)}
+        return {"intact": self.intact, **asdict(self)}
 
 
-def verify(folder: ModelFolder) -> Verified:
+def verify(folder: ModelFolder) -> VerifyResult:
     """Compare every file with its checksum, and check that each intact generation agrees with itself."""
     problems = folder.verify(_check)
-    return Verified(
+    return VerifyResult(
         generations=tuple(sorted(folder.digests() if folder.exists() else ())),
         in_use=_in_use(folder),
         bytes=folder_bytes(folder.path),
@@ -55,10 +55,10 @@ def verify(folder: ModelFolder) -> Verified:
 
 
 def _check(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """The contradictions of a generation, and the error that ends the search for them, if any."""
+    """The inconsistencies of a generation, and the error that ends the search for them, if any."""
     name = place(manifest.generation)
     try:
-        for contradiction in contradictions(restored(manifest, tensors, "cpu")):
+        for contradiction in inconsistencies(restore_model(manifest, tensors, "cpu")):
             yield f"{name}: {printable(contradiction)}"
     except EngramError as error:
         yield f"{name}: {printable(error)}"
@@ -66,7 +66,7 @@ def _check(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Iterator[str]:
         yield f"{name}: It cannot be used: {printable(repr(error))}."
 
 
-def contradictions(model: Model) -> Iterator[str]:
+def inconsistencies(model: Model) -> Iterator[str]:
     """Where a model does not agree with itself, a sentence each."""
     for check in CHECKS:
         yield from check(model)
@@ -123,7 +123,7 @@ def _numbers(model: Model) -> Iterator[str]:
 
 
 def _budget(model: Model) -> Iterator[str]:
-    kept, budget = model.learner.memory.nbytes, model.facts.budget
+    kept, budget = model.learner.memory.nbytes, model.metadata.budget
     if budget is not None and kept > budget:
         yield f"It keeps {kept:,} bytes, which is more than its budget of {budget:,}."
 

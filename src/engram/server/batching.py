@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.model import Answer, answer
+from engram.model import ClassProbability, top_classes
 from engram.server.config import Config
 from engram.server.snapshot import Snapshot
 
-Answers = tuple[Answer, ...]
+Answers = tuple[ClassProbability, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Batches:
         top = max(asked.top for asked in batch)
         loop = asyncio.get_running_loop()
         try:
-            answers = await loop.run_in_executor(self._thread, answer, snapshot.model, images, top)
+            answers = await loop.run_in_executor(self._thread, top_classes, snapshot.model, images, top)
         except Exception as error:
             for asked in batch:
                 if not asked.answered.done():

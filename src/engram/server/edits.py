@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
-from engram.model import Edited, ModelFolder, forget, merge, rename, rollback
+from engram.model import EditResult, ModelFolder, forget, merge, rename, rollback
 from engram.server import shapes
 from engram.server.jobs import Jobs
 from engram.server.problems import NoModel
@@ -80,5 +80,5 @@ def add_edits(app: FastAPI, folder: ModelFolder, jobs: Jobs) -> None:
         return _told(rollback(folder, order.to))
 
 
-def _told(edited: Edited) -> shapes.Edited:
+def _told(edited: EditResult) -> shapes.Edited:
     return shapes.Edited(**edited.to_json())

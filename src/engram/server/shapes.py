@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from engram.model import Adaptation, Answer, Calibration, Evidence, Judgement, KnownClass, Sizes
+from engram.model import (
+    Adaptation,
+    ByteCounts,
+    Calibration,
+    ClassAccuracy,
+    ClassProbability,
+    ClassSummary,
+    HeldOutCounts,
+)
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -39,7 +47,7 @@ class Predicted(BaseModel):
     rejected: bool = Field(description="Its likeliest class is less likely than was asked for.")
 
     @classmethod
-    def of(cls, name: str, answers: tuple[Answer, ...], top: int, reject: float) -> Predicted:
+    def of(cls, name: str, answers: tuple[ClassProbability, ...], top: int, reject: float) -> Predicted:
         """The likeliest of these answers."""
         best = [Candidate(name=each.name, probability=min(each.probability, 1.0)) for each in answers[:top]]
         return cls(name=name, top=best, rejected=answers[0].probability < reject)
@@ -82,7 +90,7 @@ class Outcome(BaseModel):
     held_out: int = Field(description="Pictures that accuracy was measured on, and below their classes.")
     held_out_classes: int
     estimated: bool = Field(description="The network has changed since some of them were seen.")
-    judged: list[Judgement]
+    class_accuracies: list[ClassAccuracy]
     calibration: Calibration
     adaptation: Adaptation | None
     network: str
@@ -141,8 +149,8 @@ class Inventory(BaseModel):
     method: str
     network: str
     image_size: int | None
-    classes: list[KnownClass]
-    bytes: Sizes
+    classes: list[ClassSummary]
+    bytes: ByteCounts
     budget: int | None
     features_per_class: int | None
     codec: str
@@ -150,7 +158,7 @@ class Inventory(BaseModel):
     defaults: dict[str, Any]
     changed: dict[str, Any]
     classifier: str
-    evidence: Evidence
+    held_out_counts: HeldOutCounts
     accuracy: Share | None
     interval: tuple[Share, Share] | None
     calibration: Calibration

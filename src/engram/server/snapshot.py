@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from engram.errors import DataError, EngramError
-from engram.model import Model, ModelFolder, contradictions, restored
+from engram.model import Model, ModelFolder, inconsistencies, restore_model
 from engram.server.problems import NoModel
 
 AGAIN = 5.0  # seconds after which one that could not be read is tried again: a file may be back, or memory free
@@ -88,8 +88,8 @@ class Snapshots:
 
     def _read(self) -> Snapshot:
         manifest, tensors = self.folder.load()
-        model = restored(manifest, tensors, self.device)
-        problems = list(contradictions(model))
+        model = restore_model(manifest, tensors, self.device)
+        problems = list(inconsistencies(model))
         if problems:
             raise DataError(" ".join(problems))
         if model.image_size is None:

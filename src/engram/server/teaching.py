@@ -19,7 +19,7 @@ import torch
 from engram.data import Samples
 from engram.data.pictures import Pictures
 from engram.errors import BusyError, DataError, EngramError
-from engram.model import Learned, LearnOptions, ModelFolder, learn_pictures
+from engram.model import LearnOptions, ModelFolder, UpdateResult, learn_images
 from engram.progress import Phase
 from engram.server.problems import sentence_of
 
@@ -84,7 +84,7 @@ def _received(pipe: Connection, count: int, side: int) -> torch.Tensor:
     return images
 
 
-def _teach(lesson: Lesson, inputs: torch.Tensor, pipe: Connection) -> Learned:
+def _teach(lesson: Lesson, inputs: torch.Tensor, pipe: Connection) -> UpdateResult:
     samples = Samples.of(inputs, torch.tensor(lesson.labels, dtype=torch.int64))
     pictures = Pictures(samples, lesson.class_names, (), ())
     options = LearnOptions(epochs=lesson.epochs, device=lesson.device, image_size=lesson.side)
@@ -92,7 +92,7 @@ def _teach(lesson: Lesson, inputs: torch.Tensor, pipe: Connection) -> Learned:
     end = time.monotonic() + lesson.busy_seconds
     while True:
         try:
-            return learn_pictures(folder, pictures, options, Reporter(pipe, folder), seen_bytes=lesson.seen_bytes)
+            return learn_images(folder, pictures, options, Reporter(pipe, folder), seen_bytes=lesson.seen_bytes)
         except BusyError as error:
             if time.monotonic() >= end:
                 raise BusyError(HELD) from error

@@ -80,7 +80,7 @@ async function showModel() {
   if (text === shown) return;
   shown = text;
   const classes = model?.classes ?? [];
-  tell(find("summary"), model ? `Generation ${model.generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(model.bytes.kept)}.` : "There is no model yet.");
+  tell(find("summary"), model ? `Generation ${model.generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(model.bytes.memory)}.` : "There is no model yet.");
   const sees = Boolean(model) && model.image_size !== null;
   find("no-model").hidden = sees;
   find("asking").hidden = !sees;

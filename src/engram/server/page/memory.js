@@ -34,11 +34,11 @@ function facts() {
   const seen = classes.reduce((sum, each) => sum + each.seen, 0);
   const rows = [
     ["Classes", `${classes.length.toLocaleString("en")}, from ${counted(seen, "picture")}`],
-    ["Stored", `${megabytes(bytes.kept)}: features ${megabytes(bytes.features)}, pictures ${bytes.images ? megabytes(bytes.images) : "none"}`],
+    ["Stored", `${megabytes(bytes.memory)}: features ${megabytes(bytes.features)}, pictures ${bytes.images ? megabytes(bytes.images) : "none"}`],
   ];
   if (latest?.seen_bytes) rows.push(["Last update", `its pictures took ${megabytes(latest.seen_bytes)}${bytes.images ? "" : "; none of them is stored"}`]);
-  if (classes.length) rows.push(["Per class", `${megabytes(bytes.kept / classes.length)} on average, and ${megabytes((bytes.classifier ?? 0) / classes.length)} in the classifier`]);
-  rows.push(["Budget", ...budget(bytes.kept)]);
+  if (classes.length) rows.push(["Per class", `${megabytes(bytes.memory / classes.length)} on average, and ${megabytes((bytes.classifier ?? 0) / classes.length)} in the classifier`]);
+  rows.push(["Budget", ...budget(bytes.memory)]);
   rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "input: vectors" : `input: ${model.image_size} × ${model.image_size} pixels`}`]);
   rows.push(["Classifier", model.classifier]);
   rows.push(["Folder", `${megabytes(bytes.folder)}, with all generations`]);
@@ -58,10 +58,10 @@ function budget(kept) {
 function accuracy() {
   if (typeof model.accuracy !== "number") return "not known: no picture was held out";
   const [low, high] = model.interval;
-  const images = model.evidence.total.reduce((sum, each) => sum + each, 0);
-  const judged = model.evidence.total.filter((each) => each > 0).length;
+  const images = model.held_out_counts.total.reduce((sum, each) => sum + each, 0);
+  const judged = model.held_out_counts.total.filter((each) => each > 0).length;
   const over = judged === model.classes.length ? "all classes" : `${judged} of ${counted(model.classes.length, "class")}`;
-  const estimate = model.evidence.estimated ? "; an estimate, as the network has changed since" : "";
+  const estimate = model.held_out_counts.estimated ? "; an estimate, as the network has changed since" : "";
   return `${model.accuracy.toFixed(3)} (95 % interval ${low.toFixed(3)} to ${high.toFixed(3)}) over ${over}, on ${counted(images, "held-out picture")}${estimate}`;
 }
 

@@ -236,7 +236,7 @@ function show(article, job) {
   part(".phase").classList.toggle("problem", job.state === "failed");
   if (!over || part(".outcome")) return;
   if (job.state === "done") latest = job.result;
-  article.append(make("div", { className: "outcome" }, ...how(job.result), ...warnings(job.result?.warnings ?? []), ...judged(job.result?.judged ?? []), ...skippedFiles(job.result?.skipped ?? [])));
+  article.append(make("div", { className: "outcome" }, ...how(job.result), ...warnings(job.result?.warnings ?? []), ...judged(job.result?.class_accuracies ?? []), ...skippedFiles(job.result?.skipped ?? [])));
 }
 
 function lay(article, job) {
