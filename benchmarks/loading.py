@@ -22,9 +22,8 @@ from made_photos import class_folders
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.data import Reading, Samples, load
-from engram.data.ahead import batches_of
-from engram.data.files import Files
+from engram.data import DecodeOptions, Samples, load
+from engram.data.files import ImageFiles
 from engram.data.images import decode
 from engram.network import Training, make_network
 from engram.storage import write_json
@@ -52,7 +51,7 @@ def main() -> None:
         sizes = {"count": count, "distinct": min(count, 200), "classes": CLASSES, "width": WIDTH, "height": HEIGHT}
         each = class_folders(Path(place) / "data", **sizes)
         print(f"{count:,} files of {each:,} bytes, {torch.get_num_threads()} threads", flush=True)
-        samples = load("folder", Path(place) / "data", reading=Reading(size=STORED, fit="stretch")).train
+        samples = load("folder", Path(place) / "data", options=DecodeOptions(size=STORED, fit="stretch")).train
         found = {
             "files_bytes_mean": each,
             "threads": torch.get_num_threads(),
@@ -67,7 +66,7 @@ def main() -> None:
 
 def loading(samples: Samples, images: int, batch: int, rounds: int) -> dict[str, float]:
     """Images a second: decoding one after another, by as many threads as torch has, and through the loader."""
-    assert isinstance(samples.inputs, Files)
+    assert isinstance(samples.inputs, ImageFiles)
     images = min(images, len(samples))
     paths = [samples.inputs.index.path(row) for row in samples.rows[:images].tolist()]
     threads = torch.get_num_threads()
@@ -81,7 +80,7 @@ def loading(samples: Samples, images: int, batch: int, rounds: int) -> dict[str,
             list(pool.map(lambda path: decode(path, size=STORED, fit="stretch"), paths))
 
     def loader() -> None:
-        with closing(batches_of(samples, torch.arange(images).split(batch))) as batches:
+        with closing(samples.batches(torch.arange(images).split(batch))) as batches:
             for _ in batches:
                 pass
 

@@ -53,7 +53,7 @@ def measure(root: Path, *, packed: bool) -> dict[str, object]:
     from torch import Tensor, nn
     from torch.nn import functional as F
 
-    from engram.data import Reading, concatenate, load
+    from engram.data import DecodeOptions, concatenate, load
     from engram.network import Training, extract, make_network
 
     class Glance(nn.Module):
@@ -68,7 +68,7 @@ def measure(root: Path, *, packed: bool) -> dict[str, object]:
 
     found: dict[str, object] = {"peak_mb_at_start": peak()}
     begin = time.perf_counter()
-    dataset = load("folder", root, reading=Reading(size=SIDE, cache=2**40 if packed else None))
+    dataset = load("folder", root, options=DecodeOptions(size=SIDE, cache=2**40 if packed else None))
     samples = concatenate(dataset.train, dataset.test)
     found |= {"images": len(samples), "load_seconds": round(time.perf_counter() - begin, 1), "peak_mb_loaded": peak()}
     network = make_network(Glance(), "linear", samples, seed=0).grown(CLASSES, 0)

@@ -45,7 +45,7 @@ def main() -> None:
         print(f"{options.files:,} files made in {time.perf_counter() - begin:.0f} s", flush=True)
         time.sleep(2.5)  # a folder that has just changed is scanned anew
         os.environ["ENGRAM_DATA"] = str(Path(place) / "cache")
-        from engram.data.index import open_index
+        from engram.data.scanning import open_index
         from engram.storage import write_json
 
         before = peak()

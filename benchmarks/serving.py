@@ -36,7 +36,7 @@ import torch
 from PIL import Image
 
 from engram.data import Samples
-from engram.data.pictures import Pictures
+from engram.data.labelled import LabelledImages
 from engram.model import LearnOptions, ModelFolder, learn_images, load, rename
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def make_model(place: Path) -> ModelFolder:
     images = torch.from_numpy(np.stack([drawn(seed) for seed in range(60)]))
     samples = Samples.of(images, torch.arange(60) % len(CLASSES))
     learn_images(
-        folder, Pictures(samples, CLASSES, (), ()), LearnOptions(network="resnet18", image_size=SIDE, epochs=1)
+        folder, LabelledImages(samples, CLASSES, (), ()), LearnOptions(network="resnet18", image_size=SIDE, epochs=1)
     )
     return folder
 

@@ -28,7 +28,7 @@ from sklearn.preprocessing import Normalizer, StandardScaler, normalize
 from sklearn.svm import LinearSVC
 
 from engram import IncrementalClassifier
-from engram.data.pictures import read, scan
+from engram.data.labelled import read_images, scan
 from engram.network import extract, make_network
 
 Array = NDArray[Any]
@@ -67,7 +67,7 @@ def tables(load: Callable[..., tuple[Array, Array]]) -> Iterator[tuple[Split, Ar
 
 
 def embedded(part: str) -> tuple[Array, Array]:
-    samples = read(scan(Path(os.environ["ENGRAM_DATA"], "objects", part)), 224).samples
+    samples = read_images(scan(Path(os.environ["ENGRAM_DATA"], "objects", part)), 224).samples
     network = make_network("efficientnet-lite0", "cosine", samples, seed=0).eval().requires_grad_(False)
     return extract(network, samples).numpy(), samples.labels.numpy()
 

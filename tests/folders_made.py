@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from pictures_made import encoded
+from images_made import encoded
 
 WIDTH, HEIGHT = 40, 30
 

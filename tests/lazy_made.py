@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from engram.data import Samples
-from engram.data.lazy import Lazy
+from engram.data.lazy import LazyImages
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (20, 4, 5, 3), dtype=np.uint8))
 LABELS = torch.arange(20) % 4
 
 
-class Counted(Lazy):
+class Counted(LazyImages):
     """The images above, and which of them were ever made."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ def lazy() -> Samples:
     return Samples(Counted(), torch.arange(20), LABELS)
 
 
-class FromMemory(Lazy):
+class FromMemory(LazyImages):
     """The images of a tensor, as if each had to be made."""
 
     def __init__(self, images: Tensor) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pictures_made import encoded
+from images_made import encoded
 
 from engram.model import LearnOptions, Manifest, ModelFolder, learn
 

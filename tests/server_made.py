@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from images_made import encoded
 from models_made import COLOURS, SIDE
-from pictures_made import encoded
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder

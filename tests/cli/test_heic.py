@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from images_made import heic, needs_heic
 from models_made import DAISY, TULIP
-from pictures_made import heic, needs_heic
 from PIL import Image
 from terminals import run
 

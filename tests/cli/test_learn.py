@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from terminals import Watched, run, tree
 
 from engram import storage
-from engram.data.pictures import scan
+from engram.data.labelled import scan
 from engram.model import LearnOptions, ModelFolder, load, plan_update
 from engram.model.accuracy import interval
 

@@ -11,7 +11,7 @@ import torch
 from lazy_made import IMAGES, LABELS, lazy
 
 from engram.data import Samples
-from engram.data.ahead import BATCHES, batches_of, in_order
+from engram.data.lazy import BATCHES, prefetch
 
 
 def test_results_come_in_order_whatever_the_order_they_are_ready_in() -> None:
@@ -19,14 +19,14 @@ def test_results_come_in_order_whatever_the_order_they_are_ready_in() -> None:
         time.sleep(0.001 * (item % 3))
         return item * item
 
-    assert list(in_order(work, range(20), workers=4, ahead=6)) == [item * item for item in range(20)]
-    assert list(in_order(work, [], workers=2, ahead=3)) == []
+    assert list(prefetch(work, range(20), workers=4, ahead=6)) == [item * item for item in range(20)]
+    assert list(prefetch(work, [], workers=2, ahead=3)) == []
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 def test_no_more_than_so_many_are_begun_before_they_are_asked_for(ahead: int) -> None:
     begun: list[int] = []
-    with closing(in_order(begun.append, range(30), workers=2, ahead=ahead)) as results:
+    with closing(prefetch(begun.append, range(30), workers=2, ahead=ahead)) as results:
         for number, _ in enumerate(results):
             time.sleep(0.002)
             assert len(begun) <= number + 1 + ahead
@@ -35,7 +35,7 @@ def test_no_more_than_so_many_are_begun_before_they_are_asked_for(ahead: int) ->
 
 def test_while_one_is_used_the_next_are_made() -> None:
     begun: list[int] = []
-    with closing(in_order(begun.append, range(9), workers=1, ahead=2)) as results:
+    with closing(prefetch(begun.append, range(9), workers=1, ahead=2)) as results:
         next(results)
         for _ in range(500):
             if len(begun) == 3:
@@ -54,8 +54,8 @@ def test_an_error_shows_where_its_result_would_have_been_and_no_thread_is_left()
 
     seen: list[int] = []
     with pytest.raises(ValueError, match="three"):
-        seen.extend(in_order(work, range(100), workers=2, ahead=5))
-    results = in_order(work, range(100), workers=2, ahead=5)
+        seen.extend(prefetch(work, range(100), workers=2, ahead=5))
+    results = prefetch(work, range(100), workers=2, ahead=5)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="three"):
         next(results)
@@ -69,7 +69,7 @@ def test_whoever_stops_early_and_closes_leaves_no_thread_and_no_work() -> None:
         begun.append(item)
         time.sleep(0.005)
 
-    with pytest.raises(KeyboardInterrupt), closing(in_order(work, range(1000), workers=1, ahead=4)) as results:
+    with pytest.raises(KeyboardInterrupt), closing(prefetch(work, range(1000), workers=1, ahead=4)) as results:
         next(results)
         raise KeyboardInterrupt
     assert threading.active_count() == before
@@ -81,18 +81,18 @@ def test_whoever_stops_early_and_closes_leaves_no_thread_and_no_work() -> None:
 def test_batches_are_the_same_from_memory_and_ahead() -> None:
     parts = torch.randperm(20).split(6)
     for samples in (Samples.of(IMAGES, LABELS), lazy()):
-        for part, batch in zip(parts, batches_of(samples, parts), strict=True):
+        for part, batch in zip(parts, samples.batches(parts), strict=True):
             assert torch.equal(batch, IMAGES[part])
 
 
 def test_what_is_in_memory_is_not_read_ahead_and_what_is_not_is_read_so_many_batches_ahead() -> None:
     before = threading.active_count()
     parts = torch.arange(20).split(2)
-    with closing(batches_of(Samples.of(IMAGES, LABELS), parts)) as batches:
+    with closing(Samples.of(IMAGES, LABELS).batches(parts)) as batches:
         next(batches)
         assert threading.active_count() == before
     samples = lazy()
-    with closing(batches_of(samples, parts)) as batches:
+    with closing(samples.batches(parts)) as batches:
         next(batches)
         assert threading.active_count() == before + 1
         time.sleep(0.1)

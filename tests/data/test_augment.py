@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engram.data.augment import change_light, crop_and_flip
+from engram.data.augment import crop_and_flip, jitter
 
 
 def batch(count: int = 40, height: int = 6, width: int = 5, channels: int = 3) -> Tensor:
@@ -90,7 +90,7 @@ def differences(images: Tensor, changed: Tensor) -> Tensor:
 
 def test_a_third_stay_as_they_are_a_third_are_brighter_or_darker_and_a_third_have_another_contrast() -> None:
     images = striped(9000)
-    moved = differences(images, change_light(images, 63, 0.8, generator()))
+    moved = differences(images, jitter(images, 63, 0.8, generator()))
     alike = (moved == moved[:, :1]).all(1)  # by the same number everywhere
     untouched = (moved == 0).all(1)
     counts = torch.stack([untouched, alike & ~untouched, ~alike]).sum(1)
@@ -100,7 +100,7 @@ def test_a_third_stay_as_they_are_a_third_are_brighter_or_darker_and_a_third_hav
 def test_brightness_adds_one_number_to_all_of_an_image_up_to_its_bound() -> None:
     images = torch.full((3000, 4, 4, 3), 128, dtype=torch.uint8)
     images[:, 0] = 100  # not of one value: contrast would change it
-    moved = differences(images, change_light(images, 63, 0.0, generator()))
+    moved = differences(images, jitter(images, 63, 0.0, generator()))
     assert bool((moved == moved[:, :1]).all())
     shifts = moved[:, 0]
     assert (int(shifts.min()), int(shifts.max())) == (-63, 63)
@@ -112,7 +112,7 @@ def test_brightness_adds_one_number_to_all_of_an_image_up_to_its_bound() -> None
 
 def test_contrast_keeps_the_mean_of_each_channel_and_scales_what_differs_from_it_within_its_bounds() -> None:
     images = striped(3000)
-    result = change_light(images, 0.0, 0.8, generator()).float()
+    result = jitter(images, 0.0, 0.8, generator()).float()
     means = result.mean((1, 2))
     assert float((means - torch.tensor([120.0, 128.0, 136.0])).abs().max()) <= 0.5  # rounding
     factors = (result.amax((1, 2)) - result.amin((1, 2))) / 120  # (n, 3)
@@ -129,11 +129,11 @@ def test_contrast_keeps_the_mean_of_each_channel_and_scales_what_differs_from_it
 
 def test_what_would_leave_the_range_of_a_pixel_stops_at_its_ends() -> None:
     ends = torch.tensor([0, 255], dtype=torch.uint8).repeat_interleave(300)[:, None, None, None].expand(600, 2, 2, 1)
-    black, white = change_light(ends, 63, 0.8, generator()).flatten(1).split(300)
+    black, white = jitter(ends, 63, 0.8, generator()).flatten(1).split(300)
     assert int(black.max()) in range(50, 64) and int(black.min()) == 0
     assert int(white.min()) in range(192, 206) and int(white.max()) == 255
     halves = torch.tensor([0, 255], dtype=torch.uint8)[None, :, None, None].expand(600, 2, 2, 1)
-    result = change_light(halves, 0.0, 0.8, generator()).squeeze(3)
+    result = jitter(halves, 0.0, 0.8, generator()).squeeze(3)
     assert bool((result[:, 0] <= 127).all()) and bool((result[:, 1] >= 128).all())  # more contrast cannot turn round
     assert (int(result.min()), int(result.max())) == (0, 255)
     assert int((result[:, 0] > 0).all(1).sum()) > 60  # less contrast is seen
@@ -141,28 +141,28 @@ def test_what_would_leave_the_range_of_a_pixel_stops_at_its_ends() -> None:
 
 def test_without_bounds_nothing_changes() -> None:
     images = batch()
-    assert torch.equal(change_light(images, 0.0, 0.0, generator()), images)
+    assert torch.equal(jitter(images, 0.0, 0.0, generator()), images)
 
 
 def test_the_same_generator_gives_the_same_light_and_another_another() -> None:
     images = batch()
-    first = change_light(images, 63, 0.8, generator(1))
+    first = jitter(images, 63, 0.8, generator(1))
     assert (first.dtype, first.shape) == (torch.uint8, images.shape)
     torch.rand(7)
-    assert torch.equal(change_light(images, 63, 0.8, generator(1)), first)
-    assert not torch.equal(change_light(images, 63, 0.8, generator(2)), first)
+    assert torch.equal(jitter(images, 63, 0.8, generator(1)), first)
+    assert not torch.equal(jitter(images, 63, 0.8, generator(2)), first)
 
 
 def test_an_images_light_does_not_depend_on_the_others() -> None:
     images = batch()
     others = images.clone()
     others[1:] = 255 - others[1:]
-    first, second = (change_light(each, 63, 0.8, generator(1)) for each in (images, others))
+    first, second = (jitter(each, 63, 0.8, generator(1)) for each in (images, others))
     assert torch.equal(first[0], second[0])
     assert not torch.equal(first[1:], second[1:])
 
 
 def test_the_light_of_the_batch_given_is_left_as_it_was() -> None:
     images = batch()
-    change_light(images, 63, 0.8, generator()).zero_()
+    jitter(images, 63, 0.8, generator()).zero_()
     assert torch.equal(images, batch())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from engram.data.crops import _boxes, middle, random_crop, random_resized_crop
+from engram.data.augment import _boxes, center_crop, random_crop, random_resized_crop
 
 RANDOM = np.random.default_rng(0)
 
@@ -27,11 +27,11 @@ def numbered(count: int, height: int, width: int) -> torch.Tensor:
 
 def test_the_middle_is_as_far_from_either_side_and_smaller_images_stay() -> None:
     images = numbered(2, 10, 13)
-    seen = middle(images, 4)
+    seen = center_crop(images, 4)
     assert seen.shape == (2, 4, 4, 3)
     assert seen[0, 0, 0].tolist() == [3, 4, 0] and seen[1, -1, -1].tolist() == [6, 7, 1]
-    assert torch.equal(middle(images, 10), images[:, :, 1:11])
-    assert torch.equal(middle(images, 64), images)
+    assert torch.equal(center_crop(images, 10), images[:, :, 1:11])
+    assert torch.equal(center_crop(images, 64), images)
 
 
 def test_a_random_crop_is_a_window_of_its_own_image_anywhere_in_it() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engram.data import DATASETS, Reading, load
+from engram.data import DATASETS, DecodeOptions, load
 from engram.errors import UsageError
 
 
@@ -86,7 +86,7 @@ def test_digits_lie_nowhere_so_a_folder_for_them_is_a_mistake() -> None:
 
 def test_how_files_are_read_is_checked() -> None:
     with pytest.raises(UsageError, match=r"There is no fit 'strech'\. Did you mean 'stretch'\?"):
-        Reading(fit="strech")  # type: ignore[arg-type]
+        DecodeOptions(fit="strech")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"A cache has at least one byte; found -5"):
-        Reading(cache=-5)
-    assert Reading(class_list="classes.txt").told() == {"class_list": "classes.txt"}  # type: ignore[arg-type]
+        DecodeOptions(cache=-5)
+    assert DecodeOptions(class_list="classes.txt").told() == {"class_list": "classes.txt"}  # type: ignore[arg-type]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from folders_made import class_folders, picture, settle
-from pictures_made import encoded, exif, gradient, ycck
+from images_made import encoded, exif, gradient, ycck
 from PIL import Image
 
 from engram.data import Samples
 from engram.data import files as decoding
-from engram.data.files import FEW, GREY, NAMED, Files
+from engram.data.files import FEW, GREY, NAMED, ImageFiles
 from engram.data.images import Fit
-from engram.data.index import open_index, scan
+from engram.data.scanning import open_index, scan
 from engram.errors import DataError, EngramWarning
 
 
@@ -26,7 +26,7 @@ def root(tmp_path: Path, cache: Path) -> Path:
     return settle(class_folders(tmp_path / "data", classes=3, per_class=5))
 
 
-def everything(files: Files) -> np.ndarray:
+def everything(files: ImageFiles) -> np.ndarray:
     return files[torch.arange(len(files.index))].numpy()
 
 
@@ -41,7 +41,7 @@ def by_pillow(path: Path, size: int, fit: Fit) -> np.ndarray:
 @pytest.mark.parametrize("fit", ["stretch", "middle"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_images_are_what_pillow_makes_of_the_files(fit: Fit, workers: int, root: Path) -> None:
-    files = Files(scan(root, ()), 16, fit, workers)
+    files = ImageFiles(scan(root, ()), 16, fit, workers)
     expected = np.stack([by_pillow(files.index.path(row), 16, fit) for row in range(15)])
     assert files.shape == (15, 16, 16, 3)
     assert np.array_equal(everything(files), expected)
@@ -50,7 +50,7 @@ def test_images_are_what_pillow_makes_of_the_files(fit: Fit, workers: int, root:
 
 
 def test_an_image_may_be_changed_and_is_decoded_anew(root: Path) -> None:
-    files = Files(scan(root, ()), 8, "stretch")
+    files = ImageFiles(scan(root, ()), 8, "stretch")
     first = files[torch.tensor([2])]
     before = first.clone()
     first.zero_()
@@ -74,7 +74,7 @@ def test_the_oddities_of_imagenet_are_decoded_rightly(tmp_path: Path) -> None:
     assert [index.path(row).name for row in range(len(index))] == sorted(oddities)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        images = dict(zip(sorted(oddities), everything(Files(index, 12, "stretch")).astype(int), strict=True))
+        images = dict(zip(sorted(oddities), everything(ImageFiles(index, 12, "stretch")).astype(int), strict=True))
     expected = np.array(Image.fromarray(plain).resize((12, 12), Image.Resampling.BICUBIC)).astype(int)
     for name in ("a-png.JPEG", "cmyk.JPEG", "plain.JPEG", "sideways.JPEG", "ycck.JPEG"):
         assert np.abs(images[name] - expected).max() <= 6, name
@@ -89,14 +89,14 @@ def test_a_large_jpeg_decoded_at_half_its_size_is_all_but_the_same(fit: Fit, tmp
     (tmp_path / "data" / "class").mkdir(parents=True)
     (tmp_path / "data" / "class" / "a.jpg").write_bytes(encoded(large, "JPEG", quality=95))
     (tmp_path / "data" / "class" / "b.png").write_bytes(encoded(large, "PNG"))  # never decoded at less
-    drafted, whole = everything(Files(scan(tmp_path / "data", ()), 32, fit)).astype(int)
+    drafted, whole = everything(ImageFiles(scan(tmp_path / "data", ()), 32, fit)).astype(int)
     assert np.abs(drafted - whole).mean() < 1.5 and np.abs(drafted - whole).max() < 16
 
 
 # Files that are not whole
 
 
-def warned(files: Files, rows: list[int]) -> tuple[np.ndarray, list[str]]:
+def warned(files: ImageFiles, rows: list[int]) -> tuple[np.ndarray, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         images = files[torch.tensor(rows)].numpy()
@@ -108,7 +108,7 @@ def test_of_a_jpeg_that_is_cut_short_what_there_is_is_used_and_told_once(root: P
     path = scan(root, ()).path(4)
     content = encoded(picture(0, 4), "JPEG", quality=100)
     path.write_bytes(content[: len(content) * 7 // 10])
-    files = Files(scan(root, ()), 30, "stretch")
+    files = ImageFiles(scan(root, ()), 30, "stretch")
     images, told = warned(files, [3, 4, 5])
     assert len(told) == 1
     assert told[0].startswith(f"{path}: It begins like a JPEG, but is damaged, cut short,")
@@ -123,7 +123,7 @@ def test_a_grey_image_stands_in_for_what_cannot_be_decoded_and_is_told_once(root
     index = scan(root, ())
     index.path(1).write_bytes(b"x" * int(index.sizes[1]))
     index.path(2).unlink()
-    files = Files(index, 8, "stretch", workers=2)
+    files = ImageFiles(index, 8, "stretch", workers=2)
     images, told = warned(files, list(range(15)))
     assert (images[1] == GREY).all() and (images[2] == GREY).all() and not (images[3] == GREY).all()
     assert told == [
@@ -139,7 +139,7 @@ def test_no_more_than_some_files_are_named(tmp_path: Path) -> None:
     index = scan(class_folders(tmp_path / "data", classes=1, per_class=30), ())
     for row in range(25):
         index.path(row).write_bytes(b"x" * int(index.sizes[row]))
-    files = Files(index, 8, "stretch")
+    files = ImageFiles(index, 8, "stretch")
     told = [sentence for some in torch.arange(25).split(5) for sentence in warned(files, some.tolist())[1]]
     assert len(told) == NAMED + 1 and len(files.problems) == 25
     assert told[-1] == f"More files in {tmp_path / 'data'} are like these."
@@ -149,7 +149,7 @@ def test_too_many_at_once_are_no_accident_and_end_the_run(root: Path) -> None:
     index = scan(root, ())
     for row in range(FEW + 1):
         index.path(row).unlink()
-    files = Files(index, 8, "stretch")
+    files = ImageFiles(index, 8, "stretch")
     assert len(warned(files, list(range(FEW)))[1]) == FEW
     with pytest.raises(
         DataError, match=rf"^Of 15 files, {FEW + 1} cannot be read\. .*_0\.JPEG: There is no such file\. See"
@@ -162,7 +162,7 @@ def test_a_file_that_has_changed_in_place_is_told_and_the_next_run_sees_it(root:
     path = index.path(0)
     path.write_bytes(encoded(gradient(), "PNG"))  # its folder's time of change stays as it is
     assert int(open_index(root, ()).sizes[0]) == int(index.sizes[0])
-    _, told = warned(Files(index, 8, "stretch"), [0])
+    _, told = warned(ImageFiles(index, 8, "stretch"), [0])
     assert len(told) == 1 and "bytes when it was found, and has" in told[0]
     assert int(open_index(root, ()).sizes[0]) == path.stat().st_size
 
@@ -179,7 +179,7 @@ def test_the_fingerprint_decodes_nothing_and_goes_by_names_sizes_and_decoding(
     monkeypatch.setattr(decoding, "decode", refuse)
 
     def fingerprint(size: int = 8, fit: Fit = "stretch") -> str:
-        files = Files(scan(root, ()), size, fit)
+        files = ImageFiles(scan(root, ()), size, fit)
         return Samples(files, torch.arange(15), torch.arange(15) // 5).fingerprint()
 
     first = fingerprint()

@@ -11,10 +11,9 @@ import pytest
 import torch
 from folders_made import class_folders, imagenet, settle, write
 
-from engram.data import DATASETS, Dataset, Reading, Samples, load, split
-from engram.data.files import Files
+from engram.data import DATASETS, Dataset, DecodeOptions, Samples, load, split
+from engram.data.files import CachedImages, ImageFiles
 from engram.data.imagenet import field_subset
-from engram.data.packed import Packed
 from engram.errors import DataError, UsageError
 
 
@@ -24,7 +23,7 @@ def alone(cache: Path) -> Path:
 
 
 def names_of(samples: Samples) -> list[str]:
-    assert isinstance(samples.inputs, Files)
+    assert isinstance(samples.inputs, ImageFiles)
     root = samples.inputs.index.root
     return [str(samples.inputs.index.path(row).relative_to(root)) for row in samples.rows.tolist()]
 
@@ -52,15 +51,15 @@ def test_train_is_learned_from_and_val_tested_on_the_classes_sorted(name: str, t
 def test_each_has_a_size_and_a_way_to_make_squares_of_its_own_unless_asked_otherwise(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data")
 
-    def how(name: str, reading: Reading | None = None) -> tuple[tuple[int, ...], str]:
-        inputs = load(name, root, reading=reading).train.inputs
-        assert isinstance(inputs, Files)
+    def how(name: str, reading: DecodeOptions | None = None) -> tuple[tuple[int, ...], str]:
+        inputs = load(name, root, options=reading).train.inputs
+        assert isinstance(inputs, ImageFiles)
         return inputs.shape[1:], inputs.fit
 
     assert how("folder") == ((64, 64, 3), "middle")
     assert how("imagenet1000") == ((256, 256, 3), "stretch")  # iCaRL's; an image is 196,608 bytes in the paper
     assert load("imagenet1000", root).train.sample_bytes == 196_608
-    assert how("imagenet1000", Reading(size=12, fit="middle")) == ((12, 12, 3), "middle")
+    assert how("imagenet1000", DecodeOptions(size=12, fit="middle")) == ((12, 12, 3), "middle")
 
 
 def test_a_folder_has_the_same_name_however_it_is_pointed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +111,13 @@ def test_a_class_list_chooses_and_the_order_of_its_lines_does_not_matter(tmp_pat
     listed = tmp_path / "some.txt"
     listed.write_text("n00000003\nn00000001\n")
     for name in SPLIT:
-        dataset = load(name, root, reading=Reading(class_list=listed))
+        dataset = load(name, root, options=DecodeOptions(class_list=listed))
         assert dataset.class_names == ("n00000001", "n00000003")
         assert (len(dataset.train), len(dataset.test)) == (4, 2)
-    assert load("folder", root / "train", reading=Reading(class_list=listed)).class_names == ("n00000001", "n00000003")
+    assert load("folder", root / "train", options=DecodeOptions(class_list=listed)).class_names == (
+        "n00000001",
+        "n00000003",
+    )
 
 
 def test_the_fields_hundred_classes_are_the_first_of_icarls_permutation() -> None:
@@ -142,9 +144,9 @@ def test_samples_are_only_row_numbers_and_a_stream_of_them_decodes_nothing(
 
 def test_packed_images_take_the_place_of_files_and_leave_the_fingerprint(tmp_path: Path) -> None:
     root = settle(imagenet(tmp_path / "data"))
-    plain = load("imagenet1000", root, reading=Reading(size=8))
-    packed = load("imagenet1000", root, reading=Reading(size=8, cache=10**6))
-    assert isinstance(packed.train.inputs, Packed) and packed.train.inputs is packed.test.inputs
+    plain = load("imagenet1000", root, options=DecodeOptions(size=8))
+    packed = load("imagenet1000", root, options=DecodeOptions(size=8, cache=10**6))
+    assert isinstance(packed.train.inputs, CachedImages) and packed.train.inputs is packed.test.inputs
     for one, other in ((plain.train, packed.train), (plain.test, packed.test)):
         assert one.fingerprint() == other.fingerprint()
         everything = torch.arange(len(one))
@@ -251,7 +253,7 @@ def test_a_class_list_may_come_from_another_system_and_blanks_around_a_name_are_
         for number in range(2):
             write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
     (tmp_path / "list.txt").write_bytes("\ufeffemu\r\ncat\r\n".encode())
-    dataset = load("folder", tmp_path / "data", reading=Reading(class_list=tmp_path / "list.txt"))
+    dataset = load("folder", tmp_path / "data", options=DecodeOptions(class_list=tmp_path / "list.txt"))
     assert dataset.class_names == ("cat", "emu")
 
 
@@ -282,7 +284,7 @@ def test_a_list_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     listed = tmp_path / "list.txt"
 
     def attempt() -> Dataset:
-        return load("imagenet100", root, reading=Reading(class_list=listed))
+        return load("imagenet100", root, options=DecodeOptions(class_list=listed))
 
     with pytest.raises(UsageError, match=r"list\.txt cannot be read\. One name a line is expected\."):
         attempt()
@@ -301,13 +303,13 @@ def test_how_files_are_read_is_not_asked_of_data_that_are_no_files() -> None:
         with pytest.raises(
             UsageError, match=rf"^{name} is not read from pictures: image size, .* are for folder, imagenet"
         ):
-            load(name, reading=Reading(size=12))
+            load(name, options=DecodeOptions(size=12))
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"workers": 0}])
 def test_readings_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="found 0"):
-        Reading(**wrong)  # type: ignore[arg-type]
+        DecodeOptions(**wrong)  # type: ignore[arg-type]
 
 
 def test_data_sets_of_files_are_listed() -> None:

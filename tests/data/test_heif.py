@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pictures_made import Pixels, encoded, exif, gradient, heic, needs_heic
+from images_made import Pixels, encoded, exif, gradient, heic, needs_heic
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engram.data import heif
 from engram.data.images import UnreadableImage, decode, extent
-from engram.data.pictures import scan
+from engram.data.labelled import scan
 
 pytestmark = needs_heic
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pictures_made import (
+from images_made import (
     Pixels,
     bmp_32,
     chunk,

@@ -19,10 +19,10 @@ from PIL import Image
 from torch import Tensor
 
 from engram import storage
-from engram.data import Samples, packed
-from engram.data.files import Files
-from engram.data.index import place_of, scan
-from engram.data.packed import Packed, pack
+from engram.data import Samples
+from engram.data import files as caching
+from engram.data.files import CachedImages, ImageFiles, pack
+from engram.data.scanning import place_of, scan
 from engram.errors import DataError, EngramWarning
 
 LENGTH = 8 * 8 * 3
@@ -30,7 +30,7 @@ ROWS = torch.tensor([0, 2, 3, 5, 7, 8, 10, 11])
 PLENTY = 2**20
 
 
-class Counting(Files):
+class Counting(ImageFiles):
     """Files, and how many of them were decoded."""
 
     decoded = 0
@@ -56,7 +56,7 @@ def places(root: Path) -> list[str]:
 def test_packed_images_are_those_of_the_files_and_so_is_what_tells_them_apart(root: Path) -> None:
     files = files_of(root)
     images = pack(files, ROWS, PLENTY)
-    assert isinstance(images, Packed) and images.shape == files.shape
+    assert isinstance(images, CachedImages) and images.shape == files.shape
     for chosen in (ROWS, ROWS.flip(0), torch.tensor([7, 7, 0]), torch.empty(0, dtype=torch.int64)):
         assert torch.equal(images[chosen], files[chosen])
     labels = torch.zeros(len(ROWS), dtype=torch.int64)
@@ -67,7 +67,7 @@ def test_packed_images_are_those_of_the_files_and_so_is_what_tells_them_apart(ro
 
 
 def test_nothing_is_decoded_twice(root: Path) -> None:
-    assert isinstance(pack(files_of(root), ROWS, PLENTY), Packed)
+    assert isinstance(pack(files_of(root), ROWS, PLENTY), CachedImages)
     files = files_of(root)
     images = pack(files, ROWS, PLENTY)
     assert len(images[ROWS]) == 8 and files.decoded == 0
@@ -104,7 +104,7 @@ def test_more_than_is_allowed_is_not_packed_and_told(root: Path) -> None:
         EngramWarning, match=r"^8 images take 0\.00 GB, and are not packed: --cache allows 0\.00 GB\. They"
     ):
         assert pack(files, ROWS, 8 * LENGTH - 1) is files
-    assert isinstance(pack(files, ROWS, 8 * LENGTH), Packed)
+    assert isinstance(pack(files, ROWS, 8 * LENGTH), CachedImages)
 
 
 def test_a_disk_that_is_full_is_told_before_anything_is_decoded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +120,12 @@ def test_a_disk_that_is_full_is_told_before_anything_is_decoded(root: Path, monk
 
 def test_what_was_used_least_lately_gives_way(root: Path) -> None:
     old, kept = (pack(files_of(root, size=size), ROWS, PLENTY) for size in (4, 5))
-    assert isinstance(old, Packed) and isinstance(kept, Packed)
+    assert isinstance(old, CachedImages) and isinstance(kept, CachedImages)
     os.utime(old.path, (1, 1))
     os.utime(kept.path, (2, 2))
     before = kept[ROWS]
     new = pack(files_of(root), ROWS, 8 * LENGTH + 8 * 5 * 5 * 3)
-    assert isinstance(new, Packed)
+    assert isinstance(new, CachedImages)
     assert not old.path.exists() and kept.path.exists() and new.path.exists()
     assert torch.equal(kept[ROWS], before)
     assert len(old[ROWS]) == 8  # whoever has it open keeps it
@@ -144,7 +144,7 @@ def test_files_that_are_not_whole_are_told_each_time(root: Path) -> None:
 
 def test_a_file_that_was_cut_short_is_told_with_what_to_do(root: Path) -> None:
     images = pack(files_of(root), ROWS, PLENTY)
-    assert isinstance(images, Packed)
+    assert isinstance(images, CachedImages)
     os.truncate(images.path, 7 * LENGTH)
     assert len(images[ROWS[:7]]) == 7
     with pytest.raises(DataError, match=r"packed-\w+ is cut short\. Remove it: it is made anew the next time\."):
@@ -155,13 +155,13 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from engram.data import packed
-from engram.data.files import Files
-from engram.data.index import scan
+from engram.data import files
+from engram.data.files import ImageFiles
+from engram.data.scanning import scan
 
-packed.CHUNK, packed.SURE = 2, 2 * 192
+files.CHUNK, files.SURE = 2, 2 * 192
 
-class Mortal(Files):
+class Mortal(ImageFiles):
     left = 3
     def __getitem__(self, rows):
         self.left -= 1
@@ -169,7 +169,7 @@ class Mortal(Files):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(rows)
 
-packed.pack(Mortal(scan(Path(sys.argv[1]), ()), 8, "stretch"), torch.tensor([0, 2, 3, 5, 7, 8, 10, 11]), 2**20)
+files.pack(Mortal(scan(Path(sys.argv[1]), ()), 8, "stretch"), torch.tensor([0, 2, 3, 5, 7, 8, 10, 11]), 2**20)
 """
 
 
@@ -183,13 +183,13 @@ def test_after_a_kill_it_goes_on_where_it_was(root: Path, monkeypatch: pytest.Mo
     part.write_bytes(part.read_bytes() + b"half of an image")  # what a write that was not finished may leave
     files = files_of(root)
     images = pack(files, ROWS, PLENTY)
-    assert isinstance(images, Packed) and files.decoded == 8 - record["images"]
+    assert isinstance(images, CachedImages) and files.decoded == 8 - record["images"]
     assert torch.equal(images[ROWS], files[ROWS])
     assert places(root) == [images.path.name, f"{images.path.name}.json"]
 
 
 def test_an_error_on_the_way_leaves_nothing_that_looks_whole(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "CHUNK", 2)
+    monkeypatch.setattr(caching, "CHUNK", 2)
 
     class Failing(Counting):
         def __getitem__(self, rows: Tensor) -> Tensor:
@@ -208,5 +208,5 @@ def test_what_is_packed_already_waits_for_no_one_who_packs(root: Path) -> None:
     first = pack(files_of(root), ROWS, PLENTY)
     with ThreadPoolExecutor() as threads, storage.waiting(place_of(root) / ".packing"):  # as another run holds it
         second = threads.submit(pack, files_of(root), ROWS, PLENTY).result(timeout=30)
-    assert isinstance(second, Packed)
+    assert isinstance(second, CachedImages)
     assert torch.equal(second[ROWS], first[ROWS])

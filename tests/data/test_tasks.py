@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engram.data import Dataset, Samples, Stream, Task, split
-from engram.data.holdout import hold_out
+from engram.data import Dataset, Samples, Stream, Task, hold_out, split
 from engram.errors import DataError, UsageError
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay", "kea")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from folders_made import imagenet, tiny_imagenet
 
-from engram.data import Reading, load
-from engram.data.files import Files
+from engram.data import DecodeOptions, load
+from engram.data.files import ImageFiles
 from engram.errors import DataError
 
 
@@ -29,7 +29,7 @@ def test_training_pictures_go_by_their_folders_and_validation_pictures_by_the_li
     assert dataset.name == "tiny-imagenet-200" and dataset.train.shape == (64, 64, 3)
     assert dataset.train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert dataset.test.labels.tolist() == [0, 1, 2, 0, 1, 2]  # val_0 to val_5: classes take turns
-    assert isinstance(dataset.test.inputs, Files)
+    assert isinstance(dataset.test.inputs, ImageFiles)
     for row, label in zip(dataset.test.rows.tolist(), dataset.test.labels.tolist(), strict=True):
         number = int(dataset.test.inputs.index.path(row).stem.removeprefix("val_"))
         assert number % 3 == label
@@ -44,7 +44,7 @@ def test_its_lists_and_boxes_are_not_told_as_left_out_but_empty_pictures_are(roo
 
 def test_a_class_list_chooses_by_identifier(root: Path, tmp_path: Path) -> None:
     (tmp_path / "some").write_text("n00000002\n")
-    dataset = load("tiny-imagenet-200", root, reading=Reading(class_list=tmp_path / "some", size=8))
+    dataset = load("tiny-imagenet-200", root, options=DecodeOptions(class_list=tmp_path / "some", size=8))
     assert dataset.class_names == ("newt",) and (len(dataset.train), len(dataset.test)) == (4, 2)
 
 

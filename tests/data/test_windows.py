@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from engram.data.windows import windows
+from engram.data.augment import unlabelled_crops
 from engram.errors import DataError, UsageError
 
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_picture_is_taken_about_as_often_and_none_has_a_class(folder: Path) -> None:
-    found = windows(folder, (8, 8, 3), 31, seed=0, purpose=1)
+    found = unlabelled_crops(folder, (8, 8, 3), 31, seed=0, purpose=1)
     assert found.shape == (8, 8, 3) and len(found) == 31
     assert bool((found.labels == -1).all())
     colours = found.batch(torch.arange(31))[:, 4, 4].argmax(dim=1).bincount(minlength=3).tolist()
@@ -30,34 +30,34 @@ def test_every_picture_is_taken_about_as_often_and_none_has_a_class(folder: Path
 
 
 def test_of_many_pictures_only_some_are_read(folder: Path) -> None:
-    found = windows(folder, (8, 8, 3), 2, seed=0, purpose=1)
+    found = unlabelled_crops(folder, (8, 8, 3), 2, seed=0, purpose=1)
     assert len(found) == 2
 
 
 def test_windows_are_the_same_each_time_and_others_for_another_task(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
-    one, again, other = (windows(tmp_path, (8, 8, 3), 5, 0, task).batch(torch.arange(5)) for task in (1, 1, 2))
+    one, again, other = (unlabelled_crops(tmp_path, (8, 8, 3), 5, 0, task).batch(torch.arange(5)) for task in (1, 1, 2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert len(one.flatten(1).unique(dim=0)) == 5
 
 
 def test_windows_have_the_shape_of_what_is_learned(folder: Path) -> None:
-    assert windows(folder, (6, 9, 3), 4, 0, 1).shape == (6, 9, 3)
-    grey = windows(folder, (8, 8, 1), 3, 0, 1)
+    assert unlabelled_crops(folder, (6, 9, 3), 4, 0, 1).shape == (6, 9, 3)
+    grey = unlabelled_crops(folder, (8, 8, 1), 3, 0, 1)
     assert grey.shape == (8, 8, 1)
     assert bool((grey.batch(torch.arange(3)) == 85).all())  # a third of 255
 
 
 def test_what_no_windows_can_be_cut_from_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere cannot be found"):
-        windows(tmp_path / "nowhere", (8, 8, 3), 4, 0, 1)
+        unlabelled_crops(tmp_path / "nowhere", (8, 8, 3), 4, 0, 1)
     with pytest.raises(UsageError, match=r"blue\.png is no folder"):
-        windows(folder / "blue.png", (8, 8, 3), 4, 0, 1)
+        unlabelled_crops(folder / "blue.png", (8, 8, 3), 4, 0, 1)
     with pytest.raises(UsageError, match="is for images, and these are vectors"):
-        windows(folder, (64,), 4, 0, 1)
+        unlabelled_crops(folder, (64,), 4, 0, 1)
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
     with pytest.raises(DataError, match="has no picture that can be read"):
-        windows(tmp_path / "none", (8, 8, 3), 4, 0, 1)
+        unlabelled_crops(tmp_path / "none", (8, 8, 3), 4, 0, 1)

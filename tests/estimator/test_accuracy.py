@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, normalize
 
 from engram.data import Samples
-from engram.data.pictures import read, scan
+from engram.data.labelled import read_images, scan
 from engram.estimator import IncrementalClassifier
 from engram.network import extract, make_network
 
@@ -101,7 +101,7 @@ def test_digits_in_five_updates_are_remembered() -> None:
 
 def embedded(folder: Path, classes: int) -> tuple[Array, Array]:
     """Features of the photos of a folder by efficientnet-lite0, and their labels."""
-    pictures = read(scan(folder), 224)
+    pictures = read_images(scan(folder), 224)
     chosen = (pictures.samples.labels < classes).nonzero().squeeze(1)
     samples: Samples = pictures.samples.select(chosen)
     network = make_network("efficientnet-lite0", "cosine", samples, seed=0).eval().requires_grad_(False)
@@ -125,7 +125,7 @@ def test_embeddings_are_told_apart_at_least_as_well_as_by_their_nearest_mean() -
 @needs_objects
 def test_photos_as_arrays_are_seen_by_the_pretrained_network() -> None:
     def photos(part: str) -> tuple[Array, Array]:
-        pictures = read(scan(OBJECTS / part), 96)
+        pictures = read_images(scan(OBJECTS / part), 96)
         few = (pictures.samples.labels < 6).nonzero().squeeze(1)
         return pictures.samples.batch(few).numpy(), pictures.samples.labels[few].numpy()
 

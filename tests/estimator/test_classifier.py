@@ -26,7 +26,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import engram
 from engram import storage
-from engram.data.pictures import scan
+from engram.data.labelled import scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.estimator import IncrementalClassifier
 from engram.methods import METHODS

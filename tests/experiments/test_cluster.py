@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engram.data import Reading, load
+from engram.data import DecodeOptions, load
 from engram.errors import EngramWarning
 from engram.experiments import Plan, cluster
 from engram.experiments.jobs import Job, SuiteOptions
@@ -81,12 +81,12 @@ def test_a_job_takes_a_gpu_and_the_cores_that_every_node_has_for_one(
 def test_paths_are_whole_for_workers_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    site = Site(Path("runs"), "folder", Path("~/pictures"), Reading(class_list=Path("few.txt")))
+    site = Site(Path("runs"), "folder", Path("~/pictures"), DecodeOptions(class_list=Path("few.txt")))
     job = Job("lwf", Plan(method="lwf", settings={"weights": "w.safetensors"}), "runs/lwf/seed-0", "", "")
     site, (job, _) = cluster._for_all_nodes(site, [job, replace(job, plan=Plan())])
     assert job.plan.settings["weights"] == str(tmp_path / "w.safetensors")
     assert (site.folder, site.data) == (tmp_path / "runs", tmp_path / "home" / "pictures")
-    assert site.reading.class_list == tmp_path / "few.txt"
+    assert site.options.class_list == tmp_path / "few.txt"
 
 
 def test_a_killed_worker_costs_nothing_but_time(data: Path, tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import pytest
 import torch
 from folders_made import imagenet, settle
 
-from engram.data import Dataset, Reading, load
+from engram.data import Dataset, DecodeOptions, load
 from engram.errors import DataError, UsageError
 from engram.experiments import Plan
 from engram.experiments.results import Result
 from engram.methods import METHODS, setting_names
 
 TRUNCATED: dict[str, Any] = {"epochs": 1, "batch_size": 8, "adapter_width": 32, "adapter_steps": 5}
-READING = Reading(size=32)
+READING = DecodeOptions(size=32)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def plain(result: Result) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:.*all are kept")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_papers_preset_for_imagenet_runs_truncated(method: str, root: Path) -> None:
-    dataset = load("imagenet1000", root, reading=READING)
+    dataset = load("imagenet1000", root, options=READING)
     deep = method in ("hybrid", "eeil", "lucir", "bic")  # every objective and what is kept; the others are quicker so
     result = plan(method, **({} if deep else {"network": "small"})).run(dataset)
     assert len(result.curve) == len(result.curve_top5) == 2 and result.curve_top5 == [1.0, 1.0]
@@ -64,7 +64,7 @@ def test_the_papers_preset_for_imagenet_runs_truncated(method: str, root: Path) 
 
 def test_packed_or_not_a_run_gives_the_same(root: Path) -> None:
     results = [
-        plan("hybrid", network="small", images_per_class=2).run(load("imagenet1000", root, reading=reading))
+        plan("hybrid", network="small", images_per_class=2).run(load("imagenet1000", root, options=reading))
         for reading in (READING, replace(READING, workers=3), replace(READING, cache=10**6))
     ]
     assert plain(results[0]) == plain(results[1]) == plain(results[2])
@@ -73,15 +73,15 @@ def test_packed_or_not_a_run_gives_the_same(root: Path) -> None:
 def test_a_run_that_was_stopped_goes_on_with_packed_images_or_from_a_copy_of_the_folder(
     root: Path, tmp_path: Path
 ) -> None:
-    whole = plan(network="small").run(load("imagenet1000", root, reading=READING))
+    whole = plan(network="small").run(load("imagenet1000", root, options=READING))
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        plan(network="small").run(load("imagenet1000", root, reading=READING), tmp_path / "run", after_task=stop)
+        plan(network="small").run(load("imagenet1000", root, options=READING), tmp_path / "run", after_task=stop)
     copied = shutil.copytree(root, tmp_path / "copy")
-    packed = load("imagenet1000", copied, reading=replace(READING, cache=10**6))
+    packed = load("imagenet1000", copied, options=replace(READING, cache=10**6))
     assert plain(plan(network="small").run(packed, tmp_path / "run", resume=True)) == plain(whole)
 
 
@@ -89,8 +89,11 @@ def test_a_run_does_not_go_on_with_other_files(root: Path, tmp_path: Path) -> No
     copied = shutil.copytree(root, tmp_path / "copy")
     (copied / "train" / "n00000000" / "n00000000_0.JPEG").rename(copied / "train" / "n00000000" / "other.JPEG")
     one = plan(network="small")
-    one.run(load("imagenet1000", root, reading=READING), tmp_path / "run")
-    for other in (load("imagenet1000", copied, reading=READING), load("imagenet1000", root, reading=Reading(size=33))):
+    one.run(load("imagenet1000", root, options=READING), tmp_path / "run")
+    for other in (
+        load("imagenet1000", copied, options=READING),
+        load("imagenet1000", root, options=DecodeOptions(size=33)),
+    ):
         with pytest.raises(UsageError, match="holds another run; it differs in"):
             one.run(other, tmp_path / "run", resume=True)
 
@@ -102,8 +105,8 @@ def test_one_bad_file_does_not_end_a_run_and_a_folder_that_is_gone_does(root: Pa
     with pytest.warns(
         UserWarning, match=r"n00000000_3\.JPEG: It begins like a JPEG, .* A grey image stands in for it\."
     ):
-        plan("finetune", network="small").run(load("imagenet1000", copied, reading=READING))
-    dataset: Dataset = load("imagenet1000", copied, reading=READING)
+        plan("finetune", network="small").run(load("imagenet1000", copied, options=READING))
+    dataset: Dataset = load("imagenet1000", copied, options=READING)
     shutil.rmtree(copied)
     with pytest.raises(
         DataError, match=r"^Of 16 files, 16 cannot be read\. .* See whether .*copy is there, and whole\.$"
@@ -112,7 +115,7 @@ def test_one_bad_file_does_not_end_a_run_and_a_folder_that_is_gone_does(root: Pa
 
 
 def test_measuring_and_accounts_of_what_was_kept_hold_for_files(root: Path) -> None:
-    dataset = load("imagenet1000", root, reading=READING)
+    dataset = load("imagenet1000", root, options=READING)
     result = plan(network="small", features_per_class=3).run(dataset)
     assert result.omega is not None and result.omega[0] == pytest.approx(1.0, abs=1e-5)
     assert torch.tensor(result.accuracy_matrix[1]).shape == (2,)

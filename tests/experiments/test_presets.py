@@ -10,7 +10,7 @@ from conftest import blobs
 from torch import Tensor
 
 from engram.data import Dataset, Samples, load
-from engram.data.lazy import Lazy
+from engram.data.lazy import LazyImages
 from engram.errors import UsageError
 from engram.experiments import PRESETS, Plan
 from engram.experiments.jobs import SuiteOptions, facts, jobs_of, variants
@@ -186,7 +186,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:
 # ImageNet
 
 
-class Unmade(Lazy):
+class Unmade(LazyImages):
     """Images that nobody asks for: only their number and shape matter."""
 
     def __init__(self, count: int, side: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream
-from engram.data.windows import windows
+from engram.data.augment import unlabelled_crops
 from engram.errors import UsageError
 from engram.features import Adaptation, LinearSVM, Pairs, herd
 from engram.features.adapters import Adapter
@@ -111,7 +111,7 @@ def test_the_adapter_learns_from_pictures_of_anything_too_and_none_is_kept(
     own = len(second.train)
     assert torch.equal(pairs.old[:own], extract(before, second.train))
     assert pairs.class_indices[:own].tolist() == one.class_indices(second, second.train.labels).tolist()
-    beside = windows(photos_of_nothing, second.train.shape, UNLABELLED, one.seed, 1)
+    beside = unlabelled_crops(photos_of_nothing, second.train.shape, UNLABELLED, one.seed, 1)
     assert torch.allclose(pairs.new[own:], extract(one.network_, beside), atol=1e-5)
     assert pairs.class_indices[own:].unique().tolist() == [-1] and len(pairs.class_indices) == own + UNLABELLED
     assert one.memory.features.counts.tolist() == [7] * 4

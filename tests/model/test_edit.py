@@ -19,7 +19,7 @@ from refusals import STEPS
 from torch import Tensor
 
 from engram import storage
-from engram.data.pictures import read, scan
+from engram.data.labelled import read_images, scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.model import (
     LearnOptions,
@@ -61,7 +61,7 @@ def tree(path: Path) -> dict[str, bytes]:
 
 def pictures(small_model: ModelFolder) -> tuple[Tensor, list[str]]:
     """All pictures that it was taught, and the names of their classes."""
-    places = [read(scan(small_model.path.parent / place), 16) for place in ("1", "2")]
+    places = [read_images(scan(small_model.path.parent / place), 16) for place in ("1", "2")]
     names = [each.class_names[label] for each in places for label in each.samples.labels.tolist()]
     return torch.cat([each.samples.batch(torch.arange(len(each.samples))) for each in places]), names
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from images_made import encoded
 from models_made import DAISY, FORMULA, NAMES, TULIP
-from pictures_made import encoded
 from PIL import Image
 from sklearn.metrics import classification_report, confusion_matrix
 from torch import Tensor
 
-from engram.data.pictures import SkippedFile
+from engram.data.labelled import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model import Evaluation, ModelFolder, evaluate, load
 from engram.model.accuracy import interval

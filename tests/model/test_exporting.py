@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from engram.data import Samples, Stream, Task
-from engram.data.pictures import read, scan
+from engram.data.labelled import read_images, scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.features import CLASSIFIERS, Ridge
 from engram.methods import METHODS, Learner, make
@@ -133,7 +133,7 @@ def test_a_pretrained_network_answers_in_onnx_as_it_does_here_in_float32(
     assert exported.holds["shape"] == ["batch", 224, 224, 3]
     onnx.checker.check_model(onnx.load(exported.path), full_check=True)
     monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: False)
-    samples = read(scan(pictures), 224).samples
+    samples = read_images(scan(pictures), 224).samples
     assert next(load(folder).learner.frozen_network.extractor.parameters()).dtype == torch.float32
     assert_answers_alike(exported.path, load(folder), samples.batch(torch.arange(0, 15, 2)[: max(BATCHES)]))
 

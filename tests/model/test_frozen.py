@@ -12,7 +12,7 @@ from folders_made import COLOURS, paint
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.data.pictures import read, scan
+from engram.data.labelled import read_images, scan
 from engram.features import Coding
 from engram.model import LearnOptions, Model, ModelFolder, evaluate, learn, load, plan_update, predict, verify
 from engram.network.catalogue import FROM_SCRATCH
@@ -58,7 +58,7 @@ def test_the_default_is_a_pretrained_network_that_is_not_trained(two_colours: Mo
         224,
         1280,
     )
-    published = model.learner.initial_network(read(scan(two_colours.path.parent / "pictures"), 224).samples)
+    published = model.learner.initial_network(read_images(scan(two_colours.path.parent / "pictures"), 224).samples)
     own = extractor(model)
     assert all(torch.equal(tensor, own[name]) for name, tensor in published.extractor.state_dict().items())
 
@@ -86,7 +86,7 @@ def test_features_are_stored_in_a_byte_a_number_by_default_and_stay_where_they_w
 
 
 def test_stored_are_the_unit_features_of_the_pictures(two_colours: ModelFolder) -> None:
-    model, pictures = load(two_colours), read(scan(two_colours.path.parent / "pictures"), 224)
+    model, pictures = load(two_colours), read_images(scan(two_colours.path.parent / "pictures"), 224)
     expected = F.normalize(model.learner.extract(pictures.samples))
     for label, name in enumerate(pictures.class_names):
         own = expected[pictures.samples.labels == label]

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from folders_made import paint
+from images_made import encoded
 from models_made import DAISY, NAMES, SIDE, TULIP, copied, draw
-from pictures_made import encoded
 from torch.nn import functional as F
 
 from engram.data import Samples
-from engram.data.pictures import read, scan
+from engram.data.labelled import read_images, scan
 from engram.errors import BusyError, DataError, UsageError
 from engram.features import Adaptation, Adapter, Coding, kind_of
 from engram.model import (
@@ -145,7 +145,7 @@ def test_more_of_a_known_class_joins_what_was_kept_and_leaves_the_network(
     for name, tensor in before.learner.trained.state_dict().items():
         assert torch.equal(after.learner.trained.state_dict()[name], tensor), name
     assert learned.adaptation is None
-    images = read(scan(more), SIDE).samples
+    images = read_images(scan(more), SIDE).samples
     vectors = F.normalize(extract(after.learner.trained, images))
     kept = after.learner.memory.features.rows[after.learner.memory.features.class_indices == class_index]
     new = (kept @ vectors.T).max(1).values > 1 - 1e-6

@@ -11,11 +11,11 @@ from typing import Never
 import numpy as np
 import pytest
 import torch
+from images_made import encoded
 from models_made import NAMES, SIDE, TULIP
-from pictures_made import encoded
 
 from engram.data.images import decode
-from engram.data.pictures import SkippedFile
+from engram.data.labelled import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model import Model, ModelFolder, Prediction, find_images, load, predict, top_classes
 

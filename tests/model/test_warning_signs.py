@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from folders_made import paint
+from images_made import encoded
 from models_made import SIDE, draw
-from pictures_made import encoded
 from PIL import Image
 
 from engram.model import LearnOptions, ModelFolder, learn

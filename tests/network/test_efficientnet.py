@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.data import Samples
-from engram.data.pictures import read, scan
+from engram.data.labelled import read_images, scan
 from engram.errors import DataError, EngramError
 from engram.network import Network, extract, make_network
 from engram.network.efficientnet import (
@@ -197,7 +197,7 @@ def test_where_there_is_no_arithmetic_for_bfloat16_features_are_float32(monkeypa
 
 
 def test_with_its_published_classifier_it_names_photos(photos: Path) -> None:
-    found = read(scan(photos / "test"), 224)
+    found = read_images(scan(photos / "test"), 224)
     weights = published_weights(LITE0)
     features = extract(network(), found.samples)
     answers = (features @ weights["_fc.weight"].T + weights["_fc.bias"]).topk(5).indices.tolist()

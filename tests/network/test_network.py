@@ -11,7 +11,7 @@ from lazy_made import FromMemory, as_lazy
 from torch import Tensor, nn
 
 from engram.data import Samples
-from engram.data.crops import middle
+from engram.data.augment import center_crop
 from engram.errors import UsageError
 from engram.network import HEADS, Network, make_network, restore_network
 from engram.network.network import IMAGENET_MEAN, IMAGENET_STD, normalise
@@ -204,7 +204,7 @@ def test_a_network_with_a_side_sees_the_middle_of_larger_images_and_all_of_those
     assert torch.equal(network(images)[1], network(images[:, 1:7, 2:8])[1])
     torch.testing.assert_close(network.features(images), network.frozen().features(images), rtol=1e-4, atol=1e-5)
     assert not torch.equal(network.features(images), make_network("small", "cosine", SAMPLES, seed=0).features(images))
-    assert torch.equal(network.features(images), network.features(middle(images, 6)))
+    assert torch.equal(network.features(images), network.features(center_crop(images, 6)))
 
 
 def test_the_network_goes_by_what_it_sees_and_a_side_changes_none_of_its_tensors() -> None:

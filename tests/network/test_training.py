@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from lazy_made import as_lazy
 from contexts import context
+from lazy_made import as_lazy
 from torch import Tensor, nn
 
 from engram.data import Samples
-from engram.data.crops import random_crop, random_resized_crop
+from engram.data.augment import random_crop, random_resized_crop
 from engram.errors import TrainingError, UsageError
 from engram.methods import make
 from engram.methods.objectives import Classification, Distillation

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from images_made import chunk, encoded, gradient, png
 from models_made import DAISY, TULIP
-from pictures_made import chunk, encoded, gradient, png
 from server_made import Serve, files, lesson, listening, over, picture
 from starlette.testclient import TestClient
 

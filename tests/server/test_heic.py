@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 
 import numpy as np
+from images_made import gradient, heic, needs_heic
 from models_made import DAISY, TULIP
-from pictures_made import gradient, heic, needs_heic
 from PIL import Image
 from server_made import Serve, files, picture
 

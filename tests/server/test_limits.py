@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from images_made import chunk, png
 from models_made import TULIP
-from pictures_made import chunk, png
 from server_made import Serve, files, lesson, listening, over, picture, until
 from starlette.testclient import TestClient
 

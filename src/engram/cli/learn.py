@@ -15,7 +15,7 @@ from engram.errors import UsageError
 from engram.text import printable
 
 if TYPE_CHECKING:
-    from engram.data.skipped import SkippedFile
+    from engram.data.scanning import SkippedFile
     from engram.model import ClassAccuracy, LearnOptions, ModelFolder, UpdatePlan, UpdateResult
     from engram.progress import Progress
 
@@ -178,7 +178,7 @@ def _left_behind(folder: ModelFolder, before: int) -> str:
 
 
 def _dry_run(folder: ModelFolder, source: Path, options: LearnOptions, progress: Progress, json: bool) -> None:
-    from engram.data.pictures import scan
+    from engram.data.labelled import scan
     from engram.model import expected_seconds, load, plan_update
 
     found = scan(source, progress)

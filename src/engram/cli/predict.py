@@ -19,7 +19,7 @@ from engram.errors import DataError, UsageError
 from engram.text import csv_text, printable
 
 if TYPE_CHECKING:
-    from engram.data.skipped import SkippedFile
+    from engram.data.scanning import SkippedFile
     from engram.model import Prediction
 
 NONE = "none of these"
@@ -47,7 +47,7 @@ def predict(
     if json and csv:
         raise UsageError("Choose one of --json and --csv.")
     from engram.cli.display import Display
-    from engram.data.skipped import SkippedFile
+    from engram.data.scanning import SkippedFile
     from engram.model import ModelFolder, find_images, load
     from engram.model import predict as predict_pictures
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from engram.cli.decode_options import Cache, ClassList, FitOption, ImageSize, Workers, decode_options, print_skipped
 from engram.cli.options import Device, Quiet, Settings, parse_settings
-from engram.cli.reading import Cache, ClassList, FitOption, ImageSize, Workers, reading_of, tell_of
 
 if TYPE_CHECKING:
     from engram.experiments import Measurement, Result
@@ -118,10 +118,10 @@ def run(
             if seeds is not None:
                 places = seed_folders(range(seed, seed + seeds), folder, resume=resume)
             make(method, **settings)  # a mistyped method or setting is told before any data is read
-            reading = reading_of(image_size, fit, class_list, cache, workers)
+            options = decode_options(image_size, fit, class_list, cache, workers)
             shared = None if trainings is None else Cache(trainings)
-            loaded = parallel.main_first(lambda: load(dataset, data, display, reading))
-            tell_of(loaded, display)
+            loaded = parallel.main_first(lambda: load(dataset, data, display, options))
+            print_skipped(loaded, display)
             results: list[Result] = []
             for each, place in places.items():
                 one = plan.with_seed(each)

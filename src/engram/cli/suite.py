@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from engram.cli.decode_options import Cache, ClassList, FitOption, ImageSize, Workers, decode_options, print_skipped
 from engram.cli.listing import show
 from engram.cli.options import Device, Json, Quiet, Settings, parse_settings
-from engram.cli.reading import Cache, ClassList, FitOption, ImageSize, Workers, reading_of, tell_of
 
 if TYPE_CHECKING:
     from engram.experiments.many import SuitePlan
@@ -79,12 +79,12 @@ def suite(
         from engram.experiments.cluster import check_installed
 
         check_installed()  # before anything is begun
-    reading = reading_of(image_size, fit, class_list, cache, workers)
-    site = Site(out or many.default_folder(order), dataset, data, reading)
+    options = decode_options(image_size, fit, class_list, cache, workers)
+    site = Site(out or many.default_folder(order), dataset, data, options)
     with Display(quiet=quiet) as display:
         try:
             loaded = site.load(display)
-            tell_of(loaded, display)
+            print_skipped(loaded, display)
             plan_suite = many.plan_suite(order, site, loaded)
             if plan:
                 _print_plan(plan_suite, json)

@@ -10,7 +10,7 @@ import typer
 from engram.text import printable
 
 if TYPE_CHECKING:
-    from engram.data.skipped import SkippedFile
+    from engram.data.scanning import SkippedFile
 
 LISTED = 20  # files that were left out, before only their number is told
 NARROWEST = 8  # columns that the last one of a table has, however narrow the terminal

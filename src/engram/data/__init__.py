@@ -8,14 +8,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engram.data import arrays, cifar, digits, download, folder, imagenet, tiny_imagenet
-from engram.data.reading import Reading
-from engram.data.samples import Dataset, Samples, concatenate
+from engram.data.files import DecodeOptions
+from engram.data.samples import Dataset, Samples, concatenate, hold_out
 from engram.data.tasks import Stream, Task, split
 from engram.errors import UsageError, unknown
 from engram.progress import SILENT, Progress
 from engram.text import printable
 
-__all__ = ["DATASETS", "Dataset", "Reading", "Samples", "Source", "Stream", "Task", "concatenate", "load", "split"]
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "DecodeOptions",
+    "Samples",
+    "Source",
+    "Stream",
+    "Task",
+    "concatenate",
+    "hold_out",
+    "load",
+    "split",
+]
 
 
 @dataclass(frozen=True)
@@ -23,31 +35,31 @@ class Source:
     """A data set that can be loaded by name."""
 
     description: str  # one line
-    load: Callable[[Path | None, Reading, Progress], Dataset]
-    of_files: bool = False  # whether it is read as `Reading` asks, from a folder that must be named
+    load: Callable[[Path | None, DecodeOptions, Progress], Dataset]
+    of_files: bool = False  # whether it is read as `DecodeOptions` ask, from a folder that must be named
     embedded: bool = False  # whether it comes with what is installed: then it lies nowhere
 
 
-def _digits(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
+def _digits(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
     return digits.load()
 
 
-def _cifar100(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
+def _cifar100(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
     return cifar.load(cifar.CIFAR100, root or download.cache_folder(), progress)
 
 
-def _cifar10(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
+def _cifar10(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
     return cifar.load(cifar.CIFAR10, root or download.cache_folder(), progress)
 
 
-def _arrays(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
+def _arrays(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
     if root is None:
         raise UsageError("The data set 'arrays' is a file of your own. Name it with --data FILE.npz.")
     return arrays.load(root)
 
 
-def _of_files(name: str, description: str, load: Callable[[Path, Reading, Progress], Dataset]) -> Source:
-    def named(root: Path | None, reading: Reading, progress: Progress) -> Dataset:
+def _of_files(name: str, description: str, load: Callable[[Path, DecodeOptions, Progress], Dataset]) -> Source:
+    def named(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
         if root is None:
             raise UsageError(f"The data set '{name}' is a folder of your own. Name it with --data DIR.")
         return load(root, reading, progress)
@@ -83,7 +95,7 @@ def load(
     name: str,
     root: str | os.PathLike[str] | None = None,
     progress: Progress = SILENT,
-    reading: Reading | None = None,
+    options: DecodeOptions | None = None,
 ) -> Dataset:
     """The data set `name` of `DATASETS`.
 
@@ -93,7 +105,7 @@ def load(
     """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS, "engram datasets")
-    source, reading = DATASETS[name], reading or Reading()
+    source, reading = DATASETS[name], options or DecodeOptions()
     if reading.asked and not source.of_files:
         others = ", ".join(other for other, each in DATASETS.items() if each.of_files)
         raise UsageError(

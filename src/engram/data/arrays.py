@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engram.data.holdout import hold_out
-from engram.data.samples import Dataset, Samples
+from engram.data.samples import Dataset, Samples, hold_out
 from engram.errors import DataError
 from engram.text import printable
 

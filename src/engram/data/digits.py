@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engram.data.holdout import hold_out
-from engram.data.samples import Dataset, Samples
+from engram.data.samples import Dataset, Samples, hold_out
 
 BRIGHTEST = 16  # scikit-learn's pixels count the inked cells of a 4 x 4 block
 FILE = Path("datasets", "data", "digits.csv.gz")  # within scikit-learn; a row: 64 pixels and the digit

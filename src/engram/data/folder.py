@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from engram.data.holdout import hold_out
-from engram.data.index import Index, open_index
+from engram.data.files import DecodeOptions
+from engram.data.labelled import SPLIT_NAMES
 from engram.data.labelling import (
     Defaults,
     classes_in,
@@ -20,10 +20,8 @@ from engram.data.labelling import (
     samples_of,
     wrong_layout,
 )
-from engram.data.pictures import SPLIT_NAMES
-from engram.data.reading import Reading
-from engram.data.samples import Dataset
-from engram.data.skipped import SkippedFile
+from engram.data.samples import Dataset, hold_out
+from engram.data.scanning import ImageIndex, SkippedFile, open_index
 from engram.errors import DataError
 from engram.progress import SILENT, Progress
 from engram.text import composed, printable
@@ -32,7 +30,7 @@ TRAIN, TESTS = "train", ("val", "valid", "validation", "test")  # of the latter,
 OWN = Defaults(64, "middle")  # as `learn` shows pictures, at a size that needs no graphics card
 
 
-def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
+def load(root: Path, reading: DecodeOptions, progress: Progress = SILENT) -> Dataset:
     """Any folder of folders, named after it: with `train` and `val`, or one of classes, a fifth of each for testing."""
     found = folders_in(root)
 
@@ -59,7 +57,7 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
     return finished(_named(root), names, train, test, files, reading, progress, _without_pictures(root, classes))
 
 
-def _refuse_parts(root: Path, index: Index, classes: list[str]) -> None:
+def _refuse_parts(root: Path, index: ImageIndex, classes: list[str]) -> None:
     """Refuse folders of folders of classes, such as `Train` and `Test`, which would be learned as classes."""
     direct = any(len(classes_in(index, name)) < 2 for name in classes)
     if classes and not direct and {name.lower() for name in classes} <= SPLIT_NAMES:
@@ -89,7 +87,7 @@ def _named(root: Path) -> str:
 def load_split(
     name: str,
     root: Path,
-    reading: Reading,
+    reading: DecodeOptions,
     defaults: Defaults,
     choose: Callable[[list[str]], list[str]],
     progress: Progress = SILENT,

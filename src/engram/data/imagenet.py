@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from engram.data.files import DecodeOptions
 from engram.data.folder import load_split
 from engram.data.labelling import Defaults, listed
-from engram.data.reading import Reading
 from engram.data.samples import Dataset
 from engram.data.tasks import FIELD_SEED
 from engram.errors import UsageError
@@ -19,7 +19,7 @@ CLASSES, CHOSEN = 1000, 100
 DEFAULTS = Defaults(256, "stretch")  # iCaRL's code; an image counts 256 × 256 × 3 bytes, Table 1
 
 
-def load(name: str, root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
+def load(name: str, root: Path, reading: DecodeOptions, progress: Progress = SILENT) -> Dataset:
     """Images (n, 256, 256, 3) of the classes that a list names, or of all; of `imagenet100`, of the field's hundred.
 
     The list is the one asked for or, in the folder, the file called like the data set: imagenet100.txt.

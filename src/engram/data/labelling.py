@@ -10,15 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.data.entries import is_folder, is_passed_over
-from engram.data.files import Files
+from engram.data.files import DecodeOptions, ImageFiles, pack
 from engram.data.images import Fit
-from engram.data.index import NAMED, Index
-from engram.data.packed import pack
-from engram.data.pictures import check_spellings
-from engram.data.reading import Reading
+from engram.data.labelled import check_class_names
 from engram.data.samples import Dataset, Samples
-from engram.data.skipped import SkippedFile
+from engram.data.scanning import NAMED, ImageIndex, SkippedFile, is_folder, is_passed_over
 from engram.errors import DataError, UsageError, unknown
 from engram.progress import Progress
 from engram.text import composed, names_in, printable
@@ -33,9 +29,9 @@ class Defaults:
     size: int
     fit: Fit
 
-    def files(self, index: Index, reading: Reading) -> Files:
+    def files(self, index: ImageIndex, reading: DecodeOptions) -> ImageFiles:
         """The pictures of an index as images, as asked for or as here."""
-        return Files(index, reading.size or self.size, reading.fit or self.fit, reading.workers)
+        return ImageFiles(index, reading.size or self.size, reading.fit or self.fit, reading.workers)
 
 
 def folders_in(root: Path) -> list[str]:
@@ -56,7 +52,7 @@ def wrong_layout(root: Path, expected: str) -> DataError:
 # Which class
 
 
-def classes_in(index: Index, part: str) -> dict[str, list[int]]:
+def classes_in(index: ImageIndex, part: str) -> dict[str, list[int]]:
     """The classes that have pictures in a part of the tree, each with the numbers of all folders that belong to it."""
     classes: dict[str, list[int]] = {}
     above = os.fsencode(f"{part}/" if part else "")
@@ -64,11 +60,11 @@ def classes_in(index: Index, part: str) -> dict[str, list[int]]:
         folder = index.folders[number]
         if folder.startswith(above) and (name := folder[len(above) :].split(b"/")[0]):
             classes.setdefault(os.fsdecode(name), []).append(number)
-    check_spellings({name: f"the folder {printable(index.root / part / name)}" for name in classes})
+    check_class_names({name: f"the folder {printable(index.root / part / name)}" for name in classes})
     return {composed(name): numbers for name, numbers in classes.items()}
 
 
-def labels_in(index: Index, part: str, names: Sequence[str]) -> Tensor:
+def labels_in(index: ImageIndex, part: str, names: Sequence[str]) -> Tensor:
     """The label of each picture, int64 (N,), by its folder in this part; -1 where it is of none of these classes."""
     by_folder = torch.full((len(index.folders),), -1)
     classes = classes_in(index, part)
@@ -77,7 +73,7 @@ def labels_in(index: Index, part: str, names: Sequence[str]) -> Tensor:
     return by_folder[index.folder_of.long()]
 
 
-def samples_of(files: Files, labels: Tensor) -> Samples:
+def samples_of(files: ImageFiles, labels: Tensor) -> Samples:
     """The pictures that have a label, of labels (N,) for all that are in the index, and are not empty."""
     rows = ((labels >= 0) & (files.index.sizes > 0)).nonzero().squeeze(1)
     return Samples(files, rows, labels[rows])
@@ -124,8 +120,8 @@ def finished(
     names: Sequence[str],
     train: Samples,
     test: Samples,
-    files: Files,
-    reading: Reading,
+    files: ImageFiles,
+    reading: DecodeOptions,
     progress: Progress,
     skipped: Sequence[SkippedFile] = (),
 ) -> Dataset:
@@ -138,7 +134,7 @@ def finished(
     return Dataset(name, train, test, tuple(names), (*told, *(left for left in skipped if left.path not in known)))
 
 
-def _skipped(index: Index) -> Iterator[SkippedFile]:
+def _skipped(index: ImageIndex) -> Iterator[SkippedFile]:
     """What is not among the samples, though no one has asked for that."""
     yield from index.skipped
     beside = torch.isin(index.folder_of, torch.tensor(index.tops, dtype=torch.int32))
@@ -146,7 +142,7 @@ def _skipped(index: Index) -> Iterator[SkippedFile]:
     yield from _some(index, ~beside & (index.sizes == 0), "It is empty. Copy it again.")
 
 
-def _some(index: Index, which: Tensor, reason: str) -> Iterator[SkippedFile]:
+def _some(index: ImageIndex, which: Tensor, reason: str) -> Iterator[SkippedFile]:
     rows = which.nonzero().squeeze(1).tolist()
     for row in rows[:NAMED]:
         yield SkippedFile(index.path(row), reason)

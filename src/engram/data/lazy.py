@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,7 @@ from torch import Tensor
 Pixels = npt.NDArray[np.uint8]
 
 
-class Lazy(ABC):
+class LazyImages(ABC):
     """Images (N, h, w, c) of which none is in memory until it is asked for; to `Samples` it is what a tensor is."""
 
     dtype = torch.uint8
@@ -29,10 +31,10 @@ class Lazy(ABC):
         """What tells the images of these rows from others, found without making them."""
 
 
-class Joined(Lazy):
+class Joined(LazyImages):
     """Rows of several sources, some of them in memory, one after another. Nothing is copied."""
 
-    def __init__(self, parts: Sequence[tuple[Tensor | Lazy, Tensor]]) -> None:
+    def __init__(self, parts: Sequence[tuple[Tensor | LazyImages, Tensor]]) -> None:
         self.parts = tuple(parts)  # (inputs, rows of them)
         self.ends = torch.tensor([len(rows) for _, rows in self.parts]).cumsum(0)
         self.shape = (int(self.ends[-1]), *self.parts[0][0].shape[1:])
@@ -46,12 +48,12 @@ class Joined(Lazy):
     def identity(self, rows: Tensor) -> Iterator[bytes]:
         for places, inputs, own in self._shared_out(rows):
             yield places.numpy().tobytes()
-            if isinstance(inputs, Lazy):
+            if isinstance(inputs, LazyImages):
                 yield from inputs.identity(own)
             else:
                 yield from (inputs[some].numpy().tobytes() for some in own.split(4096))
 
-    def _shared_out(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor | Lazy, Tensor]]:
+    def _shared_out(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor | LazyImages, Tensor]]:
         """For each part that has some of the rows: where they are among them, the part's inputs, its own rows."""
         owners = torch.searchsorted(self.ends, rows, right=True)
         for number, (inputs, own) in enumerate(self.parts):
@@ -76,3 +78,30 @@ def filled(count: int, shape: tuple[int, ...], make: Callable[[int, Pixels], Non
     with ThreadPoolExecutor(threads, "decode") as pool:
         list(pool.map(make, range(count), pixels))  # after an error, which shows here, the rest is not begun
     return images
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+BATCHES = 2  # that are made while another is used
+
+
+def prefetch(
+    work: Callable[[Item], Result], items: Iterable[Item], *, workers: int, ahead: int
+) -> Generator[Result, None, None]:
+    """What `work` makes of each item, in order; no more than `ahead` are begun before they are asked for.
+
+    An error of `work` shows where its result would have been. Whoever does not go through to the end closes this: what
+    is under way is then waited for, and the rest is not begun.
+    """
+    begun: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(workers, "ahead") as pool:
+        try:
+            for item in items:
+                begun.append(pool.submit(work, item))
+                if len(begun) > ahead:
+                    yield begun.popleft().result()
+            while begun:
+                yield begun.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)

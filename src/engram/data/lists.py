@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from engram.data.skipped import SkippedFile
+from engram.data.scanning import SkippedFile
 from engram.errors import DataError
 from engram.progress import Phase
 from engram.text import printable

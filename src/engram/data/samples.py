@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.data.lazy import Joined, Lazy
-from engram.data.skipped import SkippedFile
+from engram.data.lazy import BATCHES, Joined, LazyImages, prefetch
+from engram.data.scanning import SkippedFile
 from engram.errors import DataError
+from engram.randomness import generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class Samples:
     """
 
     # uint8 images (N, h, w, c) or float32 vectors (N, d), shared by every view; or images that are made when asked for
-    inputs: Tensor | Lazy
+    inputs: Tensor | LazyImages
     rows: Tensor  # int64 (n,): which rows of `inputs` these samples are
     labels: Tensor  # int64 (n,)
 
@@ -75,6 +76,17 @@ class Samples:
         """The inputs at these positions, (len(positions), *shape)."""
         return self.inputs[self.rows[positions]]
 
+    def batches(self, parts: Iterable[Tensor]) -> Generator[Tensor, None, None]:
+        """The inputs at the positions of each part, in order; images that are not in memory are prefetched.
+
+        Close it (`contextlib.closing`) when it may not be exhausted.
+        """
+        if not isinstance(self.inputs, LazyImages):
+            yield from map(self.batch, parts)
+            return
+        # One thread: `fill` already decodes each batch with several.
+        yield from prefetch(self.batch, parts, workers=1, ahead=BATCHES)
+
     def select(self, positions: Tensor) -> Samples:
         """The samples at these positions, in this order; nothing is copied but row numbers."""
         return Samples(self.inputs, self.rows[positions], self.labels[positions])
@@ -93,7 +105,7 @@ class Samples:
         Of inputs that are made when asked for, over what tells them apart, such as the names and sizes of files.
         """
         digest = hashlib.sha256(repr((self.inputs.dtype, self.shape, len(self))).encode())
-        if isinstance(self.inputs, Lazy):
+        if isinstance(self.inputs, LazyImages):
             for part in self.inputs.identity(self.rows):
                 digest.update(part)
         else:
@@ -117,7 +129,7 @@ def concatenate(*parts: Samples) -> Samples:
     labels = torch.cat([part.labels for part in parts])
     if all(part.inputs is parts[0].inputs for part in parts):
         return Samples(parts[0].inputs, torch.cat([part.rows for part in parts]), labels)
-    if any(isinstance(part.inputs, Lazy) for part in parts):
+    if any(isinstance(part.inputs, LazyImages) for part in parts):
         joined = Joined([(part.inputs, part.rows) for part in parts])
         return Samples(joined, torch.arange(len(labels)), labels)
     inputs = torch.cat([part.batch(torch.arange(len(part))) for part in parts])
@@ -153,3 +165,19 @@ class Dataset:
             return None
         parts = (self.class_names, self.train.fingerprint(), self.test.fingerprint())
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def hold_out(samples: Samples, share: float, seed: int, purpose: str, *, smallest: int = 2) -> tuple[Samples, Samples]:
+    """(the rest, the held out), each in its present order: `share` of each class, at least one, but never its last.
+
+    A class of fewer than `smallest` samples gives none.
+    """
+    held = torch.zeros(len(samples), dtype=torch.bool)
+    labels, counts = samples.labels.unique(return_counts=True)
+    by_class = samples.labels.argsort(stable=True).split(counts.tolist())
+    for label, positions in zip(labels.tolist(), by_class, strict=True):
+        count = min(max(round(share * len(positions)), 1), len(positions) - 1)
+        count = count if len(positions) >= smallest else 0
+        drawn = torch.randperm(len(positions), generator=generator(seed, purpose, label))
+        held[positions[drawn[:count]]] = True
+    return samples.select((~held).nonzero().squeeze(1)), samples.select(held.nonzero().squeeze(1))

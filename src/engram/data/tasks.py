@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engram.data.holdout import hold_out
-from engram.data.samples import Dataset, Samples
+from engram.data.samples import Dataset, Samples, hold_out
 from engram.errors import DataError, UsageError, unknown
 from engram.randomness import generator
 from engram.text import names_in, printable

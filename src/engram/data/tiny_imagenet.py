@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.data.index import Index, open_index
+from engram.data.files import DecodeOptions
 from engram.data.labelling import (
     Defaults,
     finished,
@@ -22,8 +22,8 @@ from engram.data.labelling import (
     samples_of,
     wrong_layout,
 )
-from engram.data.reading import Reading
 from engram.data.samples import Dataset
+from engram.data.scanning import ImageIndex, open_index
 from engram.errors import DataError
 from engram.progress import SILENT, Progress
 from engram.text import printable
@@ -35,7 +35,7 @@ EXPECTED = f"{LIST}, {TRAIN}/CLASS/images/*.JPEG, {TEST}/images/*.JPEG and {ANNO
 DEFAULTS = Defaults(64, "stretch")  # its own size
 
 
-def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
+def load(root: Path, reading: DecodeOptions, progress: Progress = SILENT) -> Dataset:
     """Images (n, 64, 64, 3) of 200 classes, called by the first word that ImageNet has for each."""
     folders_in(root)
     if not all((root / part).exists() for part in (LIST, TRAIN, TEST, ANNOTATIONS)):
@@ -55,7 +55,7 @@ def load(root: Path, reading: Reading, progress: Progress = SILENT) -> Dataset:
     return replace(dataset, skipped=tuple(left for left in dataset.skipped if left.path.suffix != ".txt"))
 
 
-def _annotated(index: Index, identifiers: Sequence[str]) -> Tensor:
+def _annotated(index: ImageIndex, identifiers: Sequence[str]) -> Tensor:
     """The label of each picture, int64 (N,), by the list of validation pictures; -1 where that says nothing."""
     label_of = {identifier: label for label, identifier in enumerate(identifiers)}
     columns = (line.split("\t") for line in _lines(index.root / ANNOTATIONS))

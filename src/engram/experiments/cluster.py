@@ -55,8 +55,8 @@ def _for_all_nodes(site: Site, jobs: Sequence[Job]) -> tuple[Site, list[Job]]:
             settings["weights"] = str(whole(Path(settings["weights"])))
         return replace(job, plan=replace(job.plan, settings=settings))
 
-    reading = replace(site.reading, class_list=whole(site.reading.class_list))
-    site = replace(site, folder=site.folder.resolve(), data=whole(site.data), reading=reading)
+    options = replace(site.options, class_list=whole(site.options.class_list))
+    site = replace(site, folder=site.folder.resolve(), data=whole(site.data), options=options)
     return site, [weighted(job) for job in jobs]
 
 

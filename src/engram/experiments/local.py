@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engram import storage
-from engram.data import Dataset, Reading, load
+from engram.data import Dataset, DecodeOptions, load
 from engram.errors import BusyError, EngramError
 from engram.experiments.checkpoint import RunFolder
 from engram.experiments.jobs import Job
@@ -42,11 +42,11 @@ class Site:
     folder: Path
     dataset: str
     data: Path | None
-    reading: Reading = field(default_factory=Reading)
+    options: DecodeOptions = field(default_factory=DecodeOptions)
 
     def load(self, progress: Progress = SILENT) -> Dataset:
         """The data set."""
-        return load(self.dataset, self.data, progress, self.reading)
+        return load(self.dataset, self.data, progress, self.options)
 
     def done(self, job: Job) -> bool:
         """Whether the job's result is there."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Task
-from engram.data.windows import check_folder, windows
+from engram.data.augment import check_unlabelled_folder, unlabelled_crops
 from engram.features import (
     CLASSIFIERS,
     Adaptation,
@@ -60,7 +60,7 @@ class Features(Learner):
         super().check(classes)
         self.coding.check()
         if self.unlabelled is not None:
-            check_folder(Path(self.unlabelled))
+            check_unlabelled_folder(Path(self.unlabelled))
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
         samples = self.rehearsal(task)
@@ -122,7 +122,7 @@ class Features(Learner):
         paired[class_indices] = True
         if self.unlabelled is not None:
             folder = Path(self.unlabelled)
-            beside = windows(folder, samples.shape, UNLABELLED, self.seed, self.tasks_, progress)
+            beside = unlabelled_crops(folder, samples.shape, UNLABELLED, self.seed, self.tasks_, progress)
             old = torch.cat([old, self.extract(beside, progress)])
             features = torch.cat([features, extract(network, beside, progress, cache=self.cache)])
             class_indices = torch.cat([class_indices, beside.labels])

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.data import Samples, Task
-from engram.data.holdout import hold_out
+from engram.data import Samples, Task, hold_out
 from engram.features import CLASSIFIERS
 from engram.network import Cache, Network, extract
 from engram.progress import SILENT, Progress

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.data.images import UnreadableImage, extent
-from engram.data.pictures import Found
+from engram.data.labelled import LabelledFiles
 from engram.methods import METHODS, setting_names
 from engram.network import DEFAULT_PRETRAINED, extractor_for_weights
 from engram.network.catalogue import IDENTITY
@@ -88,7 +88,7 @@ def array_epochs(samples: int, shape: tuple[int, ...]) -> int:
     return max(FEWEST_VECTOR_EPOCHS, min(MOST_VECTOR_EPOCHS, round(VECTOR_STEPS * BATCH / samples)))
 
 
-def choose_size(found: Found, weights: Path | None) -> int:
+def choose_size(found: LabelledFiles, weights: Path | None) -> int:
     """A side for the squares that pictures become: the smaller side that half of them have, within limits."""
     step = max(1, len(found.paths) // LOOKED_AT)
     sides = []

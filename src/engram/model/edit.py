@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engram.data.pictures import same_for_people
+from engram.data.labelled import name_key
 from engram.errors import DataError, UsageError, unknown
 from engram.methods import editing
 from engram.model.calibration import calibrate
@@ -197,7 +197,7 @@ def _refuse_twins(folder: Reader, model: Model, old: str, new: str) -> None:
     if new == old:
         raise UsageError(f"The class is called '{printable(new)}' already.")
     twin = next(
-        (name for name in model.names if name != old and same_for_people(name) == same_for_people(new)),
+        (name for name in model.names if name != old and name_key(name) == name_key(new)),
         None,
     )
     if twin is not None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.data.pictures import Found, read, scan
-from engram.data.skipped import SkippedFile
+from engram.data.labelled import LabelledFiles, read_images, scan
+from engram.data.scanning import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model.accuracy import Accuracy
 from engram.model.calibration import calibration_error
@@ -111,7 +111,7 @@ def evaluate(model: Model, source: Path, progress: Progress = SILENT) -> Evaluat
     if model.image_size is None:
         raise UsageError("This model has learned vectors, not pictures. Evaluate it from Python.")
     found, unknown = _split(scan(source, progress), model)
-    pictures = read(found, model.image_size, progress)
+    pictures = read_images(found, model.image_size, progress)
     samples = pictures.samples
     class_indices = torch.tensor([model.class_index(name) for name in found.class_names])[samples.labels]
     parts = []
@@ -132,7 +132,7 @@ def evaluate(model: Model, source: Path, progress: Progress = SILENT) -> Evaluat
     )
 
 
-def _split(found: Found, model: Model) -> tuple[Found, tuple[UnknownClass, ...]]:
+def _split(found: LabelledFiles, model: Model) -> tuple[LabelledFiles, tuple[UnknownClass, ...]]:
     """The pictures of classes that the model knows, and the classes that it does not know."""
     pictures = Counter(found.class_names[label] for label in found.labels)
     unknown = tuple(UnknownClass(name, pictures[name]) for name in found.class_names if name not in model.names)

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.data import Samples, Task
-from engram.data.holdout import hold_out
-from engram.data.pictures import Pictures, read, scan
-from engram.data.skipped import SkippedFile
+from engram.data import Samples, Task, hold_out
+from engram.data.labelled import LabelledImages, read_images, scan
+from engram.data.scanning import SkippedFile
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.features import adapt, kind_of
 from engram.methods import Features, Learner, MemorySources, Tuning, class_indices_of
@@ -124,7 +123,7 @@ def learn(
     with folder.writing() as writer:
         model = load(writer, device=options.device) if writer.exists() else None
         plan = plan_update(model, found, options)
-        pictures = read(found, plan.image_size, progress)
+        pictures = read_images(found, plan.image_size, progress)
         seen_bytes = sum(path.stat().st_size for path in pictures.paths if path.exists())
         learned = _publish(writer, model, _as_read(plan, pictures), pictures, options, progress, begin, seen_bytes)
     return replace(learned, skipped=(*found.skipped, *pictures.unreadable))
@@ -132,7 +131,7 @@ def learn(
 
 def learn_images(
     folder: ModelFolder,
-    pictures: Pictures,
+    pictures: LabelledImages,
     options: LearnOptions | None = None,
     progress: Progress = SILENT,
     *,
@@ -157,7 +156,7 @@ def _publish(
     writer: Writer,
     model: Model | None,
     plan: UpdatePlan,
-    pictures: Pictures,
+    pictures: LabelledImages,
     options: LearnOptions,
     progress: Progress,
     begin: float,
@@ -284,7 +283,7 @@ def _tuned(
     return kept, ~torch.isin(samples.rows, rest.rows), adaptation
 
 
-def _as_read(plan: UpdatePlan, pictures: Pictures) -> UpdatePlan:
+def _as_read(plan: UpdatePlan, pictures: LabelledImages) -> UpdatePlan:
     """The proposal with the numbers of pictures that could be read."""
     counts = Counter(pictures.class_names[label] for label in pictures.samples.labels.tolist())
     return replace(
@@ -294,7 +293,7 @@ def _as_read(plan: UpdatePlan, pictures: Pictures) -> UpdatePlan:
     )
 
 
-def _labelled(pictures: Pictures, plan: UpdatePlan) -> Samples:
+def _labelled(pictures: LabelledImages, plan: UpdatePlan) -> Samples:
     """The pictures with the learner's labels."""
     labels = torch.tensor([plan.labels[name] for name in pictures.class_names])
     return Samples.of(pictures.samples.inputs, labels[pictures.samples.labels])
@@ -304,7 +303,7 @@ def _task(index: int, samples: Samples) -> Task:
     return Task(index, samples.classes(), samples, samples.select(torch.arange(0)))
 
 
-def _paths(pictures: Pictures) -> tuple[str, ...]:
+def _paths(pictures: LabelledImages) -> tuple[str, ...]:
     return tuple(map(str, pictures.paths))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from engram.data import Samples
-from engram.data.pictures import Found, same_for_people
+from engram.data.labelled import LabelledFiles, name_key
 from engram.errors import DataError, UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
 from engram.methods import (
@@ -120,7 +120,7 @@ class UpdatePlan:
         return self.tuning is None or self.tuning.tunes
 
 
-def plan_update(model: Model | None, found: Found, options: LearnOptions) -> UpdatePlan:
+def plan_update(model: Model | None, found: LabelledFiles, options: LearnOptions) -> UpdatePlan:
     """What to do with these pictures. Nothing is decoded yet."""
     check_names(model.names if model is not None else (), found.class_names, f" in {printable(found.source)}")
     size = _image_size(model, found, options)
@@ -211,9 +211,9 @@ def _zeros(learner: Learner) -> torch.Tensor:
 
 def check_names(known: Sequence[str], arriving: Sequence[str], where: str = "") -> None:
     """A class that differs from a known one in capitals or accents alone is a mistake, and one for years."""
-    spelled = {same_for_people(name): name for name in known}
+    spelled = {name_key(name): name for name in known}
     for name in arriving:
-        twin = spelled.get(same_for_people(name))
+        twin = spelled.get(name_key(name))
         if twin is not None and twin != name:
             raise DataError(
                 f"The class {name!a}{where} differs from {twin!a}, which the model knows, in "
@@ -229,7 +229,7 @@ def check_validation(options: LearnOptions, arriving: Iterable[int]) -> None:
         raise UsageError(f"Nothing can be validated: no class has {SMALLEST} pictures, of which to hold one out.")
 
 
-def _image_size(model: Model | None, found: Found, options: LearnOptions) -> int:
+def _image_size(model: Model | None, found: LabelledFiles, options: LearnOptions) -> int:
     if model is None:
         network = _network_of(options, (LARGEST_SIDE, LARGEST_SIDE, 3))
         own = input_size(network) if isinstance(network, str) else None

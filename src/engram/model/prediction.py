@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.data.pictures import decoded, pictures_below
-from engram.data.skipped import SkippedFile
+from engram.data.labelled import decode_files, images_below
+from engram.data.scanning import SkippedFile
 from engram.errors import UsageError
 from engram.model.calibration import FEWEST
 from engram.model.model import Model
@@ -66,7 +66,7 @@ def _predictions(
     model: Model, paths: Sequence[Path], size: int, top: int, reject: float | None, progress: Progress
 ) -> Iterator[Prediction | SkippedFile]:
     with progress.phase("predict", len(paths)) as phase:
-        outcomes = zip(paths, decoded(paths, size), strict=True)
+        outcomes = zip(paths, decode_files(paths, size), strict=True)
         while batch := list(itertools.islice(outcomes, BATCH)):
             images = [image for _, image in batch if isinstance(image, Tensor)]
             answers = iter(top_classes(model, torch.stack(images), top) if images else [])
@@ -107,7 +107,7 @@ def find_images(arguments: Iterable[Path]) -> tuple[list[Path], list[SkippedFile
     skipped: list[SkippedFile] = []
     for argument in arguments:
         if os.path.isdir(argument):  # what may not be looked at is none, and is told of when it is opened
-            found, others = pictures_below(argument)
+            found, others = images_below(argument)
             pictures += found
             skipped += others
         else:

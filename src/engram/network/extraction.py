@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from engram.data import Samples
-from engram.data.ahead import batches_of
 from engram.errors import TrainingError
 from engram.network import parallel
 from engram.network.cache import Cache
@@ -56,7 +55,7 @@ def _extract(network: Network, samples: Samples, progress: Progress, phase: str)
     batches = torch.arange(len(samples)).split(PRETRAINED_BATCH if pretrained else batch_size(samples.shape))
     own = batches[parallel.part(len(batches))]
     features, done = torch.empty(sum(map(len, own)), network.dimension), 0
-    with torch.no_grad(), progress.phase(phase, len(features)) as running, closing(batches_of(samples, own)) as ready:
+    with torch.no_grad(), progress.phase(phase, len(features)) as running, closing(samples.batches(own)) as ready:
         for inputs in ready:
             features[done : done + len(inputs)] = network.features(inputs).cpu()
             done += len(inputs)

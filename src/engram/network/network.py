@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.data import Samples
-from engram.data.crops import middle
-from engram.data.lazy import Lazy
+from engram.data.augment import center_crop
+from engram.data.lazy import LazyImages
 from engram.errors import UsageError
 from engram.network.catalogue import IDENTITY, empty_extractor, make_extractor
 from engram.network.extractors import feature_dimension, fold_batch_norms
@@ -84,7 +84,7 @@ class Network(nn.Module):
     def features(self, inputs: Tensor) -> Tensor:
         """h_θ(x), (n, d), not normalised."""
         if self.side is not None and inputs.ndim == 4:
-            inputs = middle(inputs, self.side)
+            inputs = center_crop(inputs, self.side)
         if isinstance(self.extractor, Pretrained):
             inputs = resized(inputs.to(self.mean.device), self.extractor.input_size)
         inputs = normalise(inputs, self.mean, self.std)
@@ -246,7 +246,7 @@ def _statistics(samples: Samples, weights: Path | None) -> tuple[Tensor, Tensor]
     if weights is not None and len(samples.shape) == 3 and samples.shape[-1] == 3:
         return torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
     some = torch.arange(
-        0, len(samples), max(1, -(-len(samples) // (1_000 if isinstance(samples.inputs, Lazy) else 10_000)))
+        0, len(samples), max(1, -(-len(samples) // (1_000 if isinstance(samples.inputs, LazyImages) else 10_000)))
     )
     if len(samples.shape) == 3:
         return _moments(samples, some)

@@ -13,9 +13,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 
 from engram.data import Samples
-from engram.data.ahead import batches_of
-from engram.data.augment import Part, change_light, crop_and_flip
-from engram.data.crops import random_crop, random_resized_crop
+from engram.data.augment import Shard, crop_and_flip, jitter, random_crop, random_resized_crop
 from engram.errors import TrainingError, UsageError
 from engram.network import parallel
 from engram.network.network import Network
@@ -96,22 +94,22 @@ class Training:
         order = torch.randperm(len(samples), generator=generator(seed, "order", task, epoch))
         # Parts of equal size, within one: a last batch of a few samples would upset batch norm.
         whole = order.tensor_split(self.batches_per_epoch(samples))
-        parts = [Part(parallel.share(len(positions)).rows, len(positions)) for positions in whole]
+        parts = [Shard(parallel.share(len(positions)).rows, len(positions)) for positions in whole]
         own = [positions[part.rows] for positions, part in zip(whole, parts, strict=True)]
-        with closing(batches_of(samples, own)) as ready:
-            for number, (positions, part, inputs) in enumerate(zip(whole, parts, ready, strict=True)):
+        with closing(samples.batches(own)) as ready:
+            for number, (positions, shard, inputs) in enumerate(zip(whole, parts, ready, strict=True)):
                 if inputs.ndim == 4:
-                    inputs = self._augmented(inputs, generator(seed, "augment", task, epoch, number), part)
+                    inputs = self._augmented(inputs, generator(seed, "augment", task, epoch, number), shard)
                 yield inputs, positions
 
-    def _augmented(self, images: Tensor, draws: torch.Generator, part: Part) -> Tensor:
+    def _augmented(self, images: Tensor, draws: torch.Generator, shard: Shard) -> Tensor:
         if self.crop is not None and self.crop_area is not None:
-            images = random_resized_crop(images, self.crop, self.crop_area, self.crop_ratio, draws, part)
+            images = random_resized_crop(images, self.crop, self.crop_area, self.crop_ratio, draws, shard)
         elif self.crop is not None:
-            images = random_crop(images, self.crop, draws, part)
-        images = crop_and_flip(images, self.pad, self.flip, draws, part)
+            images = random_crop(images, self.crop, draws, shard)
+        images = crop_and_flip(images, self.pad, self.flip, draws, shard)
         if self.brightness or self.contrast:
-            images = change_light(images, self.brightness, self.contrast, draws, part)
+            images = jitter(images, self.brightness, self.contrast, draws, shard)
         return images
 
     def batches_per_epoch(self, samples: Samples) -> int:

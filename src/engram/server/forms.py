@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from engram.data.pictures import check_spellings
+from engram.data.labelled import check_class_names
 from engram.errors import DataError
 from engram.server.config import Config
 from engram.server.problems import Problem
@@ -76,7 +76,7 @@ async def upload_of(form: FormData, config: Config) -> Upload:
     files = files_of(form, config)
     classes = classes_of(form, len(files))
     try:
-        check_spellings(dict.fromkeys(classes, "sent"))
+        check_class_names(dict.fromkeys(classes, "sent"))
     except DataError as error:
         raise Problem(422, str(error)) from None
     upload = Upload()

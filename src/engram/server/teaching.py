@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from engram.data import Samples
-from engram.data.pictures import Pictures
+from engram.data.labelled import LabelledImages
 from engram.errors import BusyError, DataError, EngramError
 from engram.model import LearnOptions, ModelFolder, UpdateResult, learn_images
 from engram.progress import Phase
@@ -86,7 +86,7 @@ def _received(pipe: Connection, count: int, side: int) -> torch.Tensor:
 
 def _teach(lesson: Lesson, inputs: torch.Tensor, pipe: Connection) -> UpdateResult:
     samples = Samples.of(inputs, torch.tensor(lesson.labels, dtype=torch.int64))
-    pictures = Pictures(samples, lesson.class_names, (), ())
+    pictures = LabelledImages(samples, lesson.class_names, (), ())
     options = LearnOptions(epochs=lesson.epochs, device=lesson.device, image_size=lesson.side)
     folder = ModelFolder(Path(lesson.folder))
     end = time.monotonic() + lesson.busy_seconds

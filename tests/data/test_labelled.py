@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pictures_made import encoded, gradient
+from images_made import encoded, gradient
 
-from engram.data import pictures
-from engram.data.pictures import Found, SkippedFile, read, scan
+from engram.data import labelled
+from engram.data.labelled import LabelledFiles, SkippedFile, read_images, scan
 from engram.errors import DataError, UsageError
 from engram.progress import Phase
 from engram.text import printable
@@ -41,7 +41,7 @@ def listed(folder: Path, text: str | bytes) -> Path:
     return path
 
 
-def classes(found: Found) -> dict[str, list[str]]:
+def classes(found: LabelledFiles) -> dict[str, list[str]]:
     """What was found, by class: paths as text, relative to where they were looked for."""
     root = found.source if found.source.is_dir() else found.source.parent
     result: dict[str, list[str]] = {name: [] for name in found.class_names}
@@ -277,7 +277,7 @@ def test_files_may_have_any_name_and_are_shown_on_one_line(tmp_path: Path) -> No
     (tmp_path / "cat" / "\x07bell.txt").touch()
     found = scan(tmp_path)
     assert sorted(path.name for path in found.paths) == sorted(names)
-    assert len(read(found, 4).samples) == len(names)
+    assert len(read_images(found, 4).samples) == len(names)
     assert str(found.skipped[0]).startswith(rf"{tmp_path}/cat/\x07bell.txt: Its name")
     for path in found.paths:
         printable(path).encode()
@@ -404,7 +404,7 @@ def test_what_was_found_is_read_as_samples_in_order(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{label}/{number}.png" for number in range(8) for label in ("cat", "dog", "emu")))
     found = scan(tmp_path)
     for threads in (1, 3, None):
-        result = read(found, 4, threads=threads)
+        result = read_images(found, 4, threads=threads)
         assert result.samples.shape == (4, 4, 3)
         assert result.samples.labels.tolist() == [0] * 8 + [1] * 8 + [2] * 8
         assert result.class_names == ("cat", "dog", "emu")
@@ -417,7 +417,7 @@ def test_what_was_found_is_read_as_samples_in_order(tmp_path: Path) -> None:
 def test_pictures_are_read_as_squares_of_their_middle(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "wide.png").write_bytes(encoded(gradient(24, 60), "PNG"))
-    result = read(scan(tmp_path), 24)
+    result = read_images(scan(tmp_path), 24)
     assert np.array_equal(result.samples.inputs[0].numpy(), gradient(24, 60)[:, 18:42])
 
 
@@ -428,7 +428,7 @@ def test_what_cannot_be_read_is_left_out_and_listed_and_nothing_takes_its_place(
     (tmp_path / "dog" / "9.gif").touch()
     found = scan(tmp_path)
     (tmp_path / "dog" / "2.png").unlink()
-    result = read(found, 4)
+    result = read_images(found, 4)
     assert [path.relative_to(tmp_path).as_posix() for path in result.paths] == ["cat/1.png", "cat/3.png", "dog/5.png"]
     assert result.samples.labels.tolist() == [0, 0, 1]
     assert result.samples.batch(torch.arange(3))[:, 0, 0, 0].tolist() == [0, 10, 30]
@@ -446,7 +446,7 @@ def test_a_class_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> Non
     (tmp_path / "bad\ndog").mkdir()
     (tmp_path / "bad\ndog" / "1.jpg").touch()
     with pytest.raises(DataError) as caught:
-        read(scan(tmp_path), 4)
+        read_images(scan(tmp_path), 4)
     assert str(caught.value) == (
         rf"None of the pictures of the class 'bad\ndog' can be read. {tmp_path}/bad\ndog/1.jpg: It is empty. "
         "Copy it again. Replace them, or leave the class out."
@@ -456,7 +456,7 @@ def test_a_class_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> Non
 def test_the_limit_of_pixels_holds_for_each_picture(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png")
     (tmp_path / "cat" / "2.png").write_bytes(encoded(gradient(5, 8), "PNG"))
-    result = read(scan(tmp_path), 4, limit=35)
+    result = read_images(scan(tmp_path), 4, limit=35)
     assert reasons(result.unreadable, tmp_path)["cat/2.png"].startswith("It is 8 x 5 pixels; at most 35")
 
 
@@ -464,7 +464,7 @@ def test_scanning_and_reading_report_every_picture(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{label}/{number}.png" for label in ("cat", "dog") for number in range(4)))
     (tmp_path / "dog" / "3.png").write_text("not a picture")
     noted = Noted()
-    read(scan(tmp_path, noted), 4, noted)
+    read_images(scan(tmp_path, noted), 4, noted)
     assert noted.phases == {"scan": (None, 8), "read": (8, 8)}
     lines = Noted()
     scan(listed(tmp_path, "a.png,cat\nb.png,dog\n"), lines)
@@ -478,7 +478,7 @@ def test_few_pictures_are_in_memory_at_a_time_and_several_are_decoded_at_once(
     guard = threading.Lock()
     meeting = threading.Barrier(3, timeout=20)  # broken, and so the test, unless three are at work together
     begun, ahead = 0, []
-    decode = pictures.decode
+    decode = labelled.decode
 
     class Behind(_Counted):
         def advance(self, steps: int = 1, note: str = "") -> None:
@@ -501,8 +501,8 @@ def test_few_pictures_are_in_memory_at_a_time_and_several_are_decoded_at_once(
             meeting.wait()
         return decode(path, **options)
 
-    monkeypatch.setattr(pictures, "decode", slow)
-    assert len(read(scan(tmp_path), 4, Watched(), threads=3).samples) == 40
+    monkeypatch.setattr(labelled, "decode", slow)
+    assert len(read_images(scan(tmp_path), 4, Watched(), threads=3).samples) == 40
     assert max(ahead) <= 6
 
 
@@ -512,19 +512,19 @@ def test_an_error_that_is_not_about_a_picture_is_not_swallowed(tmp_path: Path, m
     def fail(path: Path, **options: int) -> torch.Tensor:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(pictures, "decode", fail)
+    monkeypatch.setattr(labelled, "decode", fail)
     with pytest.raises(ZeroDivisionError):
-        read(scan(tmp_path), 4)
+        read_images(scan(tmp_path), 4)
 
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_size_without_pixels_is_refused(size: int, tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png")
     with pytest.raises(UsageError, match=f"at least 1 pixel; found {size}"):
-        read(scan(tmp_path), size)
+        read_images(scan(tmp_path), size)
 
 
 def test_more_than_the_machine_can_hold_is_refused_in_words(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "cat/2.png")
     with pytest.raises(DataError, match=r"^2 pictures of 10000000 x 10000000 pixels take 600,000\.0 GB, which this"):
-        read(scan(tmp_path), 10_000_000)
+        read_images(scan(tmp_path), 10_000_000)

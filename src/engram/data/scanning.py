@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import stat
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import AnyStr, NamedTuple
 
 import numpy as np
 import torch
@@ -27,11 +28,73 @@ from torch import Tensor
 
 from engram import storage
 from engram.data.download import cache_folder
-from engram.data.entries import CIRCLE, Identity, identity_of, is_folder, is_passed_over, problem_of
-from engram.data.skipped import SkippedFile
 from engram.errors import DataError, EngramError, EngramWarning
 from engram.progress import SILENT, Progress
 from engram.text import printable
+
+
+@dataclass(frozen=True)
+class SkippedFile:
+    """A file or folder that is not among the pictures, and a sentence that says why."""
+
+    path: Path
+    reason: str
+
+    def to_json(self) -> dict[str, str]:
+        """As plain values."""
+        return {"path": str(self.path), "reason": self.reason}
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {self.reason}"
+
+
+# What is looked for in a folder. A picture's content decides how it is decoded, whatever its name.
+EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".heic", ".heif", ".hif")
+
+# What systems leave in folders of pictures, besides what begins with a dot; in small letters.
+SYSTEM_NAMES = frozenset(
+    {"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found", "system volume information"}
+)
+
+CIRCLE = "This link leads in a circle, back to a folder that it lies in."
+
+_ENDINGS = tuple(os.fsencode(ending) for ending in EXTENSIONS)
+_PASSED_OVER = frozenset(os.fsencode(name) for name in SYSTEM_NAMES)
+
+Identity = tuple[int, int]  # of a folder: device and inode
+
+
+def is_passed_over(entry: os.DirEntry[AnyStr]) -> bool:
+    """Whether an entry is none of a person's: hidden, or left there by a system."""
+    name = os.fsencode(entry.name)
+    return name.startswith(b".") or name.lower() in _PASSED_OVER
+
+
+def is_folder(entry: os.DirEntry[AnyStr]) -> bool:
+    """Whether an entry is a folder that may be entered, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or into a folder that may not be entered
+        return False
+
+
+def problem_of(entry: os.DirEntry[AnyStr]) -> str:
+    """Why an entry that is no folder is no picture, by its name and kind alone; or nothing."""
+    try:
+        kind = entry.stat().st_mode
+    except OSError:
+        return "This link leads nowhere." if entry.is_symlink() else "It cannot be looked at."
+    if not stat.S_ISREG(kind):
+        return "It is not a file."
+    if not os.fsencode(entry.name).lower().endswith(_ENDINGS):
+        return f"Its name does not end like that of a picture: {', '.join(EXTENSIONS)}."
+    return ""
+
+
+def identity_of(found: os.stat_result) -> Identity:
+    """What tells a folder from all others, however it is reached."""
+    return found.st_dev, found.st_ino
+
 
 SCHEMA = 2
 THREADS = 8  # that list folders: on a disk far away most of the time is waiting
@@ -42,7 +105,7 @@ AT_A_TIME = 65_536  # names that are put together for a fingerprint
 
 
 @dataclass(frozen=True, eq=False)
-class Index:
+class ImageIndex:
     """Pictures below `root`, sorted by folder and name; none of them is opened."""
 
     root: Path
@@ -101,7 +164,7 @@ class _Listing(NamedTuple):
     more: int  # that are left out besides
 
 
-def open_index(root: Path, parts: Sequence[str], progress: Progress = SILENT) -> Index:
+def open_index(root: Path, parts: Sequence[str], progress: Progress = SILENT) -> ImageIndex:
     """The index of these folders of `root`, or of all of it where none is named: as it was kept, or made now."""
     place = _place(root, parts)
     kept = _load(root, place)
@@ -125,7 +188,7 @@ def _place(root: Path, parts: Sequence[str]) -> Path:
 # Scanning
 
 
-def scan(root: Path, parts: Sequence[str], progress: Progress = SILENT, threads: int = THREADS) -> Index:
+def scan(root: Path, parts: Sequence[str], progress: Progress = SILENT, threads: int = THREADS) -> ImageIndex:
     """List these folders of `root`, or all of it where none is named, and all folders in them, several at a time."""
     begin, top = time.time_ns(), os.fsencode(root)
     listings: list[_Listing] = []
@@ -193,7 +256,7 @@ def _list(root: bytes, folder: bytes, above: tuple[Identity, ...]) -> _Listing:
     )
 
 
-def _put_together(root: Path, place: Path, listings: list[_Listing], begin: int) -> Index:
+def _put_together(root: Path, place: Path, listings: list[_Listing], begin: int) -> ImageIndex:
     counts = torch.tensor([len(listing.sizes) for listing in listings])
     lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(listing.lengths.long() for listing in listings)])
     changed = [listing.changed if listing.changed < begin - SETTLED else 0 for listing in listings]
@@ -201,7 +264,7 @@ def _put_together(root: Path, place: Path, listings: list[_Listing], begin: int)
     more = sum(listing.more for listing in listings) + len(skipped[NAMED:])
     if more:
         skipped[NAMED:] = [SkippedFile(root, f"{more:,} more of its files are left out, for such reasons.")]
-    return Index(
+    return ImageIndex(
         root,
         place,
         tuple(listing.folder for listing in listings),
@@ -218,7 +281,7 @@ def _put_together(root: Path, place: Path, listings: list[_Listing], begin: int)
 # Keeping
 
 
-def _keep(index: Index) -> None:
+def _keep(index: ImageIndex) -> None:
     """Write the index, if that can be done: without it the next time takes longer, and nothing else."""
     folders = torch.tensor([0, *(len(folder) for folder in index.folders)]).cumsum(0)
     skipped = [(str(left.path.relative_to(index.root)), left.reason) for left in index.skipped]
@@ -242,14 +305,14 @@ def _keep(index: Index) -> None:
         warnings.warn(f"What was found in {index.root} cannot be kept. {error}", EngramWarning, stacklevel=3)
 
 
-def _load(root: Path, place: Path) -> Index | None:
+def _load(root: Path, place: Path) -> ImageIndex | None:
     """The index that was kept, if no folder has changed since."""
     try:
         tensors = storage.load_tensors(place)
         if tensors["schema"].tolist() != [SCHEMA]:
             return None
         folders, ends = _as_bytes(tensors["folders"]), tensors["folder_ends"].tolist()
-        index = Index(
+        index = ImageIndex(
             root,
             place,
             tuple(folders[begin:end] for begin, end in itertools.pairwise(ends)),
@@ -266,7 +329,7 @@ def _load(root: Path, place: Path) -> Index | None:
         return None
 
 
-def _unchanged(index: Index) -> bool:
+def _unchanged(index: ImageIndex) -> bool:
     top = os.fsencode(index.root)
     for folder, changed in zip(index.folders, index.changed.tolist(), strict=True):
         try:

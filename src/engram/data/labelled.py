@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.data.ahead import in_order
-from engram.data.entries import CIRCLE, Identity, identity_of, is_folder, is_passed_over, problem_of
 from engram.data.images import LIMIT, UnreadableImage, check_side, decode
+from engram.data.lazy import prefetch
 from engram.data.lists import read_list
 from engram.data.samples import Samples
-from engram.data.skipped import SkippedFile
+from engram.data.scanning import CIRCLE, Identity, SkippedFile, identity_of, is_folder, is_passed_over, problem_of
 from engram.errors import DataError
 from engram.progress import SILENT, Phase, Progress
 from engram.text import composed, printable
@@ -27,7 +26,7 @@ EXPECTED = "one sub-folder per class, such as {}/cat/1.jpg, or a .csv file with 
 
 
 @dataclass(frozen=True)
-class Found:
+class LabelledFiles:
     """Pictures that were found, with their classes; none of them is opened yet."""
 
     source: Path  # the folder or the list
@@ -38,7 +37,7 @@ class Found:
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class LabelledImages:
     """Pictures that were decoded, as samples (n, size, size, 3), and those that could not be."""
 
     samples: Samples
@@ -47,7 +46,7 @@ class Pictures:
     unreadable: tuple[SkippedFile, ...]
 
 
-def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> Found:
+def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> LabelledFiles:
     """The pictures of a folder with one sub-folder per class, or those that a .csv file lists with their labels.
 
     In a folder, all that lies below a class's sub-folder belongs to the class, links are followed, and pictures are
@@ -64,9 +63,9 @@ def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> Found:
     raise DataError(f"{printable(source)} {what}. Expected {EXPECTED.format('FOLDER')}.")
 
 
-def read(
-    found: Found, size: int, progress: Progress = SILENT, *, limit: int = LIMIT, threads: int | None = None
-) -> Pictures:
+def read_images(
+    found: LabelledFiles, size: int, progress: Progress = SILENT, *, limit: int = LIMIT, threads: int | None = None
+) -> LabelledImages:
     """Decode what was found to squares of `size` pixels; pictures of more than `limit` pixels count as unreadable.
 
     Besides the result, no more than a few pictures are in memory at a time.
@@ -76,7 +75,7 @@ def read(
     kept: list[int] = []
     unreadable: list[SkippedFile] = []
     with progress.phase("read", len(found.paths)) as phase:
-        for position, outcome in enumerate(decoded(found.paths, size, limit=limit, threads=threads)):
+        for position, outcome in enumerate(decode_files(found.paths, size, limit=limit, threads=threads)):
             if isinstance(outcome, SkippedFile):
                 unreadable.append(outcome)
             else:
@@ -86,10 +85,10 @@ def read(
     _check_classes(found, kept, unreadable)
     labels = torch.tensor([found.labels[position] for position in kept], dtype=torch.int64)
     paths = tuple(found.paths[position] for position in kept)
-    return Pictures(Samples.of(inputs[: len(kept)], labels), found.class_names, paths, tuple(unreadable))
+    return LabelledImages(Samples.of(inputs[: len(kept)], labels), found.class_names, paths, tuple(unreadable))
 
 
-def decoded(
+def decode_files(
     paths: Iterable[Path], size: int, *, limit: int = LIMIT, threads: int | None = None
 ) -> Iterator[Tensor | SkippedFile]:
     """Each picture as a square of `size` pixels, uint8 (size, size, 3), or why it cannot be read; in order."""
@@ -101,10 +100,10 @@ def decoded(
             return SkippedFile(path, str(error))
 
     workers = threads or torch.get_num_threads()  # as many as torch may use, so that one setting limits both
-    yield from in_order(attempt, paths, workers=workers, ahead=2 * workers)
+    yield from prefetch(attempt, paths, workers=workers, ahead=2 * workers)
 
 
-def pictures_below(folder: Path) -> tuple[list[Path], list[SkippedFile]]:
+def images_below(folder: Path) -> tuple[list[Path], list[SkippedFile]]:
     """All pictures in a folder and the folders in it, by name, and what was left out."""
     skipped: list[SkippedFile] = []
     with SILENT.phase("scan") as phase:
@@ -122,7 +121,7 @@ def _room(count: int, size: int) -> Tensor:
         ) from error
 
 
-def _check_classes(found: Found, kept: list[int], unreadable: list[SkippedFile]) -> None:
+def _check_classes(found: LabelledFiles, kept: list[int], unreadable: list[SkippedFile]) -> None:
     bare = sorted(set(found.labels) - {found.labels[position] for position in kept})
     if bare:
         label_of = dict(zip(found.paths, found.labels, strict=True))
@@ -136,7 +135,7 @@ def _check_classes(found: Found, kept: list[int], unreadable: list[SkippedFile])
 # Folders
 
 
-def _scan_folder(folder: Path, phase: Phase) -> Found:
+def _scan_folder(folder: Path, phase: Phase) -> LabelledFiles:
     skipped: list[SkippedFile] = []
     beside, class_folders = _sorted_entries(folder, skipped)
     per_class = {entry: _files_below(entry, folder, skipped, phase) for entry in class_folders}
@@ -207,24 +206,24 @@ def _check_splits(folder: Path, per_class: Mapping[Path, list[Path]]) -> None:
 
 def _found(
     source: Path, labelled: Iterable[tuple[str, Path]], places: Mapping[str, str], skipped: list[SkippedFile]
-) -> Found:
+) -> LabelledFiles:
     """Name the classes and sort the pictures. `places` says where each spelling of a class was met."""
-    check_spellings(places)
+    check_class_names(places)
     named = sorted((composed(name), path) for name, path in labelled)
     class_names = tuple(dict.fromkeys(name for name, _ in named))
     label_of = {name: label for label, name in enumerate(class_names)}
     labels = tuple(label_of[name] for name, _ in named)
     skipped.sort(key=lambda left: left.path)
-    return Found(source, class_names, tuple(path for _, path in named), labels, tuple(skipped))
+    return LabelledFiles(source, class_names, tuple(path for _, path in named), labels, tuple(skipped))
 
 
-def check_spellings(places: Mapping[str, str]) -> None:
+def check_class_names(places: Mapping[str, str]) -> None:
     """Refuse names that are not text, and two spellings that a person, or another system, takes for one."""
     met: dict[str, str] = {}
     for name, place in places.items():
         if any("\ud800" <= letter <= "\udfff" for letter in name):
             raise DataError(f"The class '{printable(name)}' ({place}) is not named in UTF-8. Rename it.")
-        key = same_for_people(name)
+        key = name_key(name)
         if key in met:
             raise DataError(
                 f"The classes {met[key]!a} ({places[met[key]]}) and {name!a} ({place}) differ in capitals, "
@@ -233,6 +232,6 @@ def check_spellings(places: Mapping[str, str]) -> None:
         met[key] = name
 
 
-def same_for_people(name: str) -> str:
+def name_key(name: str) -> str:
     """Without capitals and surrounding spaces, accents decomposed."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name.strip()).casefold())

@@ -11,7 +11,7 @@ from engram.cli.words import skipped_lines
 
 if TYPE_CHECKING:
     from engram.cli.display import Display
-    from engram.data import Dataset, Reading
+    from engram.data import Dataset, DecodeOptions
 
 ImageSize = Annotated[
     int | None, typer.Option(help="Of data sets of files: pixels a side that pictures are decoded to.")
@@ -32,18 +32,17 @@ Workers = Annotated[
 ]
 
 
-def reading_of(
+def decode_options(
     image_size: int | None,
     fit: Literal["middle", "stretch"] | None,
     class_list: Path | None,
     cache: str | None,
     workers: int | None,
-) -> Reading:
+) -> DecodeOptions:
     """What was asked for."""
-    from engram.data import Reading
     from engram.methods import parse_bytes
 
-    return Reading(
+    return DecodeOptions(
         size=image_size,
         fit=fit,
         class_list=class_list,
@@ -52,7 +51,7 @@ def reading_of(
     )
 
 
-def tell_of(dataset: Dataset, display: Display) -> None:
+def print_skipped(dataset: Dataset, display: Display) -> None:
     """A line for each file that is not among the samples, up to a number."""
     for line in skipped_lines(dataset.skipped):
         display.say(line)

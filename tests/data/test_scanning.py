@@ -11,9 +11,9 @@ import pytest
 import torch
 from folders_made import class_folders, imagenet, settle
 
-from engram.data import index as indexing
-from engram.data.index import Index, open_index, place_of, scan
-from engram.data.pictures import scan as scan_pictures
+from engram.data import scanning as indexing
+from engram.data.labelled import scan as scan_pictures
+from engram.data.scanning import ImageIndex, open_index, place_of, scan
 from engram.errors import DataError, EngramWarning
 from engram.progress import Phase
 from engram.storage import load_tensors, save_tensors
@@ -24,7 +24,7 @@ def tree(tmp_path: Path, cache: Path) -> Path:
     return settle(imagenet(tmp_path / "data", classes=3, train=3, test=1))
 
 
-def paths(index: Index) -> list[Path]:
+def paths(index: ImageIndex) -> list[Path]:
     return [index.path(row) for row in range(len(index))]
 
 

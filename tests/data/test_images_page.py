@@ -1,4 +1,4 @@
-"""docs/pictures.md says of every kind of picture and folder what engram says, and no more than is true."""
+"""docs/images.md says of every kind of picture and folder what engram says, and no more than is true."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures_page import PAGE, PLACES, READ, REFUSED, Picture, Place, outcome, page, refusal
+from images_page import PAGE, PLACES, READ, REFUSED, Picture, Place, outcome, page, refusal
 
 from engram.data.images import DECODERS, SIGNATURES, decode
 
@@ -55,7 +55,7 @@ def test_a_place_is_learned_from_or_refused_as_the_page_says(place: Place, any_n
 
 @documented
 def test_the_page_is_up_to_date(any_name: None) -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/python tests/pictures_page.py"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/python tests/images_page.py"
 
 
 @documented

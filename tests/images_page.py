@@ -1,6 +1,6 @@
-"""Pictures and folders of every kind, good and bad, and docs/pictures.md, which tells what becomes of each.
+"""Pictures and folders of every kind, good and bad, and docs/images.md, which tells what becomes of each.
 
-What the page says is what engram says: `python tests/pictures_page.py` writes it anew, and a test keeps it so.
+What the page says is what engram says: `python tests/images_page.py` writes it anew, and a test keeps it so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pictures_made import (
+from images_made import (
     WITH_HEIC,
     Pixels,
     bmp_32,
@@ -33,13 +33,13 @@ from pictures_made import (
 )
 from PIL import Image
 
-from engram.data.entries import EXTENSIONS
 from engram.data.images import LIMIT, MAX_BYTES, UnreadableImage, decode
-from engram.data.pictures import read, scan
+from engram.data.labelled import read_images, scan
+from engram.data.scanning import EXTENSIONS
 from engram.errors import EngramError
 from engram.model import LearnOptions, plan_update
 
-PAGE = Path(__file__).parent.parent / "docs" / "pictures.md"
+PAGE = Path(__file__).parent.parent / "docs" / "images.md"
 PICTURE = gradient()
 ROWS = b"".join(b"\0" + row.tobytes() for row in PICTURE)
 JPEG = encoded(PICTURE, "JPEG", quality=95)
@@ -279,7 +279,7 @@ def outcome(place: Place) -> tuple[bool, str]:
         try:
             found = scan(place.source)
             plan_update(None, found, LearnOptions(network="small"))
-            pictures = read(found, 8)
+            pictures = read_images(found, 8)
         except EngramError as error:
             return False, str(error)
         counts = Counter(pictures.class_names[label] for label in pictures.samples.labels.tolist())
@@ -301,7 +301,7 @@ def table(first: str, second: str, rows: list[tuple[str, str]]) -> str:
 
 
 def page() -> str:
-    """docs/pictures.md as it should be."""
+    """docs/images.md as it should be."""
     outcomes = [(place.what, outcome(place)) for place in PLACES]
     return TEMPLATE.format(
         extensions=", ".join(f"`{each}`" for each in EXTENSIONS),
@@ -314,7 +314,7 @@ def page() -> str:
 
 
 TEMPLATE = """\
-<!-- Written by: .venv/bin/python tests/pictures_page.py
+<!-- Written by: .venv/bin/python tests/images_page.py
      What is said here is what engram says of the cases in that file. Change those, and run it. -->
 
 # Pictures
