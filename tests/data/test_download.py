@@ -115,7 +115,7 @@ def broken_chunks(handler: BaseHTTPRequestHandler) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda handler: handler.send_error(404), "the server answered 404 Not LabelledFiles"),
+        (lambda handler: handler.send_error(404), "the server answered 404 Not Found"),
         (lambda handler: handler.send_error(503), "the server answered 503 Service Unavailable"),
         (body(CONTENT[:1000], announced=len(CONTENT)), "ended after 1,000 of 5,120,000 bytes"),
         (body(b"", announced=10), "ended after 0 of 10 bytes"),
