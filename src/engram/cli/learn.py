@@ -191,7 +191,7 @@ def _dry_run(folder: ModelFolder, source: Path, options: LearnOptions, progress:
         return
     learner = plan.learner
     what = "teach" if known is not None else "make"
-    per_class = getattr(learner, "features_per_class", None)
+    per_class = learner.settings().get("features_per_class")
     lines = [
         f"would {what} {printable(folder.path)}: {_counts(plan.new, plan.more)}",
         f"network {printable(plan.network)} at {plan.image_size} pixels, {_training(plan)}; "

@@ -1,22 +1,30 @@
-"""How long runs will take and how much they will keep."""
+"""How long a run will take and how much it will store, before it starts."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engram.data import Stream
-from engram.experiments.keeping import images_before, memory_bytes
-from engram.methods import Costs, Features, Joint, Learner, Memoryless
+import torch
+from torch import Tensor
+
+from engram.data import Stream, Task
+from engram.errors import UsageError
+from engram.methods import Costs, Learner
+
+COPIES = 3  # of the stored images exist for a moment: themselves, and what is made of them to be saved
+GIGABYTE = 2**30
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one run will take, task by task, and what it will keep at its end."""
+    """What one run will take, task by task, and the bytes of its memory at the end."""
 
     training: tuple[float, ...]  # seconds
-    images: tuple[int, ...]  # that are extracted, measuring included: runs of one training share equal ones
+    images: tuple[int, ...]  # that are extracted, also to measure: runs of one training share equal ones
     extracting: tuple[float, ...]  # seconds
-    adapting: tuple[float, ...]
+    adapting: tuple[float, ...]  # seconds
     memory_bytes: int
 
     @property
@@ -27,34 +35,45 @@ class Estimate:
 
 def estimate(learner: Learner, stream: Stream, costs: Costs) -> Estimate:
     """What learning a stream will take with these costs, nothing shared."""
-    epochs, training, images, adapting, seen = learner.training.epochs, [], [], [], 0
+    works, images = [], []
     for task in stream:
-        arriving, tested = len(task.train), sum(len(each.test) for each in stream.tasks[: task.index + 1])
-        kept = images_before(learner, stream, task.index)
+        before, after = class_counts(stream.tasks[: task.index]), class_counts(stream.tasks[: task.index + 1])
         decided = learner.decided(task, task.index)
         tunes = decided is None or decided.tunes  # a trial trains for about as long as what it may lead to
-        training.append(epochs * (arriving + kept) * _image_seconds(learner, costs, task.index, tunes))
-        both = isinstance(learner, Features) and tunes  # the old network and the new one see all images
-        passes = 0 if isinstance(learner, Memoryless | Joint) else 2 if both else 1
-        steps = learner.adaptation.steps_in_all if isinstance(learner, Features) and task.index and tunes else 0
-        seen += len(task.classes)
-        features = learner.features_per_class * seen if isinstance(learner, Features) else 0
-        images.append(passes * (arriving + kept) + tested + features)  # the features' images are looked at in measuring
-        adapting.append(steps * costs.adapter_step)
+        exemplars = learner.stored_images(before) if task.index else 0
+        works.append(learner.work(len(task.train) + exemplars, task.index, tunes=tunes))
+        tested = sum(len(each.test) for each in stream.tasks[: task.index + 1])
+        images.append(works[-1].extracted + tested + learner.stored_features(after))  # ω needs their images
     return Estimate(
-        training=tuple(training),
+        training=tuple(costs.training(work) for work in works),
         images=tuple(images),
         extracting=tuple(each * costs.extracted for each in images),
-        adapting=tuple(adapting),
-        memory_bytes=memory_bytes(learner, stream),
+        adapting=tuple(work.adapter_steps * costs.adapter_step for work in works),
+        memory_bytes=learner.memory_bytes(class_counts(stream.tasks), stream.tasks[0].train),
     )
 
 
-def _image_seconds(learner: Learner, costs: Costs, task: int, tunes: bool) -> float:
-    """Seconds for one image in one epoch of training; 0 where nothing is trained."""
-    taught = task > 0 and not learner.starts_over
-    if tunes:
-        return costs.taught if taught else costs.first
-    if learner.make_classifier() is not None:
-        return 0.0
-    return costs.head + (costs.extracted if taught else 0.0)
+def check_memory(learner: Learner, stream: Stream) -> None:
+    """Refuse, before anything is learned, a codec that does not suit the network, or more images than memory holds."""
+    counts, samples = class_counts(stream.tasks), stream.tasks[0].train
+    learner.memory_bytes(counts, samples)
+    images, memory = learner.stored_images(counts), machine_memory()
+    if COPIES * images * samples.sample_bytes > memory:
+        raise UsageError(
+            f"The method '{learner.name}' would store {images:,} images of {samples.sample_bytes:,} bytes, and "
+            f"{COPIES} copies of them while they are saved; this machine has {memory / GIGABYTE:,.1f} GB of memory. "
+            "Store fewer, make them smaller with --image-size, or take fewer --tasks."
+        )
+
+
+def machine_memory() -> int:
+    """The bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def class_counts(tasks: Sequence[Task]) -> Tensor:
+    """How many training samples each class has in all of these tasks, (K,)."""
+    if not tasks:
+        return torch.empty(0, dtype=torch.int64)
+    _, counts = torch.cat([task.train.labels for task in tasks]).unique(return_counts=True)
+    return counts  # type: ignore[no-any-return]

@@ -17,6 +17,8 @@ from engram.experiments.suites import Variant
 from engram.methods import Costs, measure_costs
 from engram.progress import SILENT, Progress
 
+COSTLY = ("network", "head", "batch_size", "adapter", "adapter_width", "adapter_depth")  # what costs depend on
+
 
 @dataclass(frozen=True)
 class Row:
@@ -67,7 +69,7 @@ def plan_suite(order: SuiteOptions, site: Site, dataset: Dataset) -> SuitePlan:
         stream = jobs[0].plan.stream(dataset)
         learner = jobs[0].plan.learner(dataset, stream)
         trains = any(learner.trains(task, task.index) for task in stream)
-        kind = (learner.network, learner.head, learner.training.batch_size, learner.tuned, trains, *_adapter(learner))
+        kind = (*(learner.settings().get(name) for name in COSTLY), learner.tuned, trains)
         if kind not in costs:
             costs[kind] = measure_costs(learner, dataset.train, len(dataset.class_names), trains=trains)
         estimates.append(estimate(learner, stream, costs[kind]))
@@ -104,11 +106,6 @@ def _left(site: Site, jobs: Sequence[tuple[Job, Estimate]]) -> dict[str, list[fl
 def _networks(job: Job, tasks: int) -> list[tuple[str, int]]:
     """What names the networks of a job's first tasks: equal ones are trained once."""
     return [(job.shares if task else job.begins, task) for task in range(tasks)]
-
-
-def _adapter(learner: object) -> tuple[object, ...]:
-    adaptation = getattr(learner, "adaptation", None)
-    return () if adaptation is None else (adaptation.adapter, adaptation.adapter_width, adaptation.adapter_depth)
 
 
 def begin(plan: SuitePlan, command: str, *, resume: bool) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.data import Samples, Stream, Task, concatenate
+from engram.data import Samples, Stream, concatenate
 from engram.experiments.metrics import adaptation_quality, top_k_accuracy
-from engram.methods import Features, Learner, class_indices_of
+from engram.methods import Learner, class_indices_of
 from engram.progress import Progress
 
 
@@ -54,7 +54,11 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
         return answered
     true = F.normalize(learner.extract(originals(stream, origins), progress, "measure"))  # (n, d)
     # The same classifier, fitted on what the vectors would be had nothing drifted.
-    twin.fit(*_fitted_on(learner, stream.tasks[task], true, stored.class_indices, progress))
+    arrived = stream.tasks[task]
+    inputs = learner.classifier_inputs(
+        arrived, true, stored.class_indices, lambda: learner.extract(arrived.train, progress, "measure")
+    )
+    twin.fit(*inputs)
     rows = stored.rows
     return replace(
         answered,
@@ -63,16 +67,6 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
         omega_first=adaptation_quality(rows, true, origins[:, 0] == 0) if task else None,
         ceiling=top_k_accuracy(twin.scores(F.normalize(features)), class_indices),
     )
-
-
-def _fitted_on(
-    learner: Learner, task: Task, true: Tensor, class_indices: Tensor, progress: Progress
-) -> tuple[Tensor, Tensor]:
-    """The rows and columns that the learner's classifier would have been fitted on with these stored vectors."""
-    if not isinstance(learner, Features) or learner.balanced:
-        return true, class_indices
-    whole = F.normalize(learner.extract(task.train, progress, "measure"))
-    return learner.unbalanced(task, true, class_indices, whole, learner.class_indices(task, task.train.labels))
 
 
 def originals(stream: Stream, origins: Tensor) -> Samples:

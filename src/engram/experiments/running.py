@@ -16,9 +16,9 @@ from engram import __version__, storage
 from engram.data import Stream, Task
 from engram.errors import DataError, EngramError, UsageError
 from engram.experiments.checkpoint import Checkpoint, RunFolder
+from engram.experiments.estimate import check_memory
 from engram.experiments.events import EventLog, Listener, Reporting
 from engram.experiments.identity import content_of_weights, identifying
-from engram.experiments.keeping import check_memory
 from engram.experiments.measuring import Measurement, measure
 from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
 from engram.experiments.results import Result, environment, joined, megabytes

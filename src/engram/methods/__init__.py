@@ -12,7 +12,7 @@ from typing import Any
 
 from engram.errors import unknown
 from engram.methods.bic import BiasCorrection
-from engram.methods.budget import BudgetError, dimension_of, fit_budget, largest, parse_bytes
+from engram.methods.budget import BudgetError, fit_budget, fit_update, parse_bytes
 from engram.methods.costs import Costs, measure_costs
 from engram.methods.eeil import CrossDistillation
 from engram.methods.features import Features
@@ -160,9 +160,8 @@ __all__ = [
     "choose_device",
     "class_indices_of",
     "decide",
-    "dimension_of",
     "fit_budget",
-    "largest",
+    "fit_update",
     "make",
     "measure_costs",
     "override",

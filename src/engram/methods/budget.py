@@ -1,27 +1,29 @@
-"""A budget in bytes: how many images and features fit what may be kept, and by which codec."""
+"""A budget in bytes: how many images and features of each class fit, and with which codec."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from engram.data import Samples
 from engram.errors import UsageError
 from engram.features import MEGABYTE, Coding
 from engram.features.codebooks import installed
-from engram.methods.features import Features
-from engram.methods.learner import Learner
-from engram.methods.replay import Rehearsing
-from engram.network import make_network
+from engram.methods.learner import Learner, count_stored
 
 MOST = 2**60  # of anything
 ENOUGH = 250  # vectors of a class: more of them are worth little
 UNITS = {"B": 1, "KB": 2**10, "MB": MEGABYTE, "GB": 2**30}  # the paper's MB
+
+Size = Callable[[int], int]  # the bytes of a value of a setting
+
+
+class BudgetError(UsageError):
+    """A budget that does not hold one of each class."""
 
 
 def parse_bytes(text: str) -> int:
@@ -33,33 +35,45 @@ def parse_bytes(text: str) -> int:
     return count
 
 
-class BudgetError(UsageError):
-    """A budget that does not hold one of each class."""
-
-
 def fit_budget(
     learner: Learner, asked: Mapping[str, Any], budget: int, classes: int, samples: Samples, most: int = MOST
 ) -> dict[str, Any]:
-    """How many images and features a learner may keep so that those of `classes` classes fit `budget` bytes.
+    """The settings with which the memory of `classes` classes fits `budget` bytes.
 
-    `asked` are settings that must stay; `samples` are like those that are learned, of which a class has `most`. Where
-    images and features are both to be chosen, each gets half of the bytes, and what one has no use for goes to the
-    other. Where the codec is left open, it is chosen too: the one by which what is kept is worth most.
+    `asked` are settings that must stay; `samples` are like those that are learned, and a class has at most `most` of
+    them. Where images and features are both to be chosen, each gets half of the bytes, and what one has no use for goes
+    to the other. A codec "auto" is chosen too: the one with which the stored features are worth most.
     """
-    dimension = dimension_of(learner, samples) if isinstance(learner, Features) else 0
-    sizes = _sizes(learner, classes, samples, dimension)
+    settings, sample_bytes = learner.settings(), samples.sample_bytes
+    sizes: dict[str, Size] = {}
+    if settings.get("images_total") is not None:
+        sizes["images_total"] = lambda number: number * sample_bytes
+    elif settings.get("images_per_class", 0) != 0:
+        sizes["images_per_class"] = lambda number: number * classes * sample_bytes
+    dimension = learner.dimension(samples) if "features_per_class" in settings else 0
+    if dimension:
+        sizes["features_per_class"] = lambda number: learner.features_bytes(classes * number, dimension)
     if not sizes:
         raise UsageError(f"What the method '{learner.name}' keeps cannot be chosen by a budget. Leave out --budget.")
     given = {name: int(float(asked[name])) for name in sizes if asked.get(name) is not None}  # 10.0 is a whole number
-    if not isinstance(learner, Features) or learner.coding.codec != "auto":
-        if len(given) == len(sizes):
-            raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
-        return _fitted(sizes, given, budget, classes, most)
+    if settings.get("codec") == "auto":
+        return _with_codec(sizes, given, budget, classes, dimension, most)
+    if len(given) == len(sizes):
+        raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
+    return _share_out(sizes, given, budget, classes, most)
+
+
+def _with_codec(
+    sizes: Mapping[str, Size], given: Mapping[str, int], budget: int, classes: int, dimension: int, most: int
+) -> dict[str, Any]:
     found: list[tuple[float, dict[str, Any]]] = []
     for coding, worth, enough in _codings(dimension):
-        sizes = _sizes(replace(learner, coding=coding), classes, samples, dimension)
+
+        def size(number: int, coding: Coding = coding) -> int:
+            return coding.nbytes(classes * number, dimension)
+
         try:
-            chosen = _fitted(sizes, given, budget, classes, most)
+            chosen = _share_out({**sizes, "features_per_class": size}, given, budget, classes, most)
         except BudgetError as error:
             refusal = error
             continue
@@ -71,9 +85,22 @@ def fit_budget(
     return max(found, key=lambda each: each[0])[1]
 
 
-def _fitted(
-    sizes: Mapping[str, Callable[[int], int]], given: Mapping[str, int], budget: int, classes: int, most: int
-) -> dict[str, int]:
+def _codings(dimension: int) -> Iterator[tuple[Coding, float, float]]:
+    """The codecs a budget may choose, how many exact vectors one by each is worth, and any number of them.
+
+    As measured (docs/findings.md): vectors of d / 8 bytes wear out as they are adapted, so that many of them are worth
+    no more than some exact ones.
+    """
+    yield Coding(codec="int8"), 1.0, ENOUGH
+    if installed():
+        for share, worth, enough in ((2, 1.0, 1.0), (4, 0.9, 0.9), (8, 0.55, 0.36)):
+            if dimension % share == 0:
+                yield Coding(codec="pq", codec_bytes=dimension // share), worth, enough * ENOUGH
+
+
+def _share_out(
+    sizes: Mapping[str, Size], given: Mapping[str, int], budget: int, classes: int, most: int
+) -> dict[str, Any]:
     open_ones = [name for name in sizes if name not in given]
     fewest = {name: classes if name == "images_total" else 1 for name in sizes}
     all_there_are = {name: most * fewest[name] for name in sizes}
@@ -84,7 +111,7 @@ def _fitted(
     spare = budget - least  # beyond the fewest of each, which half of the bytes need not hold
     # Those of which a class has few enough to keep them all come first: what they leave is the others'.
     open_ones.sort(key=lambda name: sizes[name](all_there_are[name]) > budget // 2)
-    chosen: dict[str, int] = {}
+    chosen: dict[str, Any] = {}
     for number, name in enumerate(open_ones):
         whole = spare + sum(smallest[other] for other in open_ones[number:])
         share = whole // (len(open_ones) - number)
@@ -95,7 +122,7 @@ def _fitted(
     return chosen
 
 
-def largest(size: Callable[[int], int], room: int, most: int | None = None) -> int:
+def largest(size: Size, room: int, most: int | None = None) -> int:
     """The largest number, up to `most`, whose `size` in bytes is within `room`; 0 if not even 1 is.
 
     `size` must not fall as the number grows; with no `most`, it must grow by a byte each time.
@@ -104,36 +131,41 @@ def largest(size: Callable[[int], int], room: int, most: int | None = None) -> i
     return bisect_right(range(1, 1 + most), room, key=size)
 
 
-def _sizes(learner: Learner, classes: int, samples: Samples, dimension: int) -> dict[str, Callable[[int], int]]:
-    """The bytes, over all classes, of so many of each thing that can be chosen."""
-    sizes: dict[str, Callable[[int], int]] = {}
-    if isinstance(learner, Rehearsing) and learner.exemplars.images_per_class != 0:
-        image = samples.sample_bytes
-        total = learner.exemplars.images_total is not None
-        each = image if total else classes * image
-        sizes["images_total" if total else "images_per_class"] = lambda number: number * each
-    if isinstance(learner, Features):
-        coding = learner.coding
-        sizes["features_per_class"] = lambda number: coding.nbytes(classes * number, dimension)
-    return sizes
+def fit_update(learner: Learner, arriving: Tensor, budget: int, samples: Samples) -> dict[str, int]:
+    """The settings with which a learner's memory stays within `budget` bytes after an update, or an error.
 
-
-def _codings(dimension: int) -> Iterator[tuple[Coding, float, float]]:
-    """The codecs a budget may choose, how many exact vectors one by each is worth, and any number of them.
-
-    As measured (docs/findings.md): by d / 8 bytes what is carried over wears, so that many are worth no more than some
-    exact ones.
+    `arriving` (K,) samples of each class are learned, samples like these. Images are kept as its settings say; of the
+    features of each class it stores fewer if need be.
     """
-    yield Coding(codec="int8"), 1.0, ENOUGH
-    if installed():
-        for share, worth, enough in ((2, 1.0, 1.0), (4, 0.9, 0.9), (8, 0.55, 0.36)):
-            if dimension % share == 0:
-                yield Coding(codec="pq", codec_bytes=dimension // share), worth, enough * ENOUGH
+    images, limit = samples.sample_bytes * learner.stored_images(arriving), learner.features_limit(len(arriving))
+    dimension = learner.dimension(samples) if limit else 0
+
+    def size(per_class: int) -> int:
+        return learner.features_bytes(count_stored(learner.memory.features.counts, arriving, per_class), dimension)
+
+    fitting = largest(size, budget - images, limit)
+    chosen = {"features_per_class": fitting} if "features_per_class" in learner.settings() else {}
+    if images > budget or (limit and fitting < (1 if chosen else limit)):
+        raise _too_small(learner, budget, len(arriving), images, size(1 if chosen else limit) if limit else 0, samples)
+    return chosen
 
 
-def dimension_of(learner: Learner, samples: Samples) -> int:
-    """d: how long the feature vectors of samples like these are, or will be."""
-    if learner.network_ is not None:
-        return learner.network_.dimension
-    one = samples.select(torch.arange(1))
-    return make_network(learner.network, learner.head, one, seed=0, side=learner.training.crop).dimension
+def _too_small(
+    learner: Learner, budget: int, classes: int, images: int, features: int, samples: Samples
+) -> BudgetError:
+    """The error for a budget that these bytes of images, and of the fewest features possible, do not fit."""
+    settings, one_each = learner.settings(), classes * samples.sample_bytes
+    fitting = max(0, budget - features) // one_each  # images of each class
+    needs = [f"one vector of each would be {features:,}"] if features else []
+    remedy = "Raise it, or choose another method."
+    if images and "images_per_class" in settings and not fitting and not features:
+        needs.append(f"one image of each would be {one_each:,}")
+    elif images:
+        needs.append(f"its images would be {images:,}")
+        if fitting and settings.get("images_total") is not None:
+            remedy = f"Keep --set images_total={fitting * classes}."
+        elif "images_per_class" in settings and features <= budget:
+            remedy = f"Keep --images-per-class {fitting}."
+    return BudgetError(
+        f"A budget of {budget:,} bytes is too small for {classes} classes: {' and '.join(needs)}. {remedy}"
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -16,7 +18,6 @@ from engram.data.augment import check_unlabelled_folder, unlabelled_crops
 from engram.features import (
     CLASSIFIERS,
     Adaptation,
-    Adapter,
     Classifier,
     Coding,
     FeatureMemory,
@@ -26,9 +27,10 @@ from engram.features import (
     select,
     warn_of_small_classes,
 )
+from engram.features.adapters import Kind
 from engram.features.codecs import product_bytes
-from engram.methods.learner import Learner, MemorySources
-from engram.network import Network, extract, make_network
+from engram.methods.learner import Learner, MemorySources, Work
+from engram.network import Network, extract
 from engram.progress import SILENT, Progress
 
 UNLABELLED = 5000  # windows of pictures of no class: as many as CIFAR-100's tasks have images
@@ -53,9 +55,6 @@ class Features(Learner):
     # network has moved, the better they are. Nothing of them is kept.
     unlabelled: str | None = None
 
-    # What carried vectors over last, for whoever wants to know how well. It is not part of what is kept.
-    adapter_: Adapter | None = field(default=None, init=False, repr=False)
-
     def check(self, classes: int) -> None:
         super().check(classes)
         self.coding.check()
@@ -74,17 +73,13 @@ class Features(Learner):
             images, image_sources = self.keep_images(task, features)
         warn_of_small_classes(counts, self.in_task(task), self.features_per_class)
         with progress.phase("classify"):
-            rows, classes = memory.rows, memory.class_indices
-            if not self.balanced:
-                rows, classes = self.unbalanced(task, rows, classes, F.normalize(features[kept:]), class_indices[kept:])
-            classifier = self.make_classifier().fit(rows, classes)
+            inputs = self.classifier_inputs(task, memory.rows, memory.class_indices, lambda: features[kept:])
+            classifier = self.make_classifier().fit(*inputs)
         self.commit(task, network, Memory(memory, images), classifier)
         return MemorySources(sources, image_sources)
 
-    def resolved_settings(self, samples: Samples) -> dict[str, object]:
-        one = samples.select(torch.arange(1))
-        d = make_network(self.network, self.head, one, seed=0, side=self.training.crop).dimension
-        adaptation, codec = self.adaptation, self.coding.used
+    def resolved_settings(self, samples: Samples) -> dict[str, Any]:
+        d, adaptation, codec = self.dimension(samples), self.adaptation, self.coding.used
         return {
             **super().resolved_settings(samples),
             "adapter_width": adaptation.adapter_width or 16 * d,
@@ -93,12 +88,45 @@ class Features(Learner):
             "codec_bytes": product_bytes(d, self.coding.codec_bytes) if codec == "pq" else None,
         }
 
-    def unbalanced(
-        self, task: Task, rows: Tensor, classes: Tensor, features: Tensor, class_indices: Tensor
+    def classifier_inputs(
+        self, task: Task, rows: Tensor, class_indices: Tensor, features: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Stored vectors and their columns, all that the task gives in the place of those of its classes."""
-        old = ~self.in_task(task)[classes]
-        return torch.cat([rows[old], features]), torch.cat([classes[old], class_indices])
+        """The stored rows; unless `balanced`, all features of the task instead of the stored ones of its classes."""
+        if self.balanced:
+            return rows, class_indices
+        old = ~self.in_task(task)[class_indices]
+        arrived = self.class_indices(task, task.train.labels)
+        return torch.cat([rows[old], F.normalize(features())]), torch.cat([class_indices[old], arrived])
+
+    def features_bytes(self, count: int, dimension: int) -> int:
+        return self.coding.nbytes(count, dimension)
+
+    def work(self, images: int, task: int, *, tunes: bool) -> Work:
+        work = super().work(images, task, tunes=tunes)
+        if not tunes:
+            return work
+        steps = self.adaptation.steps_in_all if task else 0
+        return replace(work, extracted=2 * images, adapter_steps=steps)  # by the old network and the new one
+
+    def try_adapter(self, steps: int, dimension: int, pairs: int | None) -> None:
+        # An MLP from a random start: its least-squares start is solved once, not in every step.
+        few = replace(self.adaptation, adapter="mlp", adapter_init="random", adapter_steps=steps)
+        vectors = torch.randn(few.adapter_batch if pairs is None else min(few.adapter_batch, pairs), dimension)
+        known = Pairs(vectors, vectors, torch.zeros(len(vectors), dtype=torch.int64))
+        few.fit(known, lambda adapted, _: adapted.sum(), seed=0, task=0)
+
+    @property
+    def adapts(self) -> bool:
+        return self.adaptation.adapter != "identity"
+
+    @contextmanager
+    def adapting_by(self, kind: Kind | Literal["identity"] | None) -> Iterator[None]:
+        before = self.adaptation
+        self.adaptation = replace(before, adapter=kind or before.adapter)
+        try:
+            yield
+        finally:
+            self.adaptation = before
 
     def make_classifier(self) -> Classifier:
         kind = CLASSIFIERS[self.classifier]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 
 from engram.data import Task
 from engram.features import ImageMemory, Memory
-from engram.methods.learner import NOTHING, Learner, MemorySources
+from engram.methods.learner import NOTHING, Learner, MemorySources, Work
 from engram.methods.objectives import Classification, Objective
 from engram.network import EpochCheckpoints, Network
 from engram.progress import SILENT, Progress
@@ -39,3 +40,9 @@ class Joint(Learner):
         kept = images.rearranged(task.train.batch(torch.arange(len(task.train))), sources, counts)
         self.commit(task, network, Memory(self.memory_.features, kept), None)
         return MemorySources(NOTHING, sources)
+
+    def images_limit(self, classes: int) -> int:
+        return sys.maxsize
+
+    def work(self, images: int, task: int, *, tunes: bool) -> Work:
+        return replace(super().work(images, task, tunes=tunes), extracted=0)  # no image is chosen by its features

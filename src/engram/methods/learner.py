@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, PositiveFloat
@@ -14,7 +15,8 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Task, concatenate
 from engram.errors import DataError, EngramError, UsageError
-from engram.features import Classifier, FeatureMemory, ImageMemory, Memory
+from engram.features import Adapter, Classifier, FeatureMemory, ImageMemory, Memory
+from engram.features.adapters import Kind
 from engram.methods.objectives import Distillation, Objective, TrainingContext
 from engram.methods.tuning import Tune, Tuning, decide, judge
 from engram.network import (
@@ -47,6 +49,17 @@ class MemorySources(NamedTuple):
 
 
 NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What an update takes, counted in the units that `measure_costs` times."""
+
+    trained: int  # images, each counted once per epoch
+    taught: bool  # whether they also go through a teacher
+    head_only: bool  # whether only the head is trained
+    extracted: int = 0  # images whose features are computed after training
+    adapter_steps: int = 0
 
 
 @dataclass(kw_only=True)
@@ -89,6 +102,7 @@ class Learner(ABC):
     _frozen: tuple[Network, Network] | None = field(default=None, init=False, repr=False)  # a network, and it frozen
     classifier_: Classifier | None = field(default=None, init=False, repr=False)  # what answers; None: the head does
     cache: Cache | None = field(default=None, init=False, repr=False)  # of features and adapters; `run` sets it
+    adapter_: Adapter | None = field(default=None, init=False, repr=False)  # what adapted features last; not saved
 
     def __post_init__(self) -> None:
         if isinstance(self.network, str):
@@ -186,11 +200,11 @@ class Learner(ABC):
             raise DataError(f"This learner has learned inputs of shape {self.shape_}; these are {samples.shape}.")
         return self.classify(self.extract(samples))
 
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """All settings as plain values by their flat names, with the name of the objective."""
         return {**flatten(self), "objective": self.objective.name or type(self.objective).__name__}
 
-    def resolved_settings(self, samples: Samples) -> dict[str, object]:
+    def resolved_settings(self, samples: Samples) -> dict[str, Any]:
         """`settings()` with each automatic value replaced by the one that it stands for on samples like these."""
         tune = "every" if self.tune == "auto" and not self.is_pretrained else self.tune
         resolved = {"tune": tune, "tuned_weights": self.tuned, "device": choose_device(self.device).type}
@@ -220,6 +234,71 @@ class Learner(ABC):
     def is_cacheable(self) -> bool:
         """Whether settings and stream determine the network: not with one's own module, or weights from a file."""
         return self.shares_training and isinstance(self.network, str) and self.weights is None
+
+    # Questions about memory and work, asked by budgets, dry runs, suites and measurements. The defaults are right for a
+    # method that keeps float32 features or images, as many of each class as its settings `features_per_class` and
+    # `images_per_class` say.
+
+    def features_limit(self, classes: int) -> int:
+        """How many features are stored of a class, at most, when so many classes are known."""
+        return int(self.settings().get("features_per_class") or 0)
+
+    def images_limit(self, classes: int) -> int:
+        """How many images are stored of a class, at most, when so many classes are known."""
+        return int(self.settings().get("images_per_class") or 0)
+
+    def features_bytes(self, count: int, dimension: int) -> int:
+        """The bytes of so many stored features."""
+        return 4 * count * dimension
+
+    def stored_images(self, arriving: Tensor) -> int:
+        """How many images the memory will hold once `arriving` samples of each class (K,) are learned."""
+        return count_stored(self.memory_.images.counts, arriving, self.images_limit(len(arriving)))
+
+    def stored_features(self, arriving: Tensor) -> int:
+        """How many features the memory will hold once `arriving` samples of each class (K,) are learned."""
+        return count_stored(self.memory_.features.counts, arriving, self.features_limit(len(arriving)))
+
+    def memory_bytes(self, arriving: Tensor, samples: Samples) -> int:
+        """The bytes of the memory once `arriving` samples of each class (K,) are learned, samples like these."""
+        features = self.stored_features(arriving)
+        stored = self.features_bytes(features, self.dimension(samples)) if features else 0
+        return self.stored_images(arriving) * samples.sample_bytes + stored
+
+    def dimension(self, samples: Samples) -> int:
+        """d: the length of the feature vectors of samples like these."""
+        if self.network_ is not None:
+            return self.network_.dimension
+        one = samples.select(torch.arange(1))
+        return make_network(self.network, self.head, one, seed=0, side=self.training.crop).dimension
+
+    def work(self, images: int, task: int, *, tunes: bool) -> Work:
+        """What training on so many images, exemplars included, and absorbing them takes; the first `task` is 0."""
+        trains = tunes or self.make_classifier() is None
+        return Work(
+            trained=self.training.epochs * images if trains else 0,
+            taught=task > 0 and not self.starts_over,
+            head_only=not tunes,
+            extracted=images if self.features_limit(1) or self.images_limit(1) else 0,
+        )
+
+    def try_adapter(self, steps: int, dimension: int, pairs: int | None) -> None:  # noqa: B027 (most methods have none)
+        """Train an adapter for so many steps on random pairs, to be timed: nothing, unless the method has one."""
+
+    def classifier_inputs(
+        self, task: Task, rows: Tensor, class_indices: Tensor, features: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """What the classifier is fitted on, given the stored rows (n, d); `features()` are the task's, (m, d)."""
+        return rows, class_indices
+
+    @property
+    def adapts(self) -> bool:
+        """Whether stored features are adapted when the network changes; `adapter_` is then what did it last."""
+        return False
+
+    def adapting_by(self, kind: Kind | Literal["identity"] | None) -> AbstractContextManager[None]:
+        """Inside, stored features are adapted by an adapter of this kind; None: as the settings say."""
+        return nullcontext()
 
     def check(self, classes: int) -> None:
         """Refuse, before anything is learned, what cannot be done for so many classes."""
@@ -434,6 +513,13 @@ class Learner(ABC):
 
 def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): tensor for key, tensor in state.items() if key.startswith(f"{name}.")}
+
+
+def count_stored(before: Tensor, arriving: Tensor, limit: int) -> int:
+    """How many rows a memory with counts `before` holds once `arriving` samples (K,) came, at most `limit` a class."""
+    available = arriving.clone()
+    available[: len(before)] += before
+    return int(available.clamp(max=limit).sum())
 
 
 def class_indices_of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:

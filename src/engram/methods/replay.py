@@ -68,6 +68,9 @@ class Rehearsing(Learner):
         super().check(classes)
         self.exemplars.per_class(classes)
 
+    def images_limit(self, classes: int) -> int:
+        return self.exemplars.per_class(classes)
+
     def keep_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
         class_indices = self.class_indices(task, task.train.labels)
         images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from engram.data.labelled import LabelledImages, read_images, scan
 from engram.data.scanning import SkippedFile
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.features import adapt, kind_of
-from engram.methods import Features, Learner, MemorySources, Tuning, class_indices_of
+from engram.methods import Learner, MemorySources, Tuning, class_indices_of
 from engram.model.accuracy import Accuracy
 from engram.model.calibration import calibrate
 from engram.model.evidence import HeldOutCounts, Judged, evidence, falls_sharply, judge, mark_held_out, replays
@@ -276,9 +275,9 @@ def _tuned(
         rest, apart = hold_out(samples, options.hold_out, learner.seed, f"held out {index}", smallest=SMALLEST)
     network = learner.fit(_task(index, rest), progress, None, start=learner.network_, tunes=tuning.tunes)
     adaptation, carrier = None, None
-    if len(apart) and index and isinstance(learner, Features):
+    if len(apart) and index and learner.adapts:
         adaptation, carrier = _judge_adapter(learner, network, _task(index, rest), apart, progress)
-    with _carrying(learner, carrier):
+    with learner.adapting_by(carrier):
         kept = learner.absorb(_task(index, samples), network, progress)
     return kept, ~torch.isin(samples.rows, rest.rows), adaptation
 
@@ -325,26 +324,13 @@ def _judge_adapter(
     """
     trial = remake(learner)
     trial.absorb(task, network, progress)
-    if not isinstance(trial, Features) or trial.adapter_ is None:
+    if trial.adapter_ is None:
         return None, None
     old, new = F.normalize(learner.extract(apart)), F.normalize(trial.extract(apart))
     adapted = adapt(trial.adapter_, old, trial.trained.mean.device)
     omega, unadapted = (float((vectors * new).sum(1).mean()) for vectors in (adapted, old))
     adaptation = Adaptation(images=len(apart), omega=omega, omega_unadapted=unadapted, adapted=omega >= unadapted)
     return adaptation, kind_of(trial.adapter_) if adaptation.adapted else "identity"
-
-
-@contextmanager
-def _carrying(learner: Learner, carrier: Carrier | None) -> Iterator[None]:
-    """Inside, stored vectors are carried over by this, where it is known; the setting is as before afterwards."""
-    if carrier is None or not isinstance(learner, Features):
-        yield
-        return
-    before, learner.adaptation = learner.adaptation, replace(learner.adaptation, adapter=carrier)
-    try:
-        yield
-    finally:
-        learner.adaptation = before
 
 
 def _class_accuracies(plan: UpdatePlan, before: HeldOutCounts, after: HeldOutCounts) -> tuple[ClassAccuracy, ...]:

@@ -14,20 +14,8 @@ from torch import nn
 from engram.data import Samples
 from engram.data.labelled import LabelledFiles, name_key
 from engram.errors import DataError, UsageError
-from engram.features import FeatureMemory, ImageMemory, Memory
-from engram.methods import (
-    Features,
-    Joint,
-    Learner,
-    Rehearsing,
-    Tuning,
-    decide,
-    dimension_of,
-    largest,
-    make,
-    measure_costs,
-    setting_names,
-)
+from engram.features import ImageMemory, Memory
+from engram.methods import Learner, Tuning, decide, fit_update, make, measure_costs, setting_names
 from engram.methods.budget import MOST
 from engram.model.defaults import (
     FIRST_RATE,
@@ -142,8 +130,8 @@ def plan_update_of_samples(
     names = (*known, *fresh)
     learner.check(len(names))
     budget = options.budget if options.budget is not None else (model.metadata.budget if model is not None else None)
-    asked = learner.features_per_class if isinstance(learner, Features) else None
-    arrived = [arriving.get(name, 0) for name in names]
+    asked = learner.settings().get("features_per_class")
+    arrived = torch.tensor([arriving.get(name, 0) for name in names])
     learner, kept = _within(learner, arrived, budget, shape)
     plan = UpdatePlan(
         learner=learner,
@@ -168,18 +156,10 @@ def expected_seconds(plan: UpdatePlan) -> float:
     arriving = sum(plan.new.values()) + sum(plan.more.values())
     blank = Samples.of(torch.zeros(learner.training.batch_size, size, size, 3, dtype=torch.uint8), _zeros(learner))
     replayed = len(learner.memory.images)
-    trains = plan.trains or learner.make_classifier() is None
-    costs = measure_costs(learner, blank, len(plan.names), pairs=arriving + replayed, trains=trains)
-    if not trains:
-        return arriving * costs.extracted
-    epochs = learner.training.epochs if plan.trains else 0
-    training = epochs * (arriving + replayed) * (costs.taught if learner.tasks_ else costs.first)
-    steps = 0
-    if plan.trains and learner.tasks_ and isinstance(learner, Features):
-        steps = learner.adaptation.steps_in_all
-        steps += learner.adaptation.steps if steps else 0  # for good, what was chosen to judge it is not chosen again
-    # All pictures are seen by the old network and the new one: once to judge it, once for good.
-    return training + 2 * 2 * (arriving + replayed) * costs.extracted + steps * costs.adapter_step
+    work = learner.work(arriving + replayed, learner.tasks_, tunes=plan.trains)
+    costs = measure_costs(learner, blank, len(plan.names), pairs=arriving + replayed, trains=work.trained > 0)
+    times = 2 if plan.trains else 1  # all is absorbed once to judge the adapter, and once for good
+    return costs.training(work) + times * costs.absorbing(work)
 
 
 def _tuning(learner: Learner, options: LearnOptions, fresh: int, arriving: list[int]) -> Tuning | None:
@@ -202,7 +182,7 @@ def _worth_training(learner: Learner, fresh: int, arriving: int) -> bool:
         return True
     if not fresh:
         return arriving == len(learner.classes_) >= 2  # all that it knows: nothing can be forgotten
-    return arriving >= 2 or (isinstance(learner, Rehearsing) and len(learner.memory.images) > 0)
+    return arriving >= 2 or len(learner.memory.images) > 0
 
 
 def _zeros(learner: Learner) -> torch.Tensor:
@@ -322,57 +302,13 @@ def _keeping_images(model: Model, options: LearnOptions) -> Learner:
     return other
 
 
-def _within(learner: Learner, arrived: list[int], budget: int | None, shape: tuple[int, ...]) -> tuple[Learner, int]:
+def _within(
+    learner: Learner, arriving: torch.Tensor, budget: int | None, shape: tuple[int, ...]
+) -> tuple[Learner, int]:
     """The learner with as many features a class as the budget allows, and the bytes that all it keeps may take."""
     blank = torch.zeros(1, *shape, dtype=torch.uint8 if len(shape) == 3 else torch.float32)
     one = Samples.of(blank, torch.zeros(1, dtype=torch.int64))
-    images = 0
-    if isinstance(learner, Joint):
-        images = one.sample_bytes * sum(_available(learner.memory.images, arrived))
-        if budget is not None and images > budget:
-            every = f"The method '{learner.name}' keeps every image, {images:,} bytes, and the budget is {budget:,}"
-            raise UsageError(f"{every}. Leave the budget out, or take another method.")
-    if isinstance(learner, Rehearsing):
-        per_class = learner.exemplars.per_class(len(arrived))
-        images = one.sample_bytes * sum(min(count, per_class) for count in _available(learner.memory.images, arrived))
-    if not isinstance(learner, Features):
-        if budget is not None and images > budget:
-            raise _too_many_images(learner, images, budget, len(arrived), one.sample_bytes)
-        return learner, images
-    available = _available(learner.memory.features, arrived)
-    coding, dimension, most = learner.coding, dimension_of(learner, one), learner.features_per_class
-
-    def size(per_class: int) -> int:
-        return coding.nbytes(sum(min(count, per_class) for count in available), dimension)
-
-    if budget is not None:
-        most = largest(size, budget - images, most)
-        if not most:
-            least = coding.nbytes(len(available), dimension)
-            if budget >= least:
-                raise _too_many_images(learner, images, budget, len(arrived), one.sample_bytes, vectors=least)
-            few = f"A budget of {budget:,} bytes is too small for {len(available)} classes"
-            raise UsageError(f"{few}: one vector of each would be {least:,}.")
-        learner = remake(learner, features_per_class=most, weights=learner.weights)
-    return learner, images + size(most)
-
-
-def _too_many_images(
-    learner: Learner, images: int, budget: int, classes: int, image: int, vectors: int = 0
-) -> UsageError:
-    """What is said where images do not fit, beside so many bytes of vectors: how many to ask for instead."""
-    per_class = (budget - vectors) // (classes * image)
-    if not per_class and not vectors:
-        least = f"one image of each would be {classes * image:,}"
-        return UsageError(f"A budget of {budget:,} bytes is too small for {classes} classes: {least}.")
-    total = per_class and isinstance(learner, Rehearsing) and learner.exemplars.images_total is not None
-    fewer = f"--set images_total={per_class * classes}" if total else f"--images-per-class {per_class}"
-    beside = f"one vector of each class {vectors:,}, " if vectors else ""
-    kept = f"The images that are kept would be {images:,} bytes, {beside}the budget is {budget:,}"
-    return UsageError(f"{kept}. Keep {fewer}.")
-
-
-def _available(memory: FeatureMemory | ImageMemory, arrived: list[int]) -> list[int]:
-    """How many of each class there are to choose from: those stored, and those that arrive."""
-    stored = memory.counts.tolist()
-    return [old + new for old, new in zip(stored + [0] * (len(arrived) - len(stored)), arrived, strict=True)]
+    chosen = {} if budget is None else fit_update(learner, arriving, budget, one)
+    if chosen:
+        learner = remake(learner, **chosen, weights=learner.weights)
+    return learner, learner.memory_bytes(arriving, one)

@@ -1,4 +1,4 @@
-"""What will be kept is counted before anything is learned, and refused where it cannot be held."""
+"""The memory of a run is predicted before anything is learned, and refused where the machine cannot hold it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from conftest import blobs, patterns
 
 from engram.data import Stream, split
 from engram.errors import UsageError
-from engram.experiments import keeping, run
-from engram.experiments.keeping import images_before, memory_bytes
-from engram.methods import make
+from engram.experiments import estimate, run
+from engram.experiments.estimate import class_counts
+from engram.methods import Learner, make
 
 QUICK = {"epochs": 1, "batch_size": 16, "learning_rate": 0.1}
 
@@ -37,27 +37,25 @@ def test_the_bytes_that_are_counted_before_are_those_that_are_kept_in_the_end(
 ) -> None:
     for dataset in (patterns(), blobs()):
         stream = split(dataset, classes_per_task=2, seed=0)
-        learner = make(method, **QUICK, **settings)
-        expected = memory_bytes(learner, stream)
+        new, learner = make(method, **QUICK, **settings), make(method, **QUICK, **settings)
         for task in stream:
-            assert images_before(learner, stream, task.index) == len(learner.memory.images)
+            counts = class_counts(stream.tasks[: task.index + 1])
             learner.learn(task)
-        assert learner.memory.nbytes == expected
+            assert new.stored_images(counts) == len(learner.memory.images)
+            assert new.stored_features(counts) == len(learner.memory.features)
+            assert new.memory_bytes(counts, task.train) == learner.memory.nbytes
 
 
 def test_what_this_machine_cannot_hold_is_refused_before_a_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = split(patterns(), classes_per_task=2, seed=0)  # 48 images of 192 bytes
-    monkeypatch.setattr(keeping, "machine_memory", lambda: 3 * 48 * 192 - 1)
-    with pytest.raises(
-        UsageError,
-        match=r"^The method 'joint' would keep 48 images of 192 bytes, 0\.0 GB, and 3 times that .* with --image-size",
-    ):
+    monkeypatch.setattr("engram.experiments.estimate.machine_memory", lambda: 3 * 48 * 192 - 1)
+    with pytest.raises(UsageError, match=r"'joint' .* 48 images of 192 bytes, and 3 .*--image-size"):
         run(make("joint", **QUICK), stream, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert run(make("joint", **QUICK), stream.first(1)).memory_bytes == 24 * 192
-    monkeypatch.setattr(keeping, "machine_memory", lambda: 3 * 48 * 192)
+    monkeypatch.setattr("engram.experiments.estimate.machine_memory", lambda: 3 * 48 * 192)
     assert run(make("joint", **QUICK), stream).memory_bytes == 48 * 192
 
 
@@ -69,7 +67,11 @@ def test_a_codec_that_does_not_suit_the_network_is_refused_before_a_folder_is_ma
 
 
 def test_the_memory_of_this_machine_is_known() -> None:
-    assert 2**28 < keeping.machine_memory() < 2**50
+    assert 2**28 < estimate.machine_memory() < 2**50
+
+
+def memory_bytes(learner: Learner, stream: Stream) -> int:
+    return learner.memory_bytes(class_counts(stream.tasks), stream.tasks[0].train)
 
 
 def test_a_class_that_comes_again_is_counted_once() -> None:
