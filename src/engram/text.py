@@ -42,3 +42,21 @@ def unfit(name: str) -> str | None:
     if kinds & NOT_IN_NAMES or not kinds - UNSEEN:
         return f"'{printable(name)}' cannot be the name of a class: it has characters that cannot be shown on a line."
     return None
+
+
+def format_bytes(count: int) -> str:
+    """Bytes in MB of 2^20, as the paper counts, or in KB where they are few."""
+    return f"{count / 2**20:.2f} MB" if count >= 100 * 2**10 else f"{count / 2**10:.1f} KB"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 class`, `2 classes`, `1,234 images`."""
+    many = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else many}"

@@ -32,14 +32,14 @@ def test_accuracy_classes_matrix_and_mistakes_are_told_on_stdout(place: Path) ->
     done = run("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     first, second, *rest = done.stdout.splitlines()
-    assert first == "accuracy 0.833 (95 % interval 0.418 to 0.989) on 6 pictures; mean over classes 0.667"
+    assert first == "accuracy 0.833 (95 % interval 0.418 to 0.989) on 6 images; mean over classes 0.667"
     assert re.fullmatch(r"expected calibration error 0\.\d{3} \(0\.\d{3} before calibration\)", second)
     assert rest == [
         "",
-        "pictures  right  precision  class",
-        "       3  1.000      0.750  [red]tulip",
-        "       2  1.000      1.000  gänseblümchen",
-        "       1  0.000          –  =1+1",
+        "images  recall  precision  class",
+        "     3   1.000      0.750  [red]tulip",
+        "     2   1.000      1.000  gänseblümchen",
+        "     1   0.000          –  =1+1",
         "",
         "true classes (rows) and predicted classes (columns, in the same order)",
         "3  ·  ·  [red]tulip",
@@ -47,7 +47,7 @@ def test_accuracy_classes_matrix_and_mistakes_are_told_on_stdout(place: Path) ->
         "1  ·  ·  =1+1",
         "",
         "most frequent mistakes",
-        "1 × =1+1 taken for [red]tulip",
+        "1 × =1+1 classified as [red]tulip",
     ]
     assert tree(place / "model") == before
 
@@ -70,7 +70,7 @@ def test_as_json_there_is_one_object_that_says_what_python_says(place: Path) -> 
 def test_a_class_without_pictures_has_no_numbers(place: Path) -> None:
     shutil.rmtree(place / "flowers" / FORMULA)
     done = run("evaluate", "model", "flowers", cwd=place)
-    assert "       –      –          –  =1+1\n" in done.stdout and "mistakes" not in done.stdout
+    assert "     –       –          –  =1+1\n" in done.stdout and "mistakes" not in done.stdout
     told = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
     assert told["classes"][2] == {"name": FORMULA, "images": 0, "accuracy": None, "precision": None}
 
@@ -81,8 +81,8 @@ def test_unknown_classes_are_reported_and_are_not_part_of_the_accuracy(place: Pa
     done = run("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     summary, unknown, *_ = done.stdout.split("\n\n")
-    assert summary.startswith("accuracy 0.833 (95 % interval 0.418 to 0.989) on 6 pictures")
-    assert unknown == (r"not counted: 9 pictures of 3 classes that the model does not know: Tulip, rose, \u202eevil")
+    assert summary.startswith("accuracy 0.833 (95 % interval 0.418 to 0.989) on 6 images")
+    assert unknown == (r"not counted: 9 images of 3 classes that the model does not know: Tulip, rose, \u202eevil")
     told = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
     assert told["accuracy"] == pytest.approx(5 / 6) and told["images"] == 6
     assert told["interval"] == pytest.approx([0.4178, 0.9886], abs=1e-4)
@@ -93,9 +93,7 @@ def test_of_many_unknown_classes_the_first_are_named(place: Path) -> None:
     for number in range(6):
         shutil.copytree(place / "flowers" / DAISY, place / "flowers" / f"new {number}")
     done = run("evaluate", "model", "flowers", cwd=place)
-    assert (
-        "12 pictures of 6 classes that the model does not know: new 0, new 1, new 2, new 3, new 4, …\n" in done.stdout
-    )
+    assert "12 images of 6 classes that the model does not know: new 0, new 1, new 2, new 3, new 4, …\n" in done.stdout
 
 
 def test_an_earlier_generation_may_be_asked(place: Path) -> None:
@@ -118,9 +116,9 @@ def test_what_is_left_out_is_told_on_stderr_and_in_json(place: Path) -> None:
     told = json.loads(done.stdout)
     assert told["images"] == 6 and len(told["skipped"]) == 3 and done.stdout.isascii()
     assert [line.split(": It")[0] for line in done.stderr.splitlines()] == [
-        "left out: flowers/notes.txt",
-        "left out: flowers/[red]tulip/cut.png",
-        r"left out: flowers/[red]tulip/\udcff.png",
+        "skipped: flowers/notes.txt",
+        "skipped: flowers/[red]tulip/cut.png",
+        r"skipped: flowers/[red]tulip/\udcff.png",
     ]
     assert run("evaluate", "model", "flowers", cwd=place).stdout.startswith("accuracy 0.833 (")
 
@@ -191,12 +189,12 @@ def test_hostile_names_fit_a_narrow_terminal(small_model: ModelFolder, place: Pa
     assert matrix.splitlines()[1:3] == ["3  ·  ·  [red]x", r"·  2  ·  \u202egnp.evil"]
     for part in (classes, matrix):
         assert HOSTILE[2] in part.replace("\n", "").replace(" ", "")
-    assert mistakes == f"most frequent mistakes\n1 × {HOSTILE[2]} taken for [red]x\n"
+    assert mistakes == f"most frequent mistakes\n1 × {HOSTILE[2]} classified as [red]x\n"
 
 
 def test_a_matrix_that_does_not_fit_is_left_to_json(place: Path) -> None:
     done = run("evaluate", "model", "flowers", cwd=place, columns=20)
-    assert "The confusion matrix of 3 classes is wider than the terminal; --json has it." in done.stdout
+    assert "The confusion matrix of 3 classes is wider than the terminal; --json prints it." in done.stdout
 
 
 def test_a_terminal_shows_bars_and_stdout_none_of_them(place: Path) -> None:

@@ -34,7 +34,7 @@ def command(*arguments: str, place: Path) -> subprocess.CompletedProcess[str]:
 def test_a_run_tells_what_was_left_out_and_keeps_a_result(place: Path) -> None:
     done = command("run", "hybrid", *DATA, *QUICK, "--out", "one", place=place)
     assert done.returncode == 0, done.stderr
-    assert "left out: imagenet/train/n00000000/empty.JPEG: It is empty. Copy it again.\n" in done.stderr
+    assert "skipped: imagenet/train/n00000000/empty.JPEG: It is empty. Copy it again.\n" in done.stderr
     result = json.loads((place / "one" / "result.json").read_text())
     assert (result["dataset"], len(result["curve"])) == ("imagenet100", 2)
     assert len(result["class_order"]) == 4 and "n00000003" not in result["class_order"]

@@ -48,15 +48,15 @@ def test_what_was_learned_is_told_on_stdout_and_nothing_on_stderr(flowers: Path,
     assert re.fullmatch(r"learned 2 new classes \(\[red\]tulip 6, gänseblümchen 6\) in \d+ s", lines[0])
     # Each number of a feature takes a byte, and each of its 1280 dimensions eight more for all.
     size = sum(path.stat().st_size for path in flowers.rglob("*.png")) / 1024
-    stored = f"{(12 + 8) * 1280 / 1024:.1f} KB stored in all"
-    assert lines[1] == f"model, generation 1: 2 classes; {stored}; this update: 12 pictures, {size:.1f} KB"
+    stored = f"memory {(12 + 8) * 1280 / 1024:.1f} KB"
+    assert lines[1] == f"model, generation 1: 2 classes; {stored}; this update: 12 images, {size:.1f} KB"
     low, high = interval(12, 12)
     assert lines[2] == (
-        f"accuracy 1.000 (95 % interval {low:.3f} to {high:.3f}) over all 2 classes, on 12 held-out pictures"
+        f"accuracy 1.000 (95 % interval {low:.3f} to {high:.3f}) over all 2 classes, on 12 held-out images"
     )
     model = load(ModelFolder(tmp_path / "model"))
     error = model.metadata.calibration.error_after
-    assert lines[3] == f"probabilities calibrated on 12 held-out pictures: expected calibration error {error:.3f}"
+    assert lines[3] == f"probabilities calibrated on 12 held-out images: expected calibration error {error:.3f}"
     assert lines[4:] == [
         "network efficientnet-lite0: not tuned (tuning is tried with at least 4 classes of 100 images each)",
         "classifier: ridge (penalty 1)",
@@ -72,7 +72,7 @@ def test_of_a_network_from_scratch_only_what_it_was_not_trained_on_is_judged(flo
     low, high = interval(right, 2)
     assert evidence.total == (1, 1)
     assert done.stdout.splitlines()[2:] == [
-        f"accuracy {right / 2:.3f} (95 % interval {low:.3f} to {high:.3f}) over all 2 classes, on 2 held-out pictures",
+        f"accuracy {right / 2:.3f} (95 % interval {low:.3f} to {high:.3f}) over all 2 classes, on 2 held-out images",
         "network small: tuned (it starts from random weights)",
         "classifier: softmax regression (C 100)",
     ]
@@ -81,7 +81,7 @@ def test_of_a_network_from_scratch_only_what_it_was_not_trained_on_is_judged(flo
 def test_where_nothing_was_held_out_accuracy_is_not_known(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", "model", "flowers", "--hold-out", "0", *SMALL, *ONCE, cwd=tmp_path)
     assert done.stdout.splitlines()[2] == (
-        "accuracy: not known, as no picture was held out. Measure it with: engram evaluate MODEL FOLDER"
+        "accuracy: not known, as no image was held out. Measure it with: engram evaluate MODEL FOLDER"
     )
 
 
@@ -90,7 +90,7 @@ def test_where_some_classes_have_no_held_out_picture_they_are_counted(flowers: P
     draw(tmp_path / "more", ("rose", "lily"), 10)
     done = run("learn", "model", "more", *ONCE, cwd=tmp_path)
     accuracy = done.stdout.splitlines()[2]
-    assert " over 2 of 4 classes, on 2 held-out pictures" in accuracy and "Nothing is known of the others" in accuracy
+    assert " over 2 of 4 classes, on 2 held-out images" in accuracy and "other classes were not measured" in accuracy
 
 
 def test_the_next_time_new_and_known_classes_are_told_apart(model: ModelFolder, tmp_path: Path) -> None:
@@ -100,12 +100,10 @@ def test_the_next_time_new_and_known_classes_are_told_apart(model: ModelFolder, 
     assert done.stdout.startswith("learned 1 new class (rose 5), 1 known class ([red]tulip 5) in ")
     assert "model, generation 3: 4 classes; " in done.stdout
     assert re.search(
-        r"^accuracy .* over all 4 classes, on \d+ held-out pictures\. This is an estimate: ", done.stdout, re.M
+        r"^accuracy .* over all 4 classes, on \d+ held-out images\. This is an estimate: ", done.stdout, re.M
     )
     assert "\nnetwork small: tuned (it starts from random weights)\n" in done.stdout
-    assert re.search(
-        r"^stored features were adapted with ω \d\.\d{3} \(\d\.\d{3} without adaptation\)$", done.stdout, re.M
-    )
+    assert re.search(r"^stored features were adapted: ω \d\.\d{3} \(\d\.\d{3} without adaptation\)$", done.stdout, re.M)
 
 
 def test_more_for_a_frozen_network_is_no_estimate(flowers: Path, tmp_path: Path) -> None:
@@ -117,7 +115,7 @@ def test_more_for_a_frozen_network_is_no_estimate(flowers: Path, tmp_path: Path)
     low, high = interval(sum(evidence.correct), 22)
     assert done.stdout.splitlines()[2:3] == [
         f"accuracy {sum(evidence.correct) / 22:.3f} (95 % interval {low:.3f} to {high:.3f}) over all 3 classes, "
-        "on 22 held-out pictures"
+        "on 22 held-out images"
     ]
     assert "network efficientnet-lite0: not tuned (images of the older classes are gone" in done.stdout
     assert "adapted" not in done.stdout
@@ -147,7 +145,7 @@ def test_as_json_there_is_one_object_with_all_of_it(model: ModelFolder, tmp_path
     assert (told["network"], told["classifier"]) == ("small", "linear SVM (C 1)")
     assert told["warnings"] == []
     assert [left["path"] for left in told["skipped"]] == ["more/rose/broken.png"]
-    assert done.stderr == f"left out: more/rose/broken.png: {told['skipped'][0]['reason']}\n"
+    assert done.stderr == f"skipped: more/rose/broken.png: {told['skipped'][0]['reason']}\n"
 
 
 def test_as_json_a_frozen_network_says_so(flowers: Path, tmp_path: Path) -> None:
@@ -254,7 +252,7 @@ def test_a_single_picture_of_a_single_class_is_told_in_the_singular(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("learned 1 new class ([red]tulip 1) in ")
-    assert lines[1].startswith("model, generation 1: 1 class; 11.2 KB stored in all; this update: 1 picture, 0.")
+    assert lines[1].startswith("model, generation 1: 1 class; memory 11.2 KB; this update: 1 image, 0.")
     assert lines[2].startswith("accuracy: not known")
     assert [line.split(".")[0] for line in lines if line.startswith("warning: ")] == [
         "warning: The model knows one class only, and so gives it for any image",
@@ -276,10 +274,10 @@ def test_what_is_left_out_is_told_on_stderr_even_when_it_is_to_be_quiet(flowers:
         done = run("learn", "model", "flowers", "--quiet", *asked, *ONCE, cwd=tmp_path)
         assert done.returncode == 0
         assert sorted(line.split(": It")[0] for line in done.stderr.splitlines()) == [
-            "left out: flowers/[red]tulip/:smile: [red].txt",
-            "left out: flowers/empty: This class has no pictures.",
-            r"left out: flowers/gänseblümchen/\udcff.png",
-            r"left out: flowers/gänseblümchen/\x1b[31mred.png",
+            "skipped: flowers/[red]tulip/:smile: [red].txt",
+            "skipped: flowers/empty: This class has no pictures.",
+            r"skipped: flowers/gänseblümchen/\udcff.png",
+            r"skipped: flowers/gänseblümchen/\x1b[31mred.png",
         ]
         if asked:
             told = json.loads(done.stdout)
@@ -292,7 +290,7 @@ def test_of_many_that_are_left_out_twenty_are_told(flowers: Path, tmp_path: Path
         (flowers / TULIP / f"{number:02}.txt").touch()
     done = run("learn", "model", "flowers", "--dry-run", cwd=tmp_path)
     lines = done.stderr.splitlines()
-    assert len(lines) == 21 and lines[-1] == "left out: 10 more; --json lists all"
+    assert len(lines) == 21 and lines[-1] == "skipped: 10 more; --json lists all"
     told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
     assert len(told["skipped"]) == 30
 
@@ -306,11 +304,11 @@ def test_a_dry_run_tells_what_would_be_made_and_changes_nothing(flowers: Path, t
     done = run("learn", "model", "flowers", "--dry-run", "--budget", "1MB", *SMALL, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == f"would make model: 2 new classes ({TULIP} 6, {DAISY} 6)"
+    assert lines[0] == f"would create model: 2 new classes ({TULIP} 6, {DAISY} 6)"
     why = re.escape("(it starts from random weights)")
     assert re.fullmatch(rf"network small at 16 pixels, trained for {epochs} epochs {why}; about \d+ s here", lines[1])
     assert lines[2:] == [
-        "kept: at most 1.2 KB, up to 250 features a class; the budget is 1.00 MB",
+        "memory: at most 1.2 KB, up to 250 features per class; the budget is 1.00 MB",
         "Nothing was changed.",
     ]
     told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", *SMALL, cwd=tmp_path).stdout)
@@ -350,7 +348,7 @@ def test_a_dry_run_tells_what_would_be_taught_and_changes_nothing(model: ModelFo
     before = tree(tmp_path)
     done = run("learn", "model", "more", "--dry-run", cwd=tmp_path)
     assert done.stdout.startswith(
-        f"would teach model: 1 known class ({TULIP} 1)\n"
+        f"would update model: 1 known class ({TULIP} 1)\n"
         "network small at 16 pixels, not trained (these classes alone show it nothing to tell apart); about "
     )
     draw(tmp_path / "new", ("rose", "lily"), 2)
@@ -575,7 +573,7 @@ def test_a_model_may_have_any_name(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", name, "flowers", *ONCE, cwd=tmp_path)
     assert done.returncode == 0 and r"\udcff[red] :smile:, generation 1: 2 classes" in done.stdout
     done = run("learn", name, "flowers", "--dry-run", cwd=tmp_path)
-    assert r"would teach \udcff[red] :smile:: 2 known classes" in done.stdout
+    assert r"would update \udcff[red] :smile:: 2 known classes" in done.stdout
     done = run("learn", "\x1b[31mabsent", ":smile:\x1b[31m", cwd=tmp_path)
     assert done.stderr.startswith(r"error: :smile:\x1b[31m cannot be found.")
 
@@ -618,7 +616,7 @@ def test_ctrl_c_in_a_first_training_leaves_no_folder(form: str, flowers: Path, t
     assert (tmp_path / "model").exists()
     watched.interrupt()
     assert watched.wait() == 130
-    assert watched.seen.endswith("Stopped. Nothing was changed.\r\n") and watched.printed == ""
+    assert watched.seen.endswith("Interrupted. Nothing was changed.\r\n") and watched.printed == ""
     assert not (tmp_path / "model").exists() and tree(flowers) == before
 
 
@@ -629,7 +627,7 @@ def test_ctrl_c_while_a_model_is_taught_leaves_it_as_it_was(model: ModelFolder, 
     watched.wait_for("train")
     watched.interrupt()
     assert watched.wait() == 130
-    assert "Stopped. Nothing was changed." in watched.seen and watched.printed == ""
+    assert "Interrupted. Nothing was changed." in watched.seen and watched.printed == ""
     assert tree(tmp_path) == before
 
 

@@ -18,7 +18,7 @@ from models_made import DAISY, FORMULA, NAMES, TULIP, copied
 from rich.cells import cell_len
 
 from engram import storage
-from engram.cli import forget as forgetting
+from engram.cli import edit as forgetting
 from engram.cli import main
 from engram.model import ModelFolder, forget, load, rename, rollback
 from engram.model.accuracy import interval
@@ -68,9 +68,9 @@ def tree(path: Path) -> dict[str, bytes]:
 def test_inspect_shows_classes_bytes_and_history_in_aligned_columns(small_model: ModelFolder, engram: Engram) -> None:
     code, out, err = engram("inspect", small_model.path)
     assert (code, err) == (0, "")
-    assert "features; network small, pictures at 16 pixels a side" in out
+    assert "features; network small, images of 16 pixels a side" in out
     assert "4.5 KB (4,608 bytes): features 4,608, images 0; no budget" in out
-    assert re.search(r"^adaptation   ω [01]\.\d{3}, unadapted 0\.\d{3}, on 24 samples that were held out$", out, re.M)
+    assert re.search(r"^adaptation   ω [01]\.\d{3}, 0\.\d{3} without, on 24 held-out samples$", out, re.M)
     assert re.search(r"^classifier   linear SVM \(C 1\)$", out, re.M)
     assert re.search(r"^calibration  never calibrated$", out, re.M)
     assert "epochs 10 (70)" in out and "momentum" not in out
@@ -80,10 +80,10 @@ def test_inspect_shows_classes_bytes_and_history_in_aligned_columns(small_model:
         "       6       0  1,536    48  [red]tulip",
         "       6       0  1,536    24  gänseblümchen",
         "       6       0  1,536    24  =1+1",
-        "      18       0  4,608    96  in all, 3 classes",
+        "      18       0  4,608    96  total, 3 classes",
     ]
-    assert re.fullmatch(r"1  [\d-]{10} [\d:]{8}  learn   kept    2 new \(48 samples\)", lines[-2])
-    assert re.fullmatch(r"2  .*  learn   in use  1 new \(24 samples\), 1 known \(24 samples\)", lines[-1])
+    assert re.fullmatch(r"1  [\d-]{10} [\d:]{8}  learn   stored   2 new \(48 samples\)", lines[-2])
+    assert re.fullmatch(r"2  .*  learn   current  1 new \(24 samples\), 1 known \(24 samples\)", lines[-1])
 
 
 def test_inspect_shows_accuracy_with_its_interval_and_the_calibration_measured(
@@ -92,10 +92,9 @@ def test_inspect_shows_accuracy_with_its_interval_and_the_calibration_measured(
     facts = load(calibrated_model).metadata
     low, high = interval(sum(facts.held_out_counts.correct), 36)
     out = " ".join(engram("inspect", calibrated_model.path).out.split())
-    share = sum(facts.held_out_counts.correct) / 36
-    accuracy = f"accuracy {share:.3f} (95 % interval {low:.3f} to {high:.3f}) over all classes"
-    assert f"{accuracy}, on 36 held-out pictures; an estimate, as the network has changed since" in out
-    measured = f"expected calibration error {facts.calibration.error_after:.3f} on 36 held-out pictures"
+    accuracy = f"accuracy {sum(facts.held_out_counts.correct) / 36:.3f} (95 % interval {low:.3f} to {high:.3f}) over all classes"
+    assert f"{accuracy}, on 36 held-out images; an estimate, since the network has changed" in out
+    measured = f"expected calibration error {facts.calibration.error_after:.3f} on 36 held-out images"
     assert f"calibration temperature {facts.calibration.temperature:.3g}, {measured}" in out
     found = json.loads(engram("inspect", calibrated_model.path, "--json").out)
     assert found["accuracy"] == sum(facts.held_out_counts.correct) / 36 and found["interval"] == [low, high]
@@ -151,7 +150,7 @@ def test_no_name_breaks_the_tables_or_is_taken_for_markup(name: str, model: Mode
     assert all(letter.isprintable() for line in lines for letter in line)
     escaped = name.strip().replace("\u202e", "\\u202e")
     header = next(number for number, line in enumerate(lines) if line.startswith("features  images"))
-    total = next(number for number, line in enumerate(lines) if "in all, 3 classes" in line)
+    total = next(number for number, line in enumerate(lines) if "total, 3 classes" in line)
     shown = "".join(line[31:] for line in lines[header + 2 : total - 1])
     assert shown.replace(" ", "") == escaped.replace(" ", "")
     assert len([line for line in lines if re.match(r"[123]  20", line)]) == 3  # one line a generation
@@ -164,8 +163,7 @@ def test_no_name_breaks_the_tables_or_is_taken_for_markup(name: str, model: Mode
 def test_verify_says_whole_or_what_is_not(model: ModelFolder, engram: Engram) -> None:
     code, out, err = engram("verify", model.path)
     assert (code, err) == (0, "")
-    assert re.match(r"whole: 2 generations, number 2 in use, 0\.\d\d MB\n", out)
-    assert "find damage, not forgery" in out
+    assert re.match(r"intact: 2 generations, current 2, 0\.\d\d MB\n", out)
     assert json.loads(engram("verify", model.path, "--json").out)["intact"] is True
     (model.path / "generations" / "000001" / "learner.safetensors").write_bytes(b"")
     (model.path / "odd\x1b[31m").write_text("")
@@ -185,12 +183,12 @@ def test_forget_is_refused_where_nobody_can_be_asked(model: ModelFolder, engram:
     code, out, err = engram("forget", model.path, DAISY)
     assert (code, out) == (2, "")
     for part in (
-        "6 stored vectors and 0 stored images",
-        "rows of the head and of the classifier",
+        "6 stored features and 0 exemplars",
+        "weights in head and classifier",
         "names",
         "details of the history",
-        "every generation there is now (1, 2)",
-        "There is no way back",
+        "(1, 2)",
+        "cannot be undone",
         "not unlearned",
         "add --yes",
     ):
@@ -202,15 +200,15 @@ def test_forget_with_yes_asks_nothing_and_says_what_is_left(model: ModelFolder, 
     code, out, err = engram("forget", model.path, DAISY, FORMULA, "--yes")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        f"forgotten: '{DAISY}', '{FORMULA}'; 3.0 KB less is kept",
-        f"{model.path}, generation 3, the only one: 1 class",
+        f"forgotten: '{DAISY}', '{FORMULA}'; 3.0 KB less memory",
+        f"{model.path}, generation 3: 1 class",
     ]
     assert load(model).names == (TULIP,)
 
 
 def test_forget_says_of_which_classes_the_generation_in_use_knows_nothing(model: ModelFolder, engram: Engram) -> None:
     rollback(model)
-    told = f"Only in generations that are not in use, and gone with these: '{FORMULA}'. The classes in use stay"
+    told = f"Only in earlier generations, and removed with them: '{FORMULA}'."
     assert told in engram("forget", model.path, FORMULA)[2]
     code, out, err = engram("forget", model.path, FORMULA, "--yes")
     assert (code, err) == (0, "") and told in out
@@ -260,11 +258,11 @@ def test_forget_that_was_interrupted_says_how_to_finish(
 def test_forget_does_what_a_person_answers(
     answer: str, code: int, model: ModelFolder, engram: Engram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "asked_by_a_person", lambda: True)
+    monkeypatch.setattr(forgetting, "_is_interactive", lambda: True)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     done = engram("forget", model.path, DAISY)
     assert done.code == code
-    assert "There is no way back" in done.err and ("Nothing was changed" in done.err) == bool(code)
+    assert "cannot be undone" in done.err and ("Nothing was changed" in done.err) == bool(code)
     assert (DAISY in load(model).names) == bool(code)
 
 
@@ -288,17 +286,17 @@ def test_forget_asks_on_a_terminal_and_only_yes_is_yes(model: ModelFolder) -> No
 def test_rename_merge_and_rollback_say_what_is_now_in_use(model: ModelFolder, engram: Engram) -> None:
     code, out, _ = engram("rename", model.path, DAISY, "daisy")
     assert code == 0
-    assert out == f"'{DAISY}' is now called 'daisy'\n{model.path}, generation 3: 3 classes\n"
+    assert out == f"'{DAISY}' is now 'daisy'\n{model.path}, generation 3: 3 classes\n"
     code, out, _ = engram("merge", model.path, "daisy", TULIP)
     assert code == 0
-    assert out.startswith(f"'daisy' is now '{TULIP}'; 6 vectors and 0 images are kept of both\n")
+    assert out.startswith(f"'daisy' is merged into '{TULIP}': 6 stored features and 0 exemplars\n")
     code, out, _ = engram("rollback", model.path)
     assert code == 0
-    assert re.match(r"generation 3 of \S+Z is in use instead of 4\n.*my model, generation 3: 3 classes\n", out)
+    assert re.match(r"generation 3 of \S+Z is current; it was 4\n.*my model, generation 3: 3 classes\n", out)
     code, out, _ = engram("rollback", model.path, "--to", "1")
     assert code == 0 and load(model).names == (TULIP, DAISY)
     history = engram("inspect", model.path).out.splitlines()[-4:]
-    assert [line.split()[4] for line in history] == ["in", "kept", "kept", "kept"]
+    assert [line.split()[4] for line in history] == ["current", "stored", "stored", "stored"]
     assert history[2].endswith(f"{DAISY} → daisy") and history[3].endswith(f"daisy into {TULIP}")
 
 
@@ -327,7 +325,7 @@ def test_rollback_mends_what_points_to_the_generations(model: ModelFolder, engra
     told = engram("inspect", model.path)
     assert told.code == 1 and f"engram rollback '{model.path}' --to 2" in told.err
     code, out, _ = engram("rollback", model.path, "--to", "2")
-    assert code == 0 and "current.json was damaged, and is mended" in out
+    assert code == 0 and "current.json was damaged and is repaired" in out
     assert engram("verify", model.path).code == 0
 
 

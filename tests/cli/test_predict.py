@@ -155,7 +155,7 @@ def test_a_path_with_a_newline_cannot_be_listed_but_named(place: Path) -> None:
     (place / "new\nline.png").write_bytes((place / "a.png").read_bytes())
     done = run("predict", "model", "-", cwd=place, stdin=b"new\nline.png\n")
     assert done.returncode == 1
-    assert done.stderr == ("left out: new: There is no such file.\nleft out: line.png: There is no such file.\n")
+    assert done.stderr == ("skipped: new: There is no such file.\nskipped: line.png: There is no such file.\n")
     done = run("predict", "model", "new\nline.png", "--top", "1", cwd=place)
     assert done.returncode == 0 and done.stdout.startswith(rf"new\nline.png: {TULIP} ")
 
@@ -176,8 +176,8 @@ def test_folders_are_searched_and_what_is_left_out_is_told(place: Path) -> None:
     assert done.returncode == 0  # those were not asked for by name
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["deep/1.PNG", "deep/er/2.png"]
     assert sorted(line.split(".")[0] for line in done.stderr.splitlines()) == [
-        "left out: deep/er/up: This link leads in a circle, back to a folder that it lies in",
-        "left out: deep/notes",
+        "skipped: deep/er/up: This link leads in a circle, back to a folder that it lies in",
+        "skipped: deep/notes",
     ]
 
 
@@ -245,8 +245,8 @@ def test_hostile_names_of_classes_come_through_every_form(calibrated_model: Mode
         (("model", "a.png", "--reject", "half"), 2, "Invalid value for '--reject'"),
         (("model", "a.png", "--top", "0"), 2, "Invalid value for '--top'"),
         (("model",), 2, "Missing argument 'IMAGE|FOLDER|-...'"),
-        (("model", "empty"), 1, "error: There is no picture among what was named.\n"),
-        (("model", "-"), 1, "error: There is no picture among what was named.\n"),
+        (("model", "empty"), 1, "error: There is no image in empty.\n"),
+        (("model", "-"), 1, "error: There is no image in -.\n"),
         (("absent", "a.png"), 1, "error: There is no model in absent. Make one with: engram learn absent FOLDER\n"),
         (("my model", "a.png"), 1, "There is no model in my model. Make one with: engram learn 'my model' FOLDER\n"),
         (("a.png", "a.png"), 1, "error: There is no model in a.png."),
@@ -351,4 +351,4 @@ def test_a_list_that_is_closed_is_empty(place: Path) -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" <&-', "sh", *command], cwd=place, capture_output=True, text=True, env=ENVIRONMENT
     )
-    assert (done.returncode, done.stderr) == (1, "error: There is no picture among what was named.\n")
+    assert (done.returncode, done.stderr) == (1, "error: There is no image in -.\n")

@@ -11,7 +11,6 @@ from engram.cli import (
     edit,
     evaluate,
     export,
-    forget,
     inspect,
     learn,
     listing,
@@ -20,7 +19,6 @@ from engram.cli import (
     run,
     serve,
     suite,
-    verify,
 )
 
 app = typer.Typer(
@@ -51,7 +49,7 @@ app.command("run")(run.run)
 app.command("methods")(listing.methods)
 app.command("datasets")(listing.datasets)
 app.command("networks")(listing.networks)
-app.command("suites")(suite.suites)
+app.command("suites")(listing.suites)
 app.command("suite")(suite.suite)
 app.command("report")(report.report)
 app.command("learn")(learn.learn)
@@ -59,8 +57,8 @@ app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("inspect")(inspect.inspect)
-app.command("verify")(verify.verify)
-app.command("forget")(forget.forget)
+app.command("verify")(inspect.verify)
+app.command("forget")(edit.forget)
 app.command("rename")(edit.rename)
 app.command("merge")(edit.merge)
 app.command("rollback")(edit.rollback)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engram.cli.words import skipped_lines
+from engram.cli.output import skipped_lines
 
 if TYPE_CHECKING:
     from engram.cli.display import Display

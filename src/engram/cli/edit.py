@@ -1,77 +1,147 @@
-"""`engram rename`, `engram merge` and `engram rollback`: changes of a model that can be undone."""
+"""`engram rename`, `merge`, `rollback` and `forget`: changes to a model that need no images."""
 
 from __future__ import annotations
 
-import json as json_format
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engram.cli.options import Json, ModelPath
-from engram.text import printable
+from engram.cli.output import print_json
+from engram.errors import UsageError
+from engram.text import format_bytes, plural, printable
 
 if TYPE_CHECKING:
-    from engram.model import EditResult
+    from engram.model import EditResult, ForgetPreview
+
+NO_WAY_BACK = (
+    "This cannot be undone. The network keeps its weights: what they learned from these images is not unlearned. "
+    "Copies and exports of the model elsewhere are not touched."
+)
 
 
 def rename(
     model: ModelPath,
-    old: Annotated[str, typer.Argument(metavar="OLD", help="The class, by its present name.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The name to give it.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The present name of the class.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
     json: Json = False,
 ) -> None:
-    """Give a class another name. The history and earlier generations still have the old one."""
+    """Rename a class. The history and earlier generations keep the old name."""
     from engram.model import ModelFolder
     from engram.model import rename as rename_class
 
     done = rename_class(ModelFolder(model), old, new)
-    _show(done, f"'{printable(done.details['from'])}' is now called '{printable(done.details['to'])}'", model, json)
+    _print(done, f"'{printable(done.details['from'])}' is now '{printable(done.details['to'])}'", model, json)
 
 
 def merge(
     model: ModelPath,
-    name: Annotated[str, typer.Argument(metavar="CLASS", help="The class that is joined into another.")],
-    into: Annotated[str, typer.Argument(metavar="INTO", help="The class that answers for both from then on.")],
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="The class to merge into another.")],
+    into: Annotated[str, typer.Argument(metavar="INTO", help="The class that stands for both from now on.")],
     json: Json = False,
 ) -> None:
-    """Make one class of two, such as two names of one thing.
-
-    As much is kept as of the larger. `engram rollback` brings the two back.
-    """
+    """Merge two classes, such as two names of one thing. `engram rollback` undoes it."""
     from engram.model import ModelFolder
     from engram.model import merge as merge_classes
 
     done = merge_classes(ModelFolder(model), name, into)
-    kept = f"{done.details['features']:,} vectors and {done.details['images']:,} images are kept of both"
-    _show(done, f"'{printable(done.details['class'])}' is now '{printable(done.details['into'])}'; {kept}", model, json)
+    stored = f"{plural(done.details['features'], 'stored feature')} and {plural(done.details['images'], 'exemplar')}"
+    merged = f"'{printable(done.details['class'])}' is merged into '{printable(done.details['into'])}'"
+    _print(done, f"{merged}: {stored}", model, json)
 
 
 def rollback(
     model: ModelPath,
     to: Annotated[
-        int | None, typer.Option("--to", metavar="N", help="A generation; by default the one the present came from.")
+        int | None, typer.Option("--to", metavar="N", help="A generation. Default: the parent of the current one.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Put an earlier generation of a model in use again. None is lost: return to a later one with --to.
+    """Make an earlier generation current. None is lost: return to a later one with --to.
 
-    A damaged current.json is repaired as well. `engram inspect` lists the generations.
+    This also repairs a damaged current.json. `engram inspect` lists the generations.
     """
     from engram.model import ModelFolder
     from engram.model import rollback as roll_back
 
     done = roll_back(ModelFolder(model), to)
     before = done.details["from"]
-    was = "again; current.json was damaged, and is mended" if before is None else f"instead of {before}"
-    was = "as it was before" if before == done.generation else was
-    _show(done, f"generation {done.generation} of {done.details['created']} is in use {was}", model, json)
+    how = f"; it was {before}" if before not in (None, done.generation) else ""
+    how = "; current.json was damaged and is repaired" if before is None else how
+    _print(done, f"generation {done.generation} of {done.details['created']} is current{how}", model, json)
 
 
-def _show(done: EditResult, what: str, model: Path, json: bool) -> None:
+def forget(
+    model: ModelPath,
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="The classes to forget.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove classes from a model, with every earlier generation. This cannot be undone.
+
+    Their stored features, exemplars and names are deleted, and the classifier is fitted again. The network's weights
+    are not unlearned.
+    """
+    from engram.model import ModelFolder, preview_forget
+    from engram.model import forget as forget_classes
+
+    folder = ModelFolder(model)
+    if not yes:
+        _confirm(f"{_removed(preview_forget(folder, classes), model)} {NO_WAY_BACK}")
+    try:
+        done = forget_classes(folder, classes)
+    except KeyboardInterrupt:
+        again = f"engram verify {shlex.quote(str(model))}"
+        typer.echo(f"Interrupted. If the preview_forget had begun, this completes it: {again}", err=True)
+        raise typer.Exit(130) from None
+    lines = [f"forgotten: {_quoted(done.details['forgotten'])}; {format_bytes(done.details['bytes'])} less memory"]
+    if done.details["not_in_use"]:
+        lines.append(_only_in_earlier(done.details["not_in_use"]))
+    _print(done, "\n".join(lines), model, json)
+
+
+def _confirm(warning: str) -> None:
+    if not _is_interactive():
+        raise UsageError(f"{warning} To do this without confirmation, add --yes.")
+    typer.echo(f"{warning}\nForget? [y/N] ", err=True, nl=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        typer.echo("Nothing was changed.", err=True)
+        raise typer.Exit(1)
+
+
+def _is_interactive() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _removed(removed: ForgetPreview, model: Path) -> str:
+    memory = f"{plural(removed.features, 'stored feature')} and {plural(removed.images, 'exemplar')}"
+    generations = ", ".join(map(str, removed.generations))
+    text = (
+        f"This removes {_quoted(removed.names)} from {printable(model)}: {memory} ({format_bytes(removed.bytes)}), "
+        f"their weights in head and classifier, their names, the details of the history, and all generations up to now "
+        f"({generations})."
+    )
+    return f"{text} {_only_in_earlier(removed.not_in_use)}" if removed.not_in_use else text
+
+
+def _only_in_earlier(names: Sequence[str]) -> str:
+    return (
+        f"Only in earlier generations, and removed with them: {_quoted(names)}. Classes in the current generation are "
+        "kept, even if they were renamed."
+    )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"'{printable(name)}'" for name in names)
+
+
+def _print(done: EditResult, what: str, model: Path, json: bool) -> None:
     if json:
-        typer.echo(json_format.dumps(done.to_json()))
+        print_json(done.to_json())
         return
-    classes = "1 class" if len(done.classes) == 1 else f"{len(done.classes)} classes"
     typer.echo(what)
-    typer.echo(f"{printable(model)}, generation {done.generation}: {classes}")
+    typer.echo(f"{printable(model)}, generation {done.generation}: {plural(len(done.classes), 'class')}")

@@ -1,80 +1,68 @@
-"""`engram evaluate`: how well a model classifies labelled pictures."""
+"""`engram evaluate`: the accuracy of a model on labelled images."""
 
 from __future__ import annotations
 
-import json as json_format
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from engram.cli.options import Device, Json, ModelPath, Quiet
-from engram.cli.words import columns_there_are, counted, print_skipped, table
-from engram.text import printable
+from engram.cli.options import Device, Generation, Json, LabelledImages, ModelPath, Quiet
+from engram.cli.output import print_json, print_skipped, table
+from engram.text import plural, printable
 
 if TYPE_CHECKING:
     from engram.model import Evaluation
 
-NAME = 12  # columns that the confusion matrix leaves for the names beside it
-MISTAKES = 10  # that are printed
-UNKNOWN = 5  # names of unknown classes that are printed
+NAME_WIDTH = 12  # characters that the confusion matrix leaves for class names
+MOST_MISTAKES = 10
+MOST_UNKNOWN = 5  # names of unknown classes that are printed
 
 
 def evaluate(
     model: ModelPath,
-    source: Annotated[
-        Path, typer.Argument(metavar="FOLDER|LIST.csv", help="One sub-folder per class, or a list: path,label.")
-    ],
-    generation: Annotated[int | None, typer.Option(help="An earlier generation instead of the one in use.")] = None,
+    source: LabelledImages,
+    generation: Generation = None,
     device: Device = "auto",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Classify labelled pictures and print the accuracy, overall and per class, and the confusion matrix.
+    """Classify labelled images; print accuracy, overall and per class, and the confusion matrix.
 
-    Pictures of classes that the model does not know are counted, but are not part of the accuracy.
+    Images of classes that the model does not know are counted, but are not part of the accuracy.
     """
     from engram.cli.display import Display
     from engram.model import ModelFolder, load
-    from engram.model import evaluate as evaluate_pictures
+    from engram.model import evaluate as evaluate_images
 
     loaded = load(ModelFolder(model), generation=generation, device=device)
     with Display(quiet=quiet) as display:
-        evaluation = evaluate_pictures(loaded, source, display)
+        evaluation = evaluate_images(loaded, source, display)
     print_skipped(evaluation.skipped)
     if json:
-        typer.echo(json_format.dumps(evaluation.to_json()))
+        print_json(evaluation.to_json())
         return
-    typer.echo("\n\n".join(_parts(evaluation)))
-
-
-def _parts(evaluation: Evaluation) -> list[str]:
-    parts = [_summary(evaluation)]
-    if evaluation.unknown:
-        parts.append(_unknown(evaluation))
-    parts += [_classes(evaluation), _matrix(evaluation)]
-    if mistakes := evaluation.mistakes()[:MISTAKES]:
-        lines = [f"{count:,} × {printable(true)} taken for {printable(said)}" for true, said, count in mistakes]
-        parts.append("\n".join(["most frequent mistakes", *lines]))
-    return parts
+    sections = [_summary(evaluation), _unknown(evaluation), _classes(evaluation), _matrix(evaluation)]
+    typer.echo("\n\n".join(filter(None, [*sections, _mistakes(evaluation)])))
 
 
 def _summary(evaluation: Evaluation) -> str:
     low, high = evaluation.interval
     return (
         f"accuracy {evaluation.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}) on "
-        f"{counted(evaluation.images, 'picture')}; mean over classes {evaluation.mean_accuracy:.3f}\n"
+        f"{plural(evaluation.images, 'image')}; mean over classes {evaluation.mean_accuracy:.3f}\n"
         f"expected calibration error {evaluation.error_calibrated:.3f} "
         f"({evaluation.error_uncalibrated:.3f} before calibration)"
     )
 
 
 def _unknown(evaluation: Evaluation) -> str:
+    if not evaluation.unknown:
+        return ""
     names = [printable(each.name) for each in evaluation.unknown]
-    pictures = counted(sum(each.images for each in evaluation.unknown), "picture")
+    images = plural(sum(each.images for each in evaluation.unknown), "image")
     return (
-        f"not counted: {pictures} of {counted(len(names), 'class')} that the model does not know: "
-        f"{', '.join(names[:UNKNOWN])}{', …' if len(names) > UNKNOWN else ''}"
+        f"not counted: {images} of {plural(len(names), 'class')} that the model does not know: "
+        f"{', '.join(names[:MOST_UNKNOWN])}{', …' if len(names) > MOST_UNKNOWN else ''}"
     )
 
 
@@ -82,23 +70,29 @@ def _classes(evaluation: Evaluation) -> str:
     counts = evaluation.confusion.sum(dim=1).tolist()
     rows = zip(counts, evaluation.per_class(), evaluation.precision(), evaluation.names, strict=True)
     cells = [
-        (f"{count:,}" if count else "–", _share(right), _share(precision), name)
-        for count, right, precision, name in rows
+        (f"{count:,}" if count else "–", _share(recall), _share(precision), name)
+        for count, recall, precision, name in rows
     ]
-    return table([("pictures", "right", "precision", "class"), *cells], right=range(3))
+    return table([("images", "recall", "precision", "class"), *cells], right=range(3))
 
 
 def _matrix(evaluation: Evaluation) -> str:
     """The confusion matrix, if the terminal is wide enough for it."""
+    from rich.console import Console
+
     counts = evaluation.confusion.tolist()
     width = max(len(str(count)) for row in counts for count in row) + 2
-    if len(counts) * width + NAME > columns_there_are():
-        return f"The confusion matrix of {len(counts)} classes is wider than the terminal; --json has it."
-    rows = [[str(count or "·") for count in row] for row in counts]
-    named = [(*row, name) for row, name in zip(rows, evaluation.names, strict=True)]
-    return "true classes (rows) and predicted classes (columns, in the same order)\n" + table(
-        named, right=range(len(counts))
-    )
+    if len(counts) * width + NAME_WIDTH > Console().width:
+        return f"The confusion matrix of {len(counts)} classes is wider than the terminal; --json prints it."
+    rows = [(*(str(count or "·") for count in row), name) for row, name in zip(counts, evaluation.names, strict=True)]
+    title = "true classes (rows) and predicted classes (columns, in the same order)"
+    return f"{title}\n{table(rows, right=range(len(counts)))}"
+
+
+def _mistakes(evaluation: Evaluation) -> str:
+    mistakes = evaluation.mistakes()[:MOST_MISTAKES]
+    lines = [f"{count:,} × {printable(true)} classified as {printable(said)}" for true, said, count in mistakes]
+    return "\n".join(["most frequent mistakes", *lines]) if lines else ""
 
 
 def _share(value: float | None) -> str:

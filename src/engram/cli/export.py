@@ -1,36 +1,35 @@
-"""`engram export`: a model as a file for those who have no engram."""
+"""`engram export`: a model as a file that needs no engram."""
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from engram.cli.options import Json, ModelPath, Quiet
-from engram.cli.words import megabytes
-from engram.text import printable
+from engram.cli.options import Generation, Json, ModelPath, Quiet
+from engram.cli.output import print_json
+from engram.text import format_bytes, printable
+
+Out = Annotated[
+    Path,
+    typer.Argument(
+        metavar="OUT.onnx|OUT.npz|OUT.safetensors",
+        help=".onnx: the whole model; .npz: stored features and labels; .safetensors: the extractor's weights, for "
+        "engram learn --from-weights.",
+    ),
+]
 
 
 def export(
     model: ModelPath,
-    out: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUT",
-            help="The file: .onnx, the whole model; .npz, the stored vectors and labels; "
-            ".safetensors, the extractor's weights, for engram learn --from-weights.",
-        ),
-    ],
-    generation: Annotated[
-        int | None, typer.Option(metavar="N", help="An earlier generation; by default the one in use.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    out: Out,
+    generation: Generation = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a model as ONNX, what it keeps as arrays, or its weights. The model stays as it is."""
+    """Export a model as ONNX, its stored features as arrays, or its weights."""
     from engram.cli.display import Display
     from engram.model import ModelFolder, load
     from engram.model import export as export_model
@@ -41,6 +40,6 @@ def export(
         loaded = load(folder, generation=number, device="cpu")
         exported = export_model(loaded, out, generation=number, overwrite=overwrite, progress=display)
     if json:
-        typer.echo(json_format.dumps(exported.to_json()))
+        print_json(exported.to_json())
         return
-    typer.echo(f"{exported.kind}: {printable(exported.path)} ({megabytes(exported.bytes)}, generation {number})")
+    typer.echo(f"{exported.kind}: {printable(exported.path)} ({format_bytes(exported.bytes)}, generation {number})")

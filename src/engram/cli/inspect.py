@@ -1,116 +1,124 @@
-"""`engram inspect`: what a model knows and keeps, in bytes."""
+"""`engram inspect` and `engram verify`: what a model knows and stores, and whether its files are intact."""
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from engram.cli.options import Json, ModelPath
-from engram.cli.words import megabytes, table
+from engram.cli.output import print_json, table
+from engram.text import format_bytes, plural, printable
 
 if TYPE_CHECKING:
     from engram.model import Calibration, Generation, ModelSummary
 
 
+def verify(model: ModelPath, json: Json = False) -> None:
+    """Check every file of a model against its checksum, and its parts against each other.
+
+    This finds damage, not forgery: whoever can write the folder can write the checksums too. Files of an interrupted
+    write are removed. Exits with 1 if anything is wrong.
+    """
+    from engram.model import ModelFolder
+    from engram.model import verify as verify_model
+
+    found = verify_model(ModelFolder(model))
+    if json:
+        print_json(found.to_json())
+    elif found.intact:
+        generations = plural(len(found.generations), "generation")
+        typer.echo(f"intact: {generations}, current {found.in_use}, {format_bytes(found.bytes)}")
+    else:
+        typer.echo("\n".join(map(printable, found.problems)))
+    raise typer.Exit(0 if found.intact else 1)
+
+
 def inspect(model: ModelPath, json: Json = False) -> None:
-    """Show what a model knows and keeps: its classes, bytes, settings, how good it was found to be, its history."""
+    """Show a model: its classes, memory in bytes, settings, accuracy and history."""
     from engram.model import ModelFolder
     from engram.model import inspect as inspect_model
 
     found = inspect_model(ModelFolder(model))
     if json:
-        typer.echo(json_format.dumps(found.to_json()))
+        print_json(found.to_json())
         return
-    history = [("", "date", "action", "", ""), *map(_event, found.history)]
-    tables = [
-        table(_facts(found, model)),
-        table([("features", "images", "bytes", "seen", "class"), *_classes(found)], right=range(4)),
-        table(history, right=(0,), folded=False),
-    ]
-    typer.echo("\n\n".join(tables))
+    classes = table([("features", "images", "bytes", "seen", "class"), *_classes(found)], right=range(4))
+    history = table([("", "date", "action", "", ""), *map(_event, found.history)], right=(0,), overflow="ellipsis")
+    typer.echo("\n\n".join([table(_summary(found, model)), classes, history]))
 
 
-def _facts(found: ModelSummary, model: Path) -> list[tuple[str, str]]:
+def _summary(found: ModelSummary, model: Path) -> list[tuple[str, str]]:
     sizes = found.bytes
-    seen = "vectors" if found.image_size is None else f"pictures at {found.image_size} pixels a side"
-    budget = "no budget" if found.budget is None else f"{sizes.memory / found.budget:.0%} of {megabytes(found.budget)}"
+    inputs = "vectors" if found.image_size is None else f"images of {found.image_size} pixels a side"
+    budget = (
+        "no budget" if found.budget is None else f"{sizes.memory / found.budget:.0%} of {format_bytes(found.budget)}"
+    )
+    changed = [f"{name} {value} ({found.defaults.get(name)})" for name, value in sorted(found.changed.items())]
     rows = [
         ("model", f"{model}, generation {found.generation} of {found.created}, by engram {found.engram}"),
-        ("method", f"{found.method}; network {found.network}, {seen}"),
-        ("kept", f"{_exactly(sizes.memory)}: {_features(found)}, images {sizes.images:,}; {budget}"),
-        ("network", _exactly(sizes.network)),
-        ("folder", f"{_exactly(sizes.folder)}, all generations"),
+        ("method", f"{found.method}; network {found.network}, {inputs}"),
+        ("memory", f"{_exact(sizes.memory)}: {_features(found)}, images {sizes.images:,}; {budget}"),
+        ("network", _exact(sizes.network)),
+        ("folder", f"{_exact(sizes.folder)}, all generations"),
         ("classifier", found.classifier),
         ("accuracy", _accuracy(found)),
         ("calibration", _calibration(found.calibration)),
+        ("settings", "; ".join(changed) + " (in parentheses: the default)" if changed else "the defaults"),
     ]
-    if found.adaptation is not None:
-        rows.append(
-            (
-                "adaptation",
-                f"ω {found.adaptation.omega:.3f}, unadapted {found.adaptation.omega_unadapted:.3f}, "
-                f"on {found.adaptation.images:,} samples that were held out"
-                + ("" if found.adaptation.adapted else "; so vectors were left as they were"),
-            )
-        )
-    changed = [f"{name} {value} ({found.defaults.get(name)})" for name, value in sorted(found.changed.items())]
-    rows.append(("settings", "; ".join(changed) + " (in parentheses: the default)" if changed else "the defaults"))
+    if (quality := found.adaptation) is not None:
+        omegas = f"ω {quality.omega:.3f}, {quality.omega_unadapted:.3f} without, on {quality.images:,} held-out samples"
+        rows.insert(-1, ("adaptation", omegas + ("" if quality.adapted else "; stored features were not adapted")))
     return rows
 
 
 def _accuracy(found: ModelSummary) -> str:
     if found.accuracy is None or found.interval is None:
-        return "not known: no picture was held out. Measure it with engram evaluate"
+        return "not known: no image was held out. Measure it with engram evaluate"
     low, high = found.interval
-    judged, classes = found.held_out_counts.classes, len(found.classes)
-    over = "all classes" if judged == classes else f"{judged} of {classes} classes"
-    estimate = "; an estimate, as the network has changed since" if found.held_out_counts.estimated else ""
+    evaluated, classes = found.held_out_counts.classes, len(found.classes)
+    over = "all classes" if evaluated == classes else f"{evaluated} of {classes} classes"
+    estimate = "; an estimate, since the network has changed" if found.held_out_counts.estimated else ""
     return (
         f"{found.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}) over {over}, "
-        f"on {sum(found.held_out_counts.total):,} held-out pictures{estimate}"
+        f"on {sum(found.held_out_counts.total):,} held-out images{estimate}"
     )
 
 
 def _features(found: ModelSummary) -> str:
-    """The bytes of the vectors and, where they are not the paper's, how they are kept."""
-    sizes = found.bytes
-    shared = f", {sizes.shared:,} of it shared by all" if sizes.shared else ""
-    return f"features {sizes.features:,}" + (f" ({found.codec}{shared})" if found.codec != "float32" else "")
+    """The bytes of the stored features, and their codec unless they are stored as they are."""
+    shared = f", {found.bytes.shared:,} of it shared by all" if found.bytes.shared else ""
+    return f"features {found.bytes.features:,}" + (f" ({found.codec}{shared})" if found.codec != "float32" else "")
 
 
-def _exactly(count: int) -> str:
-    return f"{megabytes(count)} ({count:,} bytes)"
+def _exact(count: int) -> str:
+    return f"{format_bytes(count)} ({count:,} bytes)"
 
 
 def _calibration(calibration: Calibration) -> str:
-    found = f"temperature {calibration.temperature:.3g}"
-    if calibration.error_before is None or calibration.error_after is None:
-        return "never calibrated" if calibration.temperature == 1 else f"{found}, not measured since"
-    return (
-        f"{found}, expected calibration error {calibration.error_after:.3f} on {calibration.images:,} held-out pictures"
-    )
+    temperature = f"temperature {calibration.temperature:.3g}"
+    if calibration.error_after is None:
+        return "never calibrated" if calibration.temperature == 1 else f"{temperature}, not measured since"
+    images = f"{calibration.images:,} held-out images"
+    return f"{temperature}, expected calibration error {calibration.error_after:.3f} on {images}"
 
 
 def _classes(found: ModelSummary) -> list[tuple[str, ...]]:
     counts = [(each.features, each.images, each.bytes, each.seen) for each in found.classes]
-    total = tuple(map(sum, zip(*counts, strict=True)))
-    names = [each.name for each in found.classes]
-    rows = [(*count, name) for count, name in zip(counts, names, strict=True)]
-    last = (*total, f"in all, {len(names)} class{'es' if len(names) != 1 else ''}")
-    return [(*(f"{number:,}" for number in row[:4]), str(row[4])) for row in [*rows, last]]
+    rows = [(*count, each.name) for count, each in zip(counts, found.classes, strict=True)]
+    total = (*map(sum, zip(*counts, strict=True)), f"total, {plural(len(found.classes), 'class')}")
+    return [(*(f"{number:,}" for number in row[:4]), str(row[4])) for row in [*rows, total]]
 
 
 def _event(event: Generation) -> tuple[str, ...]:
     date = event.created.replace("T", " ").removesuffix("Z")
-    state = "in use" if event.in_use else "kept" if event.kept else "gone"
+    state = "current" if event.in_use else "stored" if event.kept else "removed"
     return str(event.generation), date, event.action, state, _what(event)
 
 
 def _what(event: Generation) -> str:
-    """What was done, in a few words; what a forgetting has removed is not known."""
+    """What was done, in a few words; `forget` removes the details of earlier events."""
     details, learned = event.details, event.learned
     if learned:
         kinds = [
@@ -123,6 +131,4 @@ def _what(event: Generation) -> str:
         return f"{details.get('from')} → {details.get('to')}"
     if event.action == "merge" and details:
         return f"{details.get('class')} into {details.get('into')}"
-    if event.action == "forget" and details:
-        return f"{details.get('classes')} class{'es' if details.get('classes') != 1 else ''}"
-    return ""
+    return plural(details["classes"], "class") if event.action == "forget" and details else ""

@@ -1,93 +1,93 @@
-"""`engram methods`, `engram datasets` and `engram networks`: what there is, one line each."""
+"""`engram methods`, `datasets`, `networks` and `suites`: what there is, one line each."""
 
 from __future__ import annotations
 
-import json as json_format
 from typing import Annotated, Any
 
 import typer
 
-from engram.cli.options import Json
+from engram.cli.options import NETWORK_METAVAR, Json
+from engram.cli.output import print_json, table
 
 
 def methods(
-    name: Annotated[
-        str | None, typer.Argument(metavar="METHOD", help="Of this one, list the settings and their defaults.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="METHOD", help="List the settings of this method.")] = None,
     json: Json = False,
 ) -> None:
-    """List the methods, and what each keeps of old classes; or all settings of one."""
+    """List the methods and what each stores of old classes, or the settings of one."""
     from engram.methods import METHODS, make
 
-    if name is not None:
-        learner = make(name)
-        settings = learner.settings()
-        if json:
-            typer.echo(json_format.dumps({"method": name, "settings": settings}))
-            return
-        show("settings", [{"name": key, "default": _said(value)} for key, value in settings.items()], json)
-        typer.echo("These hold where the preset does not say otherwise. docs/guide.md tells what they do.", err=True)
+    if name is None:
+        rows = [{"name": name, "keeps": entry.keeps, "summary": entry.summary} for name, entry in METHODS.items()]
+        _print("methods", rows, json)
         return
-    rows = [{"name": name, "keeps": entry.keeps, "summary": entry.summary} for name, entry in METHODS.items()]
-    show("methods", rows, json)
+    settings = make(name).settings()
+    if json:
+        print_json({"method": name, "settings": settings})
+        return
+    typer.echo(table([(key, _setting_text(value)) for key, value in settings.items()], overflow="none"))
+    typer.echo("Presets may change these defaults. docs/guide.md describes the settings.", err=True)
 
 
 def datasets(json: Json = False) -> None:
     """List the data sets."""
     from engram.data import DATASETS
 
-    show("datasets", [{"name": name, "summary": entry.description} for name, entry in DATASETS.items()], json)
+    _print("datasets", [{"name": name, "summary": entry.description} for name, entry in DATASETS.items()], json)
 
 
 def networks(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME|hf:OWNER/NAME|FOLDER", help="Only this one; nothing is downloaded.")
+        str | None, typer.Argument(metavar=NETWORK_METAVAR, help="Only this one; nothing is downloaded.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the networks: parameters, d, input size, where the weights come from, licence, whether they are here."""
+    """List the networks: parameters, feature dimension, input size, weights, licence, whether they are available."""
     from engram.network import describe_network
     from engram.network import networks as all_networks
 
     rows = all_networks() if name is None else [describe_network(name)]
     if json:
-        typer.echo(json_format.dumps({"networks": rows}))
+        print_json({"networks": rows})
         return
-    show("networks", [_network_row(row) for row in rows], json)
-    if name is not None:
-        return
-    typer.echo(
-        "Also: hf:OWNER/NAME, a vision backbone of the Hugging Face hub (extra: hub), or a local folder in its layout; "
-        "from Python, your own torch.nn.Module.",
-        err=True,
+    typer.echo(table([_network_row(row) for row in rows], overflow="none"))
+    if name is None:
+        typer.echo(
+            "Also: hf:OWNER/NAME, a vision backbone of the Hugging Face hub (extra: hub), or a local folder in its "
+            "layout; from Python, your own torch.nn.Module.",
+            err=True,
+        )
+
+
+def suites(json: Json = False) -> None:
+    """List the suites: tables and figures of the paper."""
+    from engram.experiments.suites import SUITES
+
+    _print("suites", [{"name": name, "summary": suite.summary} for name, suite in SUITES.items()], json)
+
+
+def _network_row(row: dict[str, Any]) -> tuple[str, ...]:
+    licence = f", {row['licence']}" if row["licence"] else ""
+    return (
+        row["name"],
+        f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else "–",
+        f"d = {row['dimension'] or ('inputs' if row['name'] == 'identity' else '?')}",
+        f"{row['input_size']} px" if row["input_size"] else "any size",
+        "here" if row["offline"] else "not here",
+        f"{row['summary']}; weights: {row['weights']}{licence}",
     )
 
 
-def _network_row(row: dict[str, Any]) -> dict[str, str]:
-    millions = f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else "–"
-    where = row["weights"] + (f", {row['licence']}" if row["licence"] else "")
-    return {
-        "name": row["name"],
-        "parameters": millions,
-        "dimension": f"d = {row['dimension'] or ('inputs' if row['name'] == 'identity' else '?')}",
-        "size": f"{row['input_size']} px" if row["input_size"] else "any size",
-        "offline": "here" if row["offline"] else "not here",
-        "weights": f"{row['summary']}; weights: {where}",
-    }
-
-
-def _said(value: object) -> str:
+def _setting_text(value: object) -> str:
     """A value as --set takes it."""
     if isinstance(value, list):
-        return ",".join(map(_said, value))
+        return ",".join(map(_setting_text, value))
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def show(kind: str, rows: list[dict[str, str]], json: bool) -> None:
-    """One line per row, or all of them as one JSON object."""
+def _print(kind: str, rows: list[dict[str, str]], json: bool) -> None:
+    """One line per row, or all rows as one JSON object."""
     if json:
-        typer.echo(json_format.dumps({kind: rows}))
-        return
-    widths = {name: max(len(row[name]) for row in rows) for name in rows[0]}
-    for row in rows:
-        typer.echo("  ".join(f"{value:{widths[name]}}" for name, value in row.items()).rstrip())
+        print_json({kind: rows})
+    else:
+        typer.echo(table([list(row.values()) for row in rows], overflow="none"))

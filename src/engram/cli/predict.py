@@ -1,10 +1,9 @@
-"""`engram predict`: what a model says of pictures."""
+"""`engram predict`: classify images."""
 
 from __future__ import annotations
 
 import csv as csv_format
 import io
-import json as json_format
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,92 +12,91 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.options import Device, Json, ModelPath, Quiet
-from engram.cli.words import print_skipped
+from engram.cli.options import Device, Generation, Json, ModelPath, Quiet
+from engram.cli.output import print_json, print_skipped
 from engram.errors import DataError, UsageError
 from engram.text import csv_text, printable
 
 if TYPE_CHECKING:
     from engram.data.scanning import SkippedFile
-    from engram.model import Prediction
+    from engram.model import Model, Prediction
 
 NONE = "none of these"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that some editors put before a list
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it at the start of a file
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(metavar="IMAGE|FOLDER|-...", help="Images and folders; - reads paths from stdin, one per line."),
+]
+Reject = Annotated[
+    float | None,
+    typer.Option(metavar="T", help=f"Answer '{NONE}' if the most likely class has a probability below this."),
+]
 
 
 def predict(
     model: ModelPath,
-    pictures: Annotated[
-        list[str],
-        typer.Argument(metavar="IMAGE|FOLDER|-...", help="Pictures, folders; - is a list on stdin, one path a line."),
-    ],
-    top: Annotated[int, typer.Option(min=1, help="How many classes to tell, likeliest first.")] = 5,
-    reject: Annotated[
-        float | None,
-        typer.Option(metavar="T", help="Below this probability of the likeliest class, say: none of these."),
-    ] = None,
-    generation: Annotated[int | None, typer.Option(help="An earlier generation instead of the one in use.")] = None,
+    paths: Paths,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to print, most likely first.")] = 5,
+    reject: Reject = None,
+    generation: Generation = None,
     json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas, one picture a line.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values, one image per line.")] = False,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Say which classes pictures are of, and how probable that is. Exit 1 if any cannot be read."""
+    """Classify images. Exits with 1 if any of them cannot be read."""
     if json and csv:
         raise UsageError("Choose one of --json and --csv.")
     from engram.cli.display import Display
     from engram.data.scanning import SkippedFile
     from engram.model import ModelFolder, find_images, load
-    from engram.model import predict as predict_pictures
+    from engram.model import predict as predict_images
 
     loaded = load(ModelFolder(model), generation=generation, device=device)
-    paths, skipped = find_images(_listed(pictures))
+    images, skipped = find_images(_with_stdin(paths))
     predictions: list[Prediction] = []
     unreadable: list[SkippedFile] = []
-    rejecting = reject is not None
     with Display(quiet=quiet) as display:
-        outcomes = predict_pictures(loaded, paths, top=top, reject=reject, progress=display)
+        outcomes = predict_images(loaded, images, top=top, reject=reject, progress=display)
         if csv:
-            print(_csv(_header(min(top, len(loaded.names)), rejecting)))
+            print(_csv(_header(loaded, top, reject)))
         for outcome in outcomes:
             if isinstance(outcome, SkippedFile):
                 unreadable.append(outcome)
             elif json:
                 predictions.append(outcome)
-            else:
-                # Not by typer, which would write past what keeps the lines above the bar.
-                line = _csv(_row(outcome, rejecting)) if csv else _line(outcome, loaded.is_calibrated)
+            else:  # printed by print, which rich keeps above the progress bar
+                line = _csv(_row(outcome, reject)) if csv else _line(outcome, loaded.is_calibrated)
                 print(line, flush=True)
     skipped += unreadable
     print_skipped(skipped)
     if json:
-        plain = _object(predictions, skipped, rejecting)
-        typer.echo(json_format.dumps({**plain, "calibrated": loaded.is_calibrated}))
-    if not paths:
-        raise DataError("There is no picture among what was named.")
+        plain = [_to_json(prediction, reject) for prediction in predictions]
+        skipped_files = [each.to_json() for each in skipped]
+        print_json({"predictions": plain, "skipped": skipped_files, "calibrated": loaded.is_calibrated})
+    if not images:
+        raise DataError(f"There is no image in {', '.join(map(printable, paths))}.")
     if unreadable:
         raise typer.Exit(1)
 
 
-def _listed(arguments: Iterable[str]) -> list[Path]:
-    """The arguments, with the lines of stdin in the place of a dash."""
-    paths: list[Path] = []
-    for argument in arguments:
-        lines = _lines_of_stdin() if argument == "-" else [argument]
-        paths += [Path(line) for line in lines if line.strip()]
-    return paths
+def _with_stdin(arguments: Iterable[str]) -> list[Path]:
+    """The arguments, with `-` replaced by the paths on stdin."""
+    lines = [line for each in arguments for line in (_stdin_lines() if each == "-" else [each])]
+    return [Path(line) for line in lines if line.strip()]
 
 
-def _lines_of_stdin() -> list[str]:
-    """What ends a line is a newline and nothing else: names of files may be any other bytes."""
-    if sys.stdin is None:  # it was closed
+def _stdin_lines() -> list[str]:
+    """Lines end with a newline alone: names of files may contain any other byte."""
+    if sys.stdin is None:  # closed
         return []
     lines = sys.stdin.buffer.read().removeprefix(BYTE_ORDER_MARK).split(b"\n")
     return [os.fsdecode(line.removesuffix(b"\r")) for line in lines]
 
 
 def _line(prediction: Prediction, calibrated: bool) -> str:
-    """Classes with their probabilities; only in their order where probabilities were never calibrated."""
+    """Classes with their probabilities; without them if they were never calibrated."""
     answers = ", ".join(
         f"{printable(answer.name)} {answer.probability:.3f}" if calibrated else printable(answer.name)
         for answer in prediction.top
@@ -112,24 +110,19 @@ def _csv(cells: Sequence[str]) -> str:
     return line.getvalue()
 
 
-def _header(top: int, rejecting: bool) -> list[str]:
-    columns = [f"{what}_{rank}" for rank in range(1, top + 1) for what in ("class", "p")]
-    return ["path", *(["rejected"] if rejecting else []), *columns]
+def _header(model: Model, top: int, reject: float | None) -> list[str]:
+    probability = "p" if model.is_calibrated else "uncalibrated_p"
+    ranks = range(1, min(top, len(model.names)) + 1)
+    columns = [f"{what}_{rank}" for rank in ranks for what in ("class", probability)]
+    return ["path", *(["rejected"] if reject is not None else []), *columns]
 
 
-def _row(prediction: Prediction, rejecting: bool) -> list[str]:
+def _row(prediction: Prediction, reject: float | None) -> list[str]:
     answers = [cell for answer in prediction.top for cell in (answer.name, f"{answer.probability:.6f}")]
-    return [str(prediction.path), *([str(prediction.rejected).lower()] if rejecting else []), *answers]
+    return [str(prediction.path), *([str(prediction.rejected).lower()] if reject is not None else []), *answers]
 
 
-def _object(predictions: list[Prediction], skipped: list[SkippedFile], rejecting: bool) -> dict[str, object]:
-    def one(prediction: Prediction) -> dict[str, object]:
-        top = [{"class": answer.name, "probability": answer.probability} for answer in prediction.top]
-        return {
-            "path": str(prediction.path),
-            "top": top,
-            **({"rejected": prediction.rejected} if rejecting else {}),
-        }
-
-    unreadable = [each.to_json() for each in skipped]
-    return {"predictions": [one(prediction) for prediction in predictions], "skipped": unreadable}
+def _to_json(prediction: Prediction, reject: float | None) -> dict[str, object]:
+    top = [{"class": answer.name, "probability": answer.probability} for answer in prediction.top]
+    rejected = {"rejected": prediction.rejected} if reject is not None else {}
+    return {"path": str(prediction.path), "top": top, **rejected}

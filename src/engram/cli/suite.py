@@ -11,18 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from engram.cli.decode_options import Cache, ClassList, FitOption, ImageSize, Workers, decode_options, print_skipped
-from engram.cli.listing import show
 from engram.cli.options import Device, Json, Quiet, Settings, parse_settings
 
 if TYPE_CHECKING:
     from engram.experiments.many import SuitePlan
-
-
-def suites(json: Json = False) -> None:
-    """List the suites: tables and figures of the paper."""
-    from engram.experiments.suites import SUITES
-
-    show("suites", [{"name": name, "summary": suite.summary} for name, suite in SUITES.items()], json)
 
 
 def suite(
