@@ -92,7 +92,8 @@ def test_inspect_shows_accuracy_with_its_interval_and_the_calibration_measured(
     facts = load(calibrated_model).metadata
     low, high = interval(sum(facts.held_out_counts.correct), 36)
     out = " ".join(engram("inspect", calibrated_model.path).out.split())
-    accuracy = f"accuracy {sum(facts.held_out_counts.correct) / 36:.3f} (95 % interval {low:.3f} to {high:.3f}) over all classes"
+    share = sum(facts.held_out_counts.correct) / 36
+    accuracy = f"accuracy {share:.3f} (95 % interval {low:.3f} to {high:.3f}) over all classes"
     assert f"{accuracy}, on 36 held-out images; an estimate, since the network has changed" in out
     measured = f"expected calibration error {facts.calibration.error_after:.3f} on 36 held-out images"
     assert f"calibration temperature {facts.calibration.temperature:.3g}, {measured}" in out
