@@ -1,4 +1,4 @@
-"""Several processes that work as one, as torchrun would start them, without the seconds that it takes."""
+"""Several ranks, started as torchrun would start them but faster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def launched(size: int) -> Iterator[list[dict[str, str]]]:
 def together(work: Callable[..., Any], *arguments: Any, size: int = 2, enters: bool = True) -> list[Any]:
     """What `work(*arguments)`, a function of a module in this folder, gives in each of so many processes.
 
-    It is called in the world of all, unless it enters that itself.
+    It is called inside a process group, unless it enters one itself.
     """
     with launched(size) as variables:
         pipes = [warm().Pipe(duplex=False) for _ in variables]

@@ -1,4 +1,4 @@
-"""What the processes of `processes.together` do in tests, each in its own place."""
+"""Functions that tests call on several ranks by `processes.together`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from engram.experiments import run
 from engram.features import Coding, select
 from engram.features.memory import FeatureMemory
 from engram.network import Network, Training, extract, make_network, parallel
-from engram.network.parallel import norms, steps
-from engram.network.parallel.ranks import rank
+from engram.network.parallel import data_parallel
+from engram.network.parallel.collectives import rank
 from engram.progress import Phase
 
 
@@ -36,11 +36,11 @@ def refusal(act: Any) -> str:
     return "nothing was refused"
 
 
-# Exchange
+# Collective operations
 
 
 def exchanged() -> dict[str, Any]:
-    """What each kind of exchange gives."""
+    """What each collective operation gives."""
     number = rank()
     values = {
         "numbers": [1, 2.5, None, True, "text"],
@@ -58,22 +58,20 @@ def exchanged() -> dict[str, Any]:
 
     return {
         "size": parallel.world_size(),
-        "speaks": parallel.is_main(),
+        "is main": parallel.is_main(),
         "threads": torch.get_num_threads(),
         "parts": [parallel.part(count) for count in range(8)],
         "shares": [parallel.share(count) for count in range(8)],
-        "once": parallel.broadcast(lambda: (number, values)),
-        "on first": parallel.on_main(lambda: number),
-        "refused once": refusal(lambda: parallel.broadcast(refuse)),
-        "refused on first": refusal(lambda: parallel.on_main(refuse)),
-        "whole": parallel.all_gather(
-            torch.full((number, 2), float(number))
-        ),  # none of the first, one of the second, ...
+        "broadcast": parallel.broadcast(lambda: (number, values)),
+        "on main": parallel.on_main(lambda: number),
+        "broadcast error": refusal(lambda: parallel.broadcast(refuse)),
+        "on main error": refusal(lambda: parallel.on_main(refuse)),
+        "gathered": parallel.all_gather(torch.full((number, 2), float(number))),  # 0 rows, 1 row, ...
         "mean": parallel.mean(torch.tensor(float(number))),
-        "aligned": (module[0].weight.detach().clone(), module[1].running_mean.clone()),
-        "agreed": refusal(lambda: parallel.check_same({"the": "same"}, "anything")),
-        "disagreed": refusal(lambda: parallel.check_same(min(number, 1), "the number")),
-        "turn": parallel.main_first(lambda: (time.sleep(0.1), time.monotonic())[1]),
+        "module": (module[0].weight.detach().clone(), module[1].running_mean.clone()),
+        "same": refusal(lambda: parallel.check_same({"the": "same"}, "anything")),
+        "different": refusal(lambda: parallel.check_same(min(number, 1), "the number")),
+        "main first": parallel.main_first(lambda: (time.sleep(0.1), time.monotonic())[1]),
     }
 
 
@@ -166,7 +164,7 @@ def trained(kind: str, loss: str, distributes: bool = True, **settings: Any) -> 
         total = nn.functional.cross_entropy(network(inputs)[1], columns)
         return total + network(inputs)[0].square().mean() if loss == "twice" else total
 
-    with nullcontext() if distributes else mock.patch.object(steps, "is_distributed", lambda: False):
+    with nullcontext() if distributes else mock.patch.object(data_parallel, "is_distributed", lambda: False):
         Training(**given).fit(network, samples, samples.labels, value, seed=3, task=0, progress=epochs)
     epochs.network = None  # type: ignore[assignment]
     return network.state_dict(), epochs
@@ -236,7 +234,7 @@ def normalised(kind: str) -> tuple[Tensor, ...]:
         weights = torch.randn(x.shape, generator=draws)
         rows = parallel.share(7).rows
         own = x[rows].clone().requires_grad_(True)
-        with norms.synchronised(network):
+        with data_parallel.synchronised(network):
             answer = network(own)
             (answer * weights[rows]).sum().backward()
         answers.append(answer.detach())

@@ -170,7 +170,7 @@ def test_a_process_that_is_killed_ends_all_and_one_alone_goes_on(data: Path, pla
     assert time.monotonic() - start < 30
     assert ended.returncode == 1
     assert f"error: Process {victim + 1} of 2, on " in ended.stderr
-    assert "the same command with --resume goes on, with any number of processes" in ended.stderr
+    assert "--resume" in ended.stderr
     assert not (places[0] / "run" / "result.json").exists()
     before = told(places[0] / "run")
     assert engram(*options, cwd=places[0]).returncode == 0

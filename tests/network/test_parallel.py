@@ -1,4 +1,4 @@
-"""Several processes that work as one: what each does, what they tell each other, and what comes out."""
+"""Several ranks: what each computes, what they exchange, and that results do not depend on their number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engram.features import select
 from engram.features.memory import FeatureMemory
 from engram.methods import METHODS
 from engram.network import Training, parallel
-from engram.network.parallel import lifeline
+from engram.network.parallel.torchrun import INTERVAL, MISSED_BEATS
 
 
 def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float = 2e-5) -> bool:
@@ -28,7 +28,7 @@ def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float =
     )
 
 
-# Exchange
+# Collective operations
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def exchanged() -> list[dict[str, Any]]:
     return together(shared_work.exchanged, size=3)
 
 
-def test_one_of_all_speaks(exchanged: list[dict[str, Any]]) -> None:
-    assert [each["speaks"] for each in exchanged] == [True, False, False]
+def test_rank_0_is_the_main_one(exchanged: list[dict[str, Any]]) -> None:
+    assert [each["is main"] for each in exchanged] == [True, False, False]
     assert [each["size"] for each in exchanged] == [3, 3, 3]
 
 
-def test_each_has_its_share_of_the_cores(exchanged: list[dict[str, Any]]) -> None:
+def test_each_rank_uses_its_share_of_the_cores(exchanged: list[dict[str, Any]]) -> None:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     assert {each["threads"] for each in exchanged} == {max(1, cores // 3)}
 
@@ -62,9 +62,9 @@ def test_weighted_means_of_shares_have_the_mean_of_the_batch(exchanged: list[dic
         assert all(len(values[share.rows]) for share in shares)  # no process is without a sample
 
 
-def test_what_the_first_did_once_all_have_to_the_last_bit(exchanged: list[dict[str, Any]]) -> None:
+def test_a_broadcast_value_is_the_same_on_all_ranks_to_the_last_bit(exchanged: list[dict[str, Any]]) -> None:
     for each in exchanged:
-        number, values = each["once"]
+        number, values = each["broadcast"]
         assert number == 0
         assert values["numbers"] == [1, 2.5, None, True, "text"]
         whole, double, empty, yes = values["tensors"]
@@ -73,39 +73,37 @@ def test_what_the_first_did_once_all_have_to_the_last_bit(exchanged: list[dict[s
         assert empty.shape == (0, 4)
         assert yes.tolist() == [True]
         assert values["half"].tolist() == [[1.5, -2.0]] and values["half"].dtype == torch.bfloat16
-    assert [each["on first"] for each in exchanged] == [0, None, None]
+    assert [each["on main"] for each in exchanged] == [0, None, None]
 
 
-def test_an_error_of_the_first_is_raised_in_all_and_they_go_on(exchanged: list[dict[str, Any]]) -> None:
+def test_an_error_of_rank_0_is_raised_on_all_and_they_continue(exchanged: list[dict[str, Any]]) -> None:
     for each in exchanged:
-        assert each["refused once"] == each["refused on first"] == "TrainingError: refused by 0"
+        assert each["broadcast error"] == each["on main error"] == "TrainingError: refused by 0"
 
 
-def test_rows_are_put_together_in_order_also_where_some_have_none(exchanged: list[dict[str, Any]]) -> None:
+def test_rows_are_gathered_in_rank_order_even_if_some_ranks_have_none(exchanged: list[dict[str, Any]]) -> None:
     for each in exchanged:
-        assert each["whole"].tolist() == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
+        assert each["gathered"].tolist() == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
         assert each["mean"].item() == 1.0
 
 
-def test_modules_are_made_equal_to_the_firsts(exchanged: list[dict[str, Any]]) -> None:
+def test_a_broadcast_module_equals_that_of_rank_0(exchanged: list[dict[str, Any]]) -> None:
     for each in exchanged:
-        assert all(bool((tensor == 0).all()) for tensor in each["aligned"])
+        assert all(bool((tensor == 0).all()) for tensor in each["module"])
 
 
-def test_processes_that_do_not_agree_are_refused_by_name(exchanged: list[dict[str, Any]]) -> None:
+def test_ranks_with_different_values_are_named_in_the_error(exchanged: list[dict[str, Any]]) -> None:
     for each in exchanged:
-        assert each["agreed"] == "nothing was refused"
-        assert each["disagreed"].startswith(
-            "UsageError: The processes of this run do not agree on the number: of 3, process 2, 3 has something else"
-        )
+        assert each["same"] == "nothing was refused"
+        assert each["different"].startswith("UsageError: ") and "process 2, 3 of 3 " in each["different"]
 
 
-def test_the_others_of_a_machine_begin_when_the_first_has_done_it(exchanged: list[dict[str, Any]]) -> None:
-    first, *others = (each["turn"] for each in exchanged)
+def test_local_rank_0_goes_first(exchanged: list[dict[str, Any]]) -> None:
+    first, *others = (each["main first"] for each in exchanged)
     assert all(other > first + 0.1 for other in others)
 
 
-def test_alone_everything_is_as_it_is_given() -> None:
+def test_in_a_single_process_every_function_is_a_plain_call() -> None:
     assert (parallel.world_size(), parallel.is_main(), parallel.is_distributed()) == (1, True, False)
     assert parallel.part(7) == slice(0, 7)
     assert parallel.share(7) == (slice(0, 7), 1.0)
@@ -130,8 +128,8 @@ def test_the_same_vectors_give_the_same_codes_to_the_last_bit() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_may_work_alone_for_longer_than_a_process_may_be_silent() -> None:
-    seconds = lifeline.PATIENCE * lifeline.BEAT + 5
+def test_rank_0_may_work_alone_for_longer_than_a_rank_may_be_silent() -> None:
+    seconds = MISSED_BEATS * INTERVAL + 5
     assert together(shared_work.waited, seconds) == [seconds, seconds]
 
 

@@ -1,27 +1,28 @@
-"""What many processes change: nothing outside of here asks for a rank.
+"""Training in several processes, one per rank, as torchrun starts them; only this package asks for the rank.
 
-Every process of a run does the same, in the same order, and calls these functions at the same places. Each trains on
-its share of every batch and extracts its share of the samples; what cannot be shared out, the first does once for all.
-Where there is one process, every function does just what it is given.
+All ranks execute the same code and call these functions in the same order. Each rank trains on its share of every
+batch and extracts features of its share of the samples. In a single process, every function is a plain call.
 """
 
-from engram.network.parallel.exchange import (
+from engram.network.parallel.collectives import (
     all_gather,
     broadcast,
     broadcast_module,
     check_same,
+    is_distributed,
+    is_main,
     main_first,
     mean,
     mean_weight,
     on_main,
+    part,
+    share,
+    world_size,
 )
-from engram.network.parallel.process_group import process_group, refuse_torchrun
-from engram.network.parallel.ranks import Share, is_distributed, is_main, part, share, world_size
-from engram.network.parallel.steps import Step, distributed_step
+from engram.network.parallel.data_parallel import distributed_step
+from engram.network.parallel.torchrun import process_group, refuse_torchrun
 
 __all__ = [
-    "Share",
-    "Step",
     "all_gather",
     "broadcast",
     "broadcast_module",

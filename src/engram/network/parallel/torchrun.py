@@ -1,0 +1,296 @@
+"""The process group of a run under torchrun, and the heartbeat by which its ranks notice that one has died.
+
+A rank that waits in a collective operation cannot tell a dead rank from a busy one. So a thread of each rank
+increments a counter in the store that all ranks share, once a second, and watches the counter of the next rank. A
+second thread watches the first, because a store on an unreachable machine may never answer.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from engram.errors import ElsewhereError, EngramError, EngramWarning, LostError, UsageError
+from engram.network.parallel.collectives import barrier, check_same
+
+COLLECTIVE_TIMEOUT = timedelta(days=30)  # rank 0 may work alone for hours; the heartbeat notices deaths
+CONNECT_TIMEOUT = timedelta(minutes=5)
+STORE_TIMEOUT = timedelta(seconds=10)
+
+INTERVAL = 1.0  # seconds between two beats
+MISSED_BEATS = 15  # after which a rank counts as dead; in beats, so that suspending all ranks does no harm
+MISSED_BEATS_AT_START = 300  # the same before its first beat
+CHECK_SECONDS = 4.0  # to wait for a beat of every rank after an error that a dead rank would explain
+EXIT_SECONDS = 5.0  # for a rank to end by itself after the run has ended
+
+RESUME = "Saved progress is kept: the same command with --resume continues, with any number of processes."
+STORE_LOST = f"The process that coordinates the run, torchrun's on the first machine, is gone or out of reach. {RESUME}"
+
+
+class Launch(NamedTuple):
+    """The rank of this process among all, and among those of its machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def launch_environment() -> Launch | None:
+    """What torchrun has put into this process's environment; None for a single process."""
+    if any(name not in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    launch = Launch(*(int(os.environ.get(name, default)) for name, default in zip(names, "0101", strict=True)))
+    return launch if launch.world_size > 1 else None
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which torchrun sends to all ranks when one has ended."""
+
+
+class Failure(NamedTuple):
+    """Why the run ended: the rank that reports it, its message, and the exit code of all ranks."""
+
+    rank: int
+    message: str
+    exit_code: int
+
+
+@contextmanager
+def process_group(device: str = "auto") -> Iterator[None]:
+    """Inside, the processes that torchrun started are ranks of one group; nothing changes in a single process.
+
+    CPU tensors are exchanged by gloo, GPU tensors by nccl with one GPU per rank. An error on one rank ends all: it is
+    raised there, and `ElsewhereError` on the others. If a rank dies, one of the others raises `LostError`.
+    """
+    launch = launch_environment()
+    if launch is None or not distributed.is_available() or distributed.is_initialized():
+        yield
+        return
+    store = _connect(CONNECT_TIMEOUT)
+    number = store.add(f"engram/{launch.rank}", 1)  # a second group of the same processes needs other names
+    beats = PrefixStore(f"engram/{number}/heartbeat", _connect(STORE_TIMEOUT))
+    with _rank_settings(launch), Heartbeat(beats, launch.rank, launch.world_size) as heartbeat:
+        try:
+            on_gpu = _takes_gpu(device, launch)
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                store=PrefixStore(f"engram/{number}/groups", store),
+                rank=launch.rank,
+                world_size=launch.world_size,
+                timeout=COLLECTIVE_TIMEOUT,
+            )
+            check_same([torch.__version__, on_gpu], "torch's version, or on having a GPU")
+            yield
+            barrier()
+            heartbeat.stop()
+            barrier()  # after it no rank uses the store, which may end with rank 0
+        except BaseException as error:
+            _ignore_signals()  # the error must be reported completely
+            reported = heartbeat.resolve(error)
+            atexit.register(_exit, heartbeat.exit_code)
+            if reported is error:
+                raise
+            raise reported from error
+        distributed.destroy_process_group()
+
+
+def refuse_torchrun(command: str) -> None:
+    """Raise an error, once for all ranks, under torchrun: each process would execute the command on its own."""
+    if launch_environment() is not None:
+        with process_group("cpu"):
+            raise UsageError(f"`{command}` works in one process. Leave out torchrun, which is for `engram run`.")
+
+
+def _exit(exit_code: int) -> None:
+    """Exit without waiting for pending messages between ranks, which might never arrive."""
+    with suppress(OSError, ValueError):  # nobody may read them
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def _connect(timeout: timedelta) -> Store:
+    """A new connection to torchrun's store; without torchrun, rank 0 serves it."""
+    try:
+        store: Store = next(rendezvous("env://", timeout=timeout))[0]
+    except RuntimeError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise LostError(f"The first machine of the run, at {address}, cannot be reached: {error}") from error
+    return store
+
+
+def _takes_gpu(device: str, launch: Launch) -> bool:
+    """Whether ranks compute on GPUs; if so, this one takes its own."""
+    if device == "mps":
+        raise UsageError("Several processes can use cpu or cuda, not mps. Leave out torchrun or --device.")
+    if device not in ("auto", "cuda") or not torch.cuda.is_available():
+        return False
+    if launch.local_world_size > torch.cuda.device_count():
+        raise UsageError(
+            f"There are {torch.cuda.device_count()} GPUs for {launch.local_world_size} processes on this machine. "
+            "Start one process per GPU, or use --device cpu."
+        )
+    torch.cuda.set_device(launch.local_rank)
+    return True
+
+
+@contextmanager
+def _rank_settings(launch: Launch) -> Iterator[None]:
+    """Each rank uses its share of the cores, rank 0 alone shows warnings, and SIGTERM raises `Terminated`."""
+    threads = torch.get_num_threads()
+    if os.environ.get("OMP_NUM_THREADS", "1") == "1":  # torchrun's default; any other value is the user's
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // launch.local_world_size))
+    in_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere signals cannot be handled
+    handler = signal.signal(signal.SIGTERM, _raise_terminated) if in_main_thread else None
+    try:
+        with warnings.catch_warnings():
+            if launch.rank:
+                warnings.simplefilter("ignore", EngramWarning)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+    if in_main_thread:
+        signal.signal(signal.SIGTERM, handler)  # not after an error: see `_ignore_signals`
+
+
+def _raise_terminated(*_: object) -> None:
+    raise Terminated
+
+
+def _ignore_signals() -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+
+class Heartbeat:
+    """Shows in a shared store that this rank is alive, and ends its process when the run ends elsewhere."""
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.exit_code = 1  # of all ranks, after `resolve`
+        self.stopped = threading.Event()
+        self.failure: Failure | None = None  # of the run, once it is known
+        self.unanswered = 0  # intervals since the store last answered
+        self.threads = [threading.Thread(target=each, daemon=True) for each in (self._beat, self._watch)]
+
+    def __enter__(self) -> Heartbeat:
+        self.store.set(f"machine/{self.rank}", socket.gethostname())
+        self.store.add(f"beat/{self.rank}", 1)
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send no more beats, and watch for none."""
+        self.stopped.set()
+        for thread in self.threads:
+            thread.join(EXIT_SECONDS)  # one may wait for a store that never answers
+
+    def resolve(self, error: BaseException) -> BaseException:
+        """The error to raise on this rank, which met `error`: only the first rank that fails reports its own."""
+        try:
+            failure = self._cause(error)
+        except RuntimeError:  # the store is gone, so every rank reports
+            failure = Failure(self.rank, str(error) if isinstance(error, EngramError) else STORE_LOST, 1)
+        self.exit_code = failure.exit_code
+        if failure.rank != self.rank:
+            message = f"Process {failure.rank + 1} of {self.world_size} has failed: {failure.message}"
+            return ElsewhereError(message, failure.exit_code)
+        return error if failure.message == _message(error) else LostError(failure.message)
+
+    def _cause(self, error: BaseException) -> Failure:
+        """The failure that ended the run; it is this error unless another rank failed or died first."""
+        if isinstance(error, RuntimeError | Terminated):  # as raised when another rank has died
+            dead = self._dead_rank()
+            if dead is not None:
+                return self._report(self._dead_message(dead), 1)
+        exit_code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        return self._report(_message(error), exit_code)
+
+    def _report(self, message: str, exit_code: int) -> Failure:
+        """Record why the run ends, unless a failure is recorded already; the recorded failure."""
+        own = json.dumps(Failure(self.rank, message, exit_code))
+        return Failure(*json.loads(self.store.compare_set("end", "", own)))
+
+    def _reported(self) -> Failure | None:
+        return Failure(*json.loads(self.store.get("end"))) if self.store.check(["end"]) else None
+
+    def _dead_rank(self) -> int | None:
+        """A rank that does not beat within `CHECK_SECONDS`; None if all do, or a failure is reported meanwhile."""
+        before = [self.store.add(f"beat/{each}", 0) for each in range(self.world_size)]
+        silent = set(range(self.world_size)) - {self.rank}
+        start = time.monotonic()
+        while silent and time.monotonic() < start + CHECK_SECONDS and self._reported() is None:
+            time.sleep(INTERVAL / 5)
+            silent = {each for each in silent if self.store.add(f"beat/{each}", 0) == before[each]}
+        return min(silent) if silent and self._reported() is None else None
+
+    def _dead_message(self, dead: int) -> str:
+        known = self.store.check([f"machine/{dead}"])
+        machine = self.store.get(f"machine/{dead}").decode() if known else "an unknown machine"
+        return (
+            f"Process {dead + 1} of {self.world_size}, on {machine}, has died: it was killed, ran out of memory, or "
+            f"its machine is out of reach. The run has ended. {RESUME}"
+        )
+
+    def _beat(self) -> None:
+        """Beat, and watch the next rank, until this rank stops or the run ends."""
+        neighbour, seen, missed = (self.rank + 1) % self.world_size, 0, 0
+        while self.failure is None and not self.stopped.wait(INTERVAL):
+            try:
+                self.store.add(f"beat/{self.rank}", 1)
+                beats, failure = self.store.add(f"beat/{neighbour}", 0), self._reported()
+                missed = 0 if beats != seen else missed + 1
+                seen = beats
+                if failure is None and missed >= (MISSED_BEATS if beats else MISSED_BEATS_AT_START):
+                    failure = self._report(self._dead_message(neighbour), 1)
+                self.failure, self.unanswered = failure, 0
+            except RuntimeError:
+                self.failure = Failure(self.rank, STORE_LOST, 1)
+
+    def _watch(self) -> None:
+        """End this process when the run has ended, or when the store no longer answers."""
+        while not self.stopped.wait(INTERVAL):
+            self.unanswered += 1
+            if self.failure is None and self.unanswered > MISSED_BEATS:
+                self.failure = Failure(self.rank, STORE_LOST, 1)
+            if self.failure is not None:
+                self._end(self.failure)
+                return
+
+    def _end(self, failure: Failure) -> None:
+        """Interrupt the main thread; if that waits forever in a collective operation, exit."""
+        _thread.interrupt_main(signal.SIGTERM)
+        if self.stopped.wait(EXIT_SECONDS):
+            return
+        if failure.rank == self.rank:
+            os.write(2, f"error: {failure.message}\n".encode())
+        os._exit(failure.exit_code)
+
+
+def _message(error: BaseException) -> str:
+    return str(error) if isinstance(error, EngramError) else f"{type(error).__name__}: {error}"
