@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from engram.estimator.classifier import IncrementalClassifier
-from engram.estimator.errors import InvalidInput, InvalidParameter
+from engram.estimator.parameters import InvalidInput, InvalidParameter
 
 __all__ = ["IncrementalClassifier", "InvalidInput", "InvalidParameter"]

@@ -20,8 +20,7 @@ from torch import nn
 
 from engram.data import Samples
 from engram.errors import UsageError
-from engram.estimator.errors import InvalidInput, as_value_errors
-from engram.estimator.parameters import options_of, parameters_of
+from engram.estimator.parameters import InvalidInput, as_value_errors, options_of, parameters_of
 from engram.model import (
     Model,
     ModelFolder,
@@ -38,7 +37,7 @@ from engram.model.reading import Reader
 
 Array = NDArray[Any]
 
-BLOCK = 256  # inputs that are answered for at once
+BLOCK = 256  # inputs per forward pass
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -56,10 +55,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     method : str, default="engram"
         One of those that `engram methods` lists.
     network : str or torch.nn.Module, default="auto"
-        What turns an input into features. "auto" uses vectors as they are ("identity", which only scales their columns
-        by the statistics of the first update), "efficientnet-lite0" with ImageNet weights for images of at least 24
-        pixels a side, and trains a small network on smaller ones. Others: those that `engram networks` lists, such as
-        "mlp" or "resnet32", which are trained from scratch; "hf:..." for one of the Hugging Face hub; or a module.
+        The feature extractor. "auto" uses vectors as they are ("identity", which only scales their columns by the
+        statistics of the first update), "efficientnet-lite0" with ImageNet weights for images of at least 24 pixels a
+        side, and trains a small network on smaller ones. Others: those that `engram networks` lists, such as "mlp" or
+        "resnet32", which are trained from scratch; "hf:..." for one of the Hugging Face hub; or a module.
     tune : {"auto", "none", "first", "every"}, default="auto"
         When the network is trained: never, in the first update, or in every one. "auto" trains a network that starts
         from random weights in every update that has classes to tell apart, and a pretrained one in the first, if
@@ -146,17 +145,17 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.settings = settings
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn inputs X with their labels y (n,), and forget all before. After an error all is as it was."""
+        """Learn inputs X with labels y (n,) from scratch. After an error the classifier is unchanged."""
         with self._unchanged_by_errors():
             inputs, labels = self._training_data(X, y, anew=True)
             self._become(self._taught(None, inputs, labels, labels[:0]))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Learn more: new classes, more of known ones, or both. After an error all is as it was.
+        """Learn new classes, more of known ones, or both. After an error the classifier is unchanged.
 
-        `classes` is not needed. As elsewhere in scikit-learn, the first call may name all the classes that will come:
-        then each has its column at once, with a probability of 0 until it does come. Later calls may repeat them.
+        `classes` is optional. As elsewhere in scikit-learn, the first call may announce all classes that will come:
+        each then has its column at once, with a probability of 0 until it is learned. Later calls may repeat them.
         """
         model: Model | None = getattr(self, "model_", None)
         with self._unchanged_by_errors():
@@ -184,7 +183,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Keep what was learned in a model's folder, as `engram learn` does: a new one, or its next generation."""
+        """Save to a model's folder, as `engram learn` does: a new one, or its next generation."""
         check_is_fitted(self)
         place = Path(path).resolve()
         with ModelFolder(path).writing() as writer:
@@ -194,19 +193,19 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self._loaded = place, manifest.generation
 
     def _refuse_a_lost_update(self, place: Path, folder: Reader) -> None:
-        """Refuse to put what was loaded from this place in use again where others have taught the model meanwhile."""
+        """Refuse to overwrite an update that somebody else made since the model was loaded."""
         loaded, generation = getattr(self, "_loaded", (None, 0))
         if loaded == place and folder.exists() and folder.pointer().current != generation:
             raise UsageError(
-                f"The model {place} has changed since it was loaded, and what it learned meanwhile would be lost. "
-                "Load it again and learn on, or save to another folder."
+                f"The model {place} has changed since it was loaded, and its last update would be lost. "
+                "Load it again and repeat yours, or save to another folder."
             )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str = "auto") -> Self:
-        """The classifier in a model's folder, be it from `save` or from `engram learn`; it can go on learning.
+        """Load a classifier from a model's folder, written by `save` or `engram learn`; it can go on learning.
 
-        A model of pictures takes uint8 images (n, height, width, channels) of the size it has learned.
+        A model of images takes uint8 images (n, height, width, channels) of the size it has learned.
         """
         manifest, tensors = ModelFolder(path).load()
         model = restore_model(manifest, tensors, device)
@@ -229,7 +228,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     @contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
-        """What scikit-learn's checks note of new inputs must not outlive a failure: the model is for those before."""
+        """Undo what scikit-learn's checks record about new inputs if the update fails."""
         before = dict(vars(self))
         try:
             yield
@@ -237,7 +236,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             self.__dict__ = before
             raise
 
-    # What arrives, checked.
+    # Validation of inputs.
 
     def _training_data(self, X: Any, y: Any, *, anew: bool) -> tuple[Array, Array]:
         """Inputs and labels (n,) to learn from."""
@@ -258,7 +257,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return inputs, labels
 
     def _inputs(self, X: Any) -> Array:
-        """Inputs to answer for."""
+        """Inputs to classify."""
         X = _array(X)
         if _is_images(X):
             return self._images(X, anew=False)
@@ -283,7 +282,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return np.ascontiguousarray(images)
 
     def _expect_vectors(self, X: Any, *, anew: bool) -> None:
-        # Whatever else may be wrong with X, scikit-learn says.
+        # scikit-learn checks everything else about X.
         if not anew and len(self.model_.learner.shape_) == 3 and getattr(X, "ndim", None) == 2:
             raise InvalidInput(f"X has vectors {X.shape[1:]}, but {self._learned_from()}.")
 
@@ -292,7 +291,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return f"IncrementalClassifier is expecting {'images' if len(shape) == 3 else 'vectors'} {shape} as input"
 
     def _announced(self, classes: ArrayLike | None, labels: Array) -> Array:
-        """The labels that `classes` names, or none; those that come must be among them."""
+        """The labels in `classes`, or none; those in y must be among them."""
         if classes is None:
             return labels[:0]
         announced: Array = np.unique(column_or_1d(classes))
@@ -302,17 +301,17 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if known is not None and not np.array_equal(known, announced):
             raise InvalidInput(
                 f"`classes={classes!r}` is not the same as on last call to partial_fit, was: {known!r}. "
-                "Leave `classes` out: new ones may come in any call."
+                "Omit `classes`: any call may bring new ones."
             )
         strange = np.setdiff1d(labels, announced)
         if len(strange):
             raise InvalidInput(f"The labels {strange.tolist()} in y are not in `classes={classes!r}`.")
         return announced
 
-    # What is learned.
+    # Learning and scores.
 
     def _taught(self, model: Model | None, inputs: Array, labels: Array, announced: Array) -> Model:
-        """The model that follows. This one stays as it is."""
+        """The updated model; `model` itself is not changed."""
         with as_value_errors():
             kind = kind_of(labels, None if model is None else model.metadata.labels)
             said = set(names_of(announced, kind_of(announced, kind)))
@@ -345,10 +344,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         order = np.argsort(values, kind="stable")
         self.model_ = model
         self.classes_ = values[order]
-        self._columns = np.where(order < len(model.names), order, -1)  # of the model, for each class; -1: not there yet
+        self._columns = np.where(
+            order < len(model.names), order, -1
+        )  # the model's column of each class; -1: not learned yet
 
     def _scores(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Scores (n, n_classes), columns in the order of `classes_`; lowest for a class that has not come yet."""
+        """Scores (n, n_classes), columns in the order of `classes_`; lowest for a class that was not learned yet."""
         check_is_fitted(self)
         inputs = self._inputs(X)
         with as_value_errors():
@@ -358,8 +359,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _answered(self, inputs: Array) -> NDArray[np.float64]:
         """The model's scores of a block of inputs, columns in its own order."""
-        # Sums over a batch of another size may be added in another order. So that the answer to one vector depends on
-        # no other, all batches of vectors have one size.
+        # Floating-point sums depend on the batch size. All batches of vectors have one size, so that the scores of a
+        # vector do not depend on the others.
         missing = BLOCK - len(inputs) if inputs.ndim == 2 else 0
         padded = np.concatenate([inputs, np.zeros_like(inputs, shape=(missing, *inputs.shape[1:]))])
         scores = self.model_.scores(torch.from_numpy(padded))[: len(inputs)]
@@ -367,7 +368,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
 
 def _array(X: Any) -> Any:
-    """Lists and the like as an array, so that images can be told from vectors; all else as it is."""
+    """Lists as an array, so that images differ from vectors by their number of dimensions."""
     if hasattr(X, "ndim"):
         return X.numpy(force=True) if isinstance(X, torch.Tensor) else X
     try:
@@ -385,5 +386,5 @@ def _blocks(inputs: Array) -> list[Array]:
 
 
 def _writable(inputs: Array) -> Array:
-    # Nothing is ever written to it, but torch warns of memory that is not writable.
+    # It is never written to, but torch warns about read-only memory.
     return inputs if inputs.flags.writeable else inputs.copy()

@@ -1,14 +1,15 @@
-"""The parameters of `IncrementalClassifier`, translated to and from the options of `engram.model`."""
+"""The parameters of `IncrementalClassifier` as options of an update, and back; invalid ones are ValueErrors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from engram.estimator.errors import InvalidParameter
+from engram.errors import DataError, UsageError
 from engram.methods import METHODS, make, setting_names
 from engram.model import LearnOptions, Model, settings_of
 from engram.model.defaults import (
@@ -24,18 +25,37 @@ from engram.network.catalogue import IDENTITY
 
 # Settings that have a parameter of their own.
 OWN = ("network", "tune", "classifier", "epochs", "features_per_class", "images_per_class", "seed", "device")
-# Of a head on vectors that are features, if its loss is divided by the number of classes: a linear model has nothing to
-# unlearn. With the rate of an MLP, 0.03, "finetune" had .77 on iris and .90 on digits; with this one .91 and .94.
+# For a head on fixed features, if its loss is divided by the number of classes. With the learning rate of an MLP, 0.03,
+# "finetune" reached .77 on iris and .90 on digits; with this one .91 and .94.
 HEAD_RATE = 1.0
+
+
+class InvalidParameter(UsageError, ValueError):
+    """An invalid parameter or setting; a ValueError, as in scikit-learn."""
+
+
+class InvalidInput(DataError, ValueError):
+    """Invalid X or y; a ValueError, as in scikit-learn."""
+
+
+@contextmanager
+def as_value_errors() -> Iterator[None]:
+    """Raise the errors of engram inside as ValueErrors."""
+    try:
+        yield
+    except UsageError as error:
+        raise InvalidParameter(str(error)) from error
+    except DataError as error:
+        raise InvalidInput(str(error)) from error
 
 
 def options_of(
     parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...], seed: int, *, anew: bool
 ) -> LearnOptions:
-    """A classifier's parameters as options of an update, for so many samples of this shape."""
+    """The parameters as options of an update with this many samples of this shape."""
     given = _plain(parameters["settings"] if parameters["settings"] is not None else {})
     if not anew:
-        given.pop("weights", None)  # what the model began with is in it, and no setting of it any more
+        given.pop("weights", None)  # the model contains the weights it started from
     if owned := [name for name in OWN if name in given]:
         parameter = "random_state" if owned[0] == "seed" else owned[0]
         raise InvalidParameter(f"`settings` cannot hold '{owned[0]}'. Give it as the parameter {parameter}.")
@@ -43,14 +63,14 @@ def options_of(
     images = _whole("images_per_class", parameters["images_per_class"])
     if images is not None and "images_per_class" not in known:
         raise InvalidParameter(
-            f"The method '{parameters['method']}' keeps no inputs as they are. Use another, such as 'hybrid', or leave "
-            "images_per_class out."
+            f"The method '{parameters['method']}' stores no inputs. Use another, such as 'hybrid', or omit "
+            "images_per_class."
         )
     classifier = None if parameters["classifier"] == "auto" else parameters["classifier"]
     if classifier is not None and "classifier" not in known:
         raise InvalidParameter(
-            f"The method '{parameters['method']}' answers by its head or by stored images, not by classifier="
-            f"{classifier!r}. Use another, such as 'features', or leave classifier out."
+            f"The method '{parameters['method']}' stores no features for classifier={classifier!r}. Use another, "
+            "such as 'features', or omit classifier."
         )
     features = _whole("features_per_class", parameters["features_per_class"])
     network = choose_network(shape) if parameters["network"] == "auto" else parameters["network"]
@@ -61,11 +81,11 @@ def options_of(
     }
     return LearnOptions(
         method=parameters["method"],
-        # None leaves the choice to the inputs, or to the model.
+        # None: chosen by the inputs or the model.
         network=None if parameters["network"] == "auto" else parameters["network"],
         tune=parameters["tune"],
         classifier=classifier,
-        force=True,  # an estimator learns what it is given
+        force=True,  # an estimator learns whatever it is given
         epochs=_whole("epochs", parameters["epochs"]),
         trains=parameters["epochs"] is not None and parameters["tune"] in ("auto", "every"),
         features_per_class=features if "features_per_class" in known else None,
@@ -85,7 +105,7 @@ def _plain(settings: Any) -> dict[str, Any]:
 
 
 def _whole(name: str, value: Any) -> int | None:
-    """A parameter that is a number of things, be it one of numpy's, or None."""
+    """A positive whole number, possibly one of numpy's, or None."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
@@ -100,7 +120,7 @@ def _share(name: str, value: Any) -> float:
 
 
 def _settings(method: str, objective: str | None, network: str | nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-    """The settings of an update if none are given, for inputs of this shape."""
+    """The default settings for inputs of this shape."""
     settings = array_settings(method, objective, shape)
     if network == IDENTITY and "expected_classes" in settings:
         settings["learning_rate"] = HEAD_RATE
@@ -110,14 +130,14 @@ def _settings(method: str, objective: str | None, network: str | nn.Module, shap
 def _all_settings(
     method: str, objective: str | None, network: str | nn.Module, shape: tuple[int, ...]
 ) -> dict[str, Any]:
-    """The same, and those that only a new model is given."""
+    """The same, with those that only a new model is given."""
     pretrained = is_pretrained(network)
     pictures = picture_settings(method, objective, from_scratch=not pretrained, pretrained=pretrained)
     return {**pictures, **_settings(method, objective, network, shape)}
 
 
 def parameters_of(model: Model) -> dict[str, Any]:
-    """The parameters with which a new classifier would learn as this model does, except the device."""
+    """The parameters with which a new classifier would learn as this model does, except for the device."""
     learner, facts = model.learner, model.metadata
     settings = settings_of(learner)
     if (
