@@ -1,4 +1,4 @@
-"""engram: teach an image classifier new classes, again and again, without keeping the images of the old ones."""
+"""engram: class-incremental learning that stores short feature vectors of old classes instead of their images."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Torch's threads wait for each other by spinning. Where another process needs the same cores, as a server that answers
-# while it is taught, that takes several times longer than giving them up. It is read when torch is imported.
+# OpenMP threads wait for each other by spinning. If another process needs the same cores, such as a server that answers
+# during an update, that is several times slower than yielding. Torch reads this when it is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# Where each public name lives. It is imported when first used: torch alone takes seconds, and `--help` needs none.
+# The module of each public name. It is imported on first use: importing torch takes seconds, and `--help` needs none.
 _HOMES = {
     **dict.fromkeys(("Dataset", "Samples", "Stream", "Task", "load", "split"), "engram.data"),
     **dict.fromkeys(("DataError", "EngramError", "EngramWarning", "TrainingError", "UsageError"), "engram.errors"),

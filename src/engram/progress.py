@@ -1,4 +1,4 @@
-"""How long work tells what it is doing: phases with steps, reported to whoever watches."""
+"""Progress of long work: phases with steps, reported to a display, an event log or nobody."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Protocol
 
 
 class Phase(Protocol):
-    """One stretch of work under way."""
+    """A phase that is under way."""
 
     def advance(self, steps: int = 1, note: str = "") -> None:
-        """`steps` more are done; `note` is a few words on how it goes."""
+        """Report that `steps` more steps are done; `note` is a short remark such as the loss."""
 
     def tell(self, **values: float) -> None:
-        """Numbers worth keeping, such as the loss of an epoch."""
+        """Log numbers, such as the loss of an epoch."""
 
 
 class Progress(Protocol):
-    """What long work reports to. A phase that is entered is always left, by an error too."""
+    """What long work reports to. A phase is left even if an error occurs in it."""
 
     @contextmanager
     def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        """Enter the phase `name` of so many steps (None: not known)."""
+        """Enter the phase `name` with this many steps, if their number is known."""
         yield _SilentPhase()
 
 
@@ -36,7 +36,7 @@ class _SilentPhase:
 
 
 class Silent:
-    """Reports to no one."""
+    """Reports to nobody."""
 
     @contextmanager
     def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:

@@ -1,4 +1,4 @@
-"""Random numbers as a function of what they are for, never of what ran before."""
+"""Random numbers as a function of their purpose, independent of what ran before."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
 
 @contextmanager
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
-    """Inside, torch's global generators are those of this purpose (first weights, dropout); outside, as before.
+    """Seed torch's global generators for one purpose (initial weights, dropout), and restore them afterwards.
 
-    But for those of GPUs, which nothing else here draws from.
+    Generators of GPUs are not restored: nothing else here draws from them.
     """
     with torch.random.fork_rng(devices=[]):
         number = derive(seed, *purpose)

@@ -265,7 +265,7 @@ def test_an_outcome_that_cannot_be_printed_is_said_in_a_sentence_and_the_model_i
     ended, _ = lessons.learn("again", folder, f"write:error=ENOSPC:when={written[-1].number + 1}")
     assert (ended.code, ended.out) == (1, "")
     problem = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}"
-    assert ended.err == f"error: The disk refused what was to be written: {problem}. What was saved before is whole.\n"
+    assert ended.err == f"error: Writing to the disk failed: {problem}. Everything saved before is intact.\n"
     assert digest(folder) == lessons.learned["again"]
     check_tidy(folder)
 

@@ -1,4 +1,4 @@
-"""The command-line front door: it translates and nothing more."""
+"""The command line: translates options into calls of the package, and results into text."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def main() -> None:
     from engram.text import printable
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes, a terminal's letters few
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may be any bytes
     try:
         app(prog_name="engram")
-    except ElsewhereError as error:  # whoever failed has said why
+    except ElsewhereError as error:  # the rank that failed has reported why
         sys.exit(error.exit_code)
     except EngramError as error:
         complain(str(error))
@@ -32,8 +32,8 @@ def main() -> None:
             sys.exit(1)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise
-        # What could not be printed would be tried again at the very end, and fail again; what is closed is None.
+        # Python would flush stdout again at exit, and fail again; a closed stdout is None.
         with suppress(OSError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        complain(f"The disk refused what was to be written: {error}. What was saved before is whole.")
+        complain(f"Writing to the disk failed: {error}. Everything saved before is intact.")
         sys.exit(1)

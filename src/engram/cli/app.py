@@ -1,4 +1,4 @@
-"""The commands there are. Heavy imports wait until a command runs, so that `--help` answers at once."""
+"""The commands. Heavy imports happen inside commands, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engram.cli import (
 )
 
 app = typer.Typer(
-    help="Teach an image classifier new classes, again and again, without keeping the images of the old ones.",
+    help="Teach an image classifier new classes over time, without keeping the images of the old ones.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -39,7 +39,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """The options of `engram` itself."""

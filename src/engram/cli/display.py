@@ -1,4 +1,4 @@
-"""What a person sees while work is under way, on stderr: bars with the time left, a line per task, warnings, errors."""
+"""Progress on stderr: bars with the time left, lines, warnings and errors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from engram.text import printable
 
 
 def complain(message: str) -> None:
-    """Say what went wrong, in red where there are colours."""
-    lines = "\n".join(map(printable, message.split("\n")))  # names and paths from outside could steer the terminal
+    """Print an error, in red if the terminal has colours."""
+    lines = "\n".join(map(printable, message.split("\n")))  # names may contain control characters
     _console().print(f"error: {lines}", style="red", markup=False)
 
 
 def _console() -> Console:
-    """Stderr, where a name such as :smile: stays what it is."""
+    """Stderr, without emoji codes: a class may be called :smile:."""
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
@@ -36,13 +36,13 @@ class _Bar:
         self.bars.update(self.task, advance=steps, note=note)
 
     def tell(self, **values: float) -> None:
-        """A bar shows how far it is, not numbers."""
+        """A bar shows no numbers."""
 
 
 class Display:
-    """Shows phases as bars while they last. Nothing is drawn where stderr is no terminal, or when quiet.
+    """Shows phases as progress bars, unless stderr is not a terminal or `quiet` is set.
 
-    One that is mute shows no notes either: of several processes that work as one, all but the first.
+    With `mute` it shows no warnings either: that is for all ranks of a distributed run but the first.
     """
 
     def __init__(self, *, quiet: bool = False, mute: bool = False) -> None:
@@ -57,8 +57,7 @@ class Display:
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=self.console,
             transient=True,
-            redirect_stdout=sys.stdout is not None
-            and sys.stdout.isatty(),  # above the bars; what goes to a file or a pipe has to get there
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # printed above the bars
             disable=self.quiet or not self.console.is_terminal,
         )
 
@@ -78,7 +77,7 @@ class Display:
 
     @contextmanager
     def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        """A bar for as long as the phase lasts."""
+        """Show a bar during the phase."""
         task = self.bars.add_task(name, total=steps, note="")
         try:
             yield _Bar(self.bars, task)
@@ -86,7 +85,7 @@ class Display:
             self.bars.remove_task(task)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         if not self.quiet:
             self.console.print(line, markup=False)
 
