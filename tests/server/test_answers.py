@@ -122,7 +122,7 @@ def test_a_class_of_which_nothing_can_be_read_fails_the_lesson(client: TestClien
     begun = client.post("/api/teach", files=files(b"one", b"two"), data={"classes": ["a", "a"]})
     job = over(client, begun.json()["id"])
     assert job["state"] == "failed"
-    assert "None of the pictures of the class 'a' can be read" in job["problem"]
+    assert "class 'a'" in job["problem"]
     assert client.get("/readyz").json()["generation"] == 2
 
 
@@ -191,7 +191,7 @@ def test_an_error_that_nobody_foresaw_tells_nothing(client: TestClient, monkeypa
     def broken(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("engram.server.app.inspect", broken)
+    monkeypatch.setattr("engram.server.api.inspect", broken)
     said = client.get("/api/model")
     assert said.status_code == 500
     assert said.headers["content-type"] == "application/problem+json"
@@ -215,8 +215,8 @@ def test_a_damaged_generation_does_not_take_the_place_of_a_whole_one(client: Tes
 def test_a_generation_that_could_not_be_read_is_tried_again(
     client: TestClient, model: ModelFolder, monkeypatch: pytest.MonkeyPatch, another_answers: bool
 ) -> None:
-    monkeypatch.setattr("engram.server.snapshot.AGAIN", 0.0)
-    monkeypatch.setattr("engram.server.snapshot.SHARE", math.inf)
+    monkeypatch.setattr("engram.server.inference.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("engram.server.inference.RETRY_SHARE", math.inf)
     if another_answers:
         assert client.get("/readyz").json()["generation"] == 2
     rename(model, TULIP, "tulip")
@@ -232,7 +232,7 @@ def test_a_damaged_generation_is_not_read_at_every_request(client: TestClient, m
     next((model.path / "generations").glob("*2/*.safetensors")).unlink()
     assert client.get("/readyz").status_code == 503
     tries: list[bool] = []
-    client.app.state.parts.snapshots._read = lambda: tries.append(True)  # type: ignore[attr-defined]
+    client.app.state.services.loader._load = lambda: tries.append(True)  # type: ignore[attr-defined]
     assert client.get("/readyz").status_code == 503
     assert not tries
 

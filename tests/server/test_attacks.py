@@ -88,7 +88,7 @@ def test_a_body_that_trickles_in_is_cut_off(model: ModelFolder) -> None:
 
 def test_an_answer_that_is_not_read_is_given_up(model: ModelFolder) -> None:
     """Pipelined requests whose answers pile up: the connection ends, and others are answered."""
-    with listening(model, answer_seconds=0.5) as port:
+    with listening(model, response_seconds=0.5) as port:
         with opened(port) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             begin = time.monotonic()
@@ -114,7 +114,7 @@ def test_many_bodies_at_once_take_no_more_than_their_share_together(model: Model
     """Each may come alone, but not all: some are asked to come back."""
     size = 400_000
     request = HEAD + b"Content-Length: %d\r\n\r\n" % size + PART + bytes(size // 2)
-    with listening(model, body_bytes=1_000_000, bodies_bytes=1_000_000, body_seconds=5) as port:
+    with listening(model, body_bytes=1_000_000, all_body_bytes=1_000_000, body_seconds=5) as port:
         held = [opened(port, request) for _ in range(8)]
         refused = 0
         for connection in held:
@@ -233,7 +233,7 @@ def test_a_lesson_that_finds_the_disk_full_leaves_the_model_as_it_was(serve: Ser
 def test_wrong_tokens_from_many_threads_are_throttled_and_the_server_lives(model: ModelFolder) -> None:
     token = "a token that nobody guesses"
     request = b"GET /api/model HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer %d\r\n\r\n"
-    with listening(model, token=token, failures=5) as port:
+    with listening(model, token=token, token_failures=5) as port:
         statuses: list[bytes] = []
 
         def guess(number: int) -> None:
@@ -251,14 +251,14 @@ def test_wrong_tokens_from_many_threads_are_throttled_and_the_server_lives(model
 
 def test_processes_do_not_pile_up(client: TestClient) -> None:
     """A decoder that is ended is waited for: none is left as a zombie."""
-    decoders = client.app.state.parts.decoders  # type: ignore[attr-defined]
+    decoders = client.app.state.services.decoders  # type: ignore[attr-defined]
     for _ in range(3):
         client.post("/api/classify", files=files(picture(TULIP)))
-        process = decoders._all[0].process
+        process = decoders.processes[0].process
         os.kill(process.pid, 9)
         client.post("/api/classify", files=files(picture(TULIP)))
         assert not process.is_alive()
-    assert decoders.restarts == 3
+    assert "engram_decoder_restarts_total 3.0" in client.get("/metrics").text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process was given is read from /proc")
@@ -283,11 +283,11 @@ from engram.server import Config, make_server
 from engram.data.images import UnreadableImage
 
 if __name__ == "__main__":
-    decoders = make_server(ModelFolder(Path(sys.argv[1])), Config(decoders=1)).config.app.state.parts.decoders
+    decoders = make_server(ModelFolder(Path(sys.argv[1])), Config(decoders=1)).config.app.state.services.decoders
     try:
-        decoders.extent(b"none")
+        decoders.decode(b"none", 8)
     except UnreadableImage:
-        print(decoders._all[0].process.pid, flush=True)
+        print(decoders.processes[0].process.pid, flush=True)
     sys.stdin.read()
     decoders.close()
 """

@@ -11,24 +11,22 @@ from server_made import picture
 from engram.data.images import decode
 from engram.model import ModelFolder, load, rename
 from engram.server import Config
-from engram.server.batching import Answers, Batches
-from engram.server.snapshot import Snapshot
+from engram.server.inference import Answers, Batcher, LoadedModel
 
 
 def test_each_picture_is_answered_by_its_own_snapshot_in_few_passes(model: ModelFolder) -> None:
-    old = Snapshot(2, load(model, device="cpu"), 16)
+    old = LoadedModel(2, load(model, device="cpu"), 16)
     rename(model, TULIP, "tulip")
-    new = Snapshot(3, load(model, device="cpu"), 16)
+    new = LoadedModel(3, load(model, device="cpu"), 16)
     image = decode(picture(TULIP), size=16)
     passes: list[int] = []
 
     async def ask() -> list[Answers]:
-        batches = Batches(Config(batch_seconds=0.05), passes.append)
-        batches.start()
+        batcher = Batcher(Config(batch_seconds=0.05), passes.append)
         try:
-            return list(await asyncio.gather(*(batches.ask(each, image, 3) for each in (old, new) * 4)))
+            return list(await asyncio.gather(*(batcher.predict(each, image, 3) for each in (old, new) * 4)))
         finally:
-            await batches.stop()
+            batcher.close()
 
     answers = asyncio.run(ask())
     assert passes == [4, 4]

@@ -14,7 +14,7 @@ from server_made import Serve, files, lesson, over, picture, until
 from starlette.testclient import TestClient
 
 from engram.model import LearnOptions, ModelFolder, learn, rename, verify
-from engram.server.uploads import Upload
+from engram.server.jobs import Upload
 
 LONG = {"epochs": 100_000}  # a lesson that does not end by itself
 PAIR = {  # two new classes, for which the network is trained
@@ -26,8 +26,8 @@ PAIR = {  # two new classes, for which the network is trained
 def learning(client: TestClient) -> Any:
     """A long lesson under way, with its process."""
     id = client.post("/api/teach", **PAIR).json()["id"]
-    job = client.app.state.parts.jobs.get(id)  # type: ignore[attr-defined]
-    until(lambda: job.process is not None and job.progress["phase"] not in ("queued", "read"))
+    job = client.app.state.services.jobs.get(id)  # type: ignore[attr-defined]
+    until(lambda: job.process is not None and job.status.progress.phase not in ("queued", "read"))
     return job
 
 
@@ -37,9 +37,9 @@ def test_a_lesson_that_is_killed_fails_and_says_what_is_needed(serve: Serve, mod
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, job.process.pid) == min(ours + 10, 19)
     os.kill(job.process.pid, signal.SIGKILL)
-    told = over(client, job.id)
+    told = over(client, job.status.id)
     assert told["state"] == "failed"
-    assert "send them again" in told["problem"]
+    assert "Send them again" in told["problem"]
     assert client.get("/readyz").json()["generation"] == 2
     assert client.post("/api/rename", json={"from": TULIP, "to": "tulip"}).status_code == 200
     assert verify(model).intact
@@ -48,11 +48,11 @@ def test_a_lesson_that_is_killed_fails_and_says_what_is_needed(serve: Serve, mod
 def test_a_lesson_is_stopped(serve: Serve, model: ModelFolder) -> None:
     client = serve(**LONG)
     job = learning(client)
-    assert client.get(f"/api/jobs/{job.id}").json()["progress"]["of"] is not None
-    assert client.delete(f"/api/jobs/{job.id}").status_code == 200
-    told = over(client, job.id)
+    assert client.get(f"/api/jobs/{job.status.id}").json()["progress"]["of"] is not None
+    assert client.delete(f"/api/jobs/{job.status.id}").status_code == 200
+    told = over(client, job.status.id)
     assert (told["state"], told["result"], told["problem"]) == ("cancelled", None, None)
-    again = client.delete(f"/api/jobs/{job.id}")
+    again = client.delete(f"/api/jobs/{job.status.id}")
     assert again.status_code == 409
     assert verify(model).intact
     assert model.current().generation == 2
@@ -62,16 +62,16 @@ def test_a_first_lesson_that_is_stopped_leaves_nothing(serve: Serve, tmp_path: P
     client = serve(ModelFolder(tmp_path / "new"), **LONG)
     job = learning(client)
     assert (tmp_path / "new").exists()
-    client.delete(f"/api/jobs/{job.id}")
-    assert over(client, job.id)["state"] == "cancelled"
+    client.delete(f"/api/jobs/{job.status.id}")
+    assert over(client, job.status.id)["state"] == "cancelled"
     assert not (tmp_path / "new").exists()
 
 
 def waiting(client: TestClient, **sent: Any) -> str:
     """A lesson that waits for a folder that another holds."""
     id: str = client.post("/api/teach", **sent).json()["id"]
-    job = client.app.state.parts.jobs.get(id)  # type: ignore[attr-defined]
-    until(lambda: job.progress is not None and job.progress["phase"] == "wait")
+    job = client.app.state.services.jobs.get(id)  # type: ignore[attr-defined]
+    until(lambda: job.status.progress is not None and job.status.progress.phase == "wait")
     assert client.get(f"/api/jobs/{id}").json()["state"] == "queued"
     return id
 
@@ -98,19 +98,19 @@ def test_what_another_saved_while_a_lesson_waited_is_not_taken_for_its_own(serve
     with model.writing() as writer:
         id = waiting(client, **PAIR)
         writer.use(1)
-    job = client.app.state.parts.jobs.get(id)  # type: ignore[attr-defined]
-    until(lambda: job.state == "learning" and job.progress["phase"] == "train")
+    job = client.app.state.services.jobs.get(id)  # type: ignore[attr-defined]
+    until(lambda: job.status.state == "learning" and job.status.progress.phase == "train")
     client.delete(f"/api/jobs/{id}")
     told = over(client, id)
     assert (told["state"], told["problem"]) == ("cancelled", None)
 
 
 def test_a_lesson_does_not_wait_for_another_command_for_ever(serve: Serve, model: ModelFolder) -> None:
-    client = serve(busy_seconds=0.5)
+    client = serve(lock_seconds=0.5)
     with model.writing():
         told = over(client, client.post("/api/teach", **lesson("grey")).json()["id"])
     assert told["state"] == "failed"
-    assert "send them again when that is done" in told["problem"]
+    assert "Send them again when" in told["problem"]
 
 
 def test_a_lesson_is_taught_in_the_size_of_a_model_that_another_made_meanwhile(serve: Serve, tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_a_lesson_that_waits_is_not_forgotten_with_a_class(serve: Serve, model: 
     client = serve(**LONG)
     job = learning(client)
     id = client.post("/api/teach", **lesson("grey")).json()["id"]
-    client.app.state.parts.jobs.forget()  # type: ignore[attr-defined]
-    assert [each["id"] for each in client.get("/api/jobs").json()["jobs"]] == [job.id, id]
+    client.app.state.services.jobs.delete_finished()  # type: ignore[attr-defined]
+    assert [each["id"] for each in client.get("/api/jobs").json()["jobs"]] == [job.status.id, id]
 
 
 def test_an_accent_may_be_typed_apart_when_a_class_is_forgotten(client: TestClient) -> None:
@@ -169,7 +169,7 @@ def test_a_queue_that_is_full_asks_to_come_back(serve: Serve) -> None:
     assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 200
     said = client.post("/api/rename", json={"from": TULIP, "to": "tulip"})
     assert said.status_code == 409 and "secret-place" not in said.text
-    client.delete(f"/api/jobs/{job.id}")
+    client.delete(f"/api/jobs/{job.status.id}")
 
 
 def test_a_lesson_that_is_sent_twice_is_taught_once(client: TestClient) -> None:
@@ -183,7 +183,7 @@ def test_a_lesson_that_is_sent_twice_is_taught_once(client: TestClient) -> None:
 
 
 def test_a_lesson_of_which_nothing_came_can_be_sent_again_with_the_same_key(serve: Serve, model: ModelFolder) -> None:
-    client, key = serve(busy_seconds=0.0, finished=1), {"Idempotency-Key": "one"}
+    client, key = serve(lock_seconds=0.0, finished_jobs=1), {"Idempotency-Key": "one"}
     with model.writing():
         failed = client.post("/api/teach", **lesson("grey"), headers=key).json()["id"]
         assert over(client, failed)["state"] == "failed"
@@ -197,15 +197,15 @@ def test_a_lesson_of_which_nothing_came_can_be_sent_again_with_the_same_key(serv
 
 def test_a_lesson_that_was_killed_once_it_was_saved_is_not_taught_again(client: TestClient, model: ModelFolder) -> None:
     key = {"Idempotency-Key": "one"}
-    jobs = client.app.state.parts.jobs  # type: ignore[attr-defined]
-    jobs._listen = lambda *_: {"held": model.current().generation - 1}  # as if the process had ended without a word
+    jobs = client.app.state.services.jobs  # type: ignore[attr-defined]
+    jobs._communicate = lambda *_: {"locked": model.current().generation - 1}  # as if it was killed
     late = client.post("/api/teach", **lesson("grey"), headers=key).json()["id"]
-    assert "saved already, as generation 2" in over(client, late)["problem"]
+    assert "saved as generation 2" in over(client, late)["problem"]
     assert client.post("/api/teach", **lesson("grey"), headers=key).json()["id"] == late
 
 
 def test_a_lesson_that_is_long_over_is_forgotten(serve: Serve) -> None:
-    client = serve(finished=1)
+    client = serve(finished_jobs=1)
     ids = []
     for number in range(3):
         sent = client.post("/api/teach", files=files(b"none"), data={"classes": [f"c{number}"]})
@@ -226,15 +226,15 @@ def test_pictures_never_have_a_name_on_disk(serve: Serve, tmp_path: Path, monkey
     assert large.status_code == 202
     found = [path for path in place.rglob("*") if path.is_file() and path.stat().st_size]
     assert not found
-    client.delete(f"/api/jobs/{job.id}")
+    client.delete(f"/api/jobs/{job.status.id}")
 
 
 def test_a_server_that_ends_ends_its_lessons(serve: Serve, model: ModelFolder) -> None:
     client = serve(**LONG)
     job = learning(client)
     pid = job.process.pid
-    client.app.state.parts.close()  # type: ignore[attr-defined]
-    assert job.state == "cancelled"
+    client.app.state.services.close()  # type: ignore[attr-defined]
+    assert job.status.state == "cancelled"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert model.current().generation == 2

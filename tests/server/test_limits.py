@@ -143,25 +143,25 @@ def test_a_decoder_that_takes_too_much_is_replaced(serve: Serve) -> None:
 
 def test_a_decoder_that_dies_is_replaced(client: TestClient) -> None:
     client.post("/api/classify", files=files(picture(TULIP)))
-    decoders = client.app.state.parts.decoders  # type: ignore[attr-defined]
-    decoders._all[0].process.kill()
-    decoders._all[0].process.join()
+    decoders = client.app.state.services.decoders  # type: ignore[attr-defined]
+    decoders.processes[0].process.kill()
+    decoders.processes[0].process.join()
     outcomes = [client.post("/api/classify", files=files(picture(TULIP))).json()["predictions"][0] for _ in range(2)]
     assert outcomes[-1]["top"]
-    assert decoders.restarts == 1
+    assert "engram_decoder_restarts_total 1.0" in client.get("/metrics").text
 
 
 def test_more_requests_than_there_is_room_for_are_asked_to_come_back(serve: Serve) -> None:
     client = serve(requests=1)
     assert client.get("/api/jobs").status_code == 200
     layer = client.app.middleware_stack
-    while type(layer).__name__ != "Limits":
+    while type(layer).__name__ != "LimitsMiddleware":
         layer = layer.app
-    layer.under_way = 1
+    layer.requests = 1
     said = client.get("/api/jobs")
     assert (said.status_code, said.headers["retry-after"]) == (429, "1")
     assert client.get("/livez").status_code == 200
-    layer.under_way = 0
+    layer.requests = 0
 
 
 SLOW = b"POST /api/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
@@ -174,7 +174,7 @@ def test_whoever_has_no_token_takes_no_place_of_those_who_have(model: ModelFolde
         return connection.getresponse().status
 
     token = "t" * 16
-    with listening(model, token=token, requests=3, strangers=2) as port, ExitStack() as held:
+    with listening(model, token=token, requests=3, anonymous_requests=2) as port, ExitStack() as held:
         for _ in range(4):
             slow = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
             slow.sendall(SLOW % b"session")

@@ -113,7 +113,7 @@ def test_a_browser_signs_in_and_out(serve: Serve) -> None:
     begun = client.post("/api/session", json={"token": TOKEN}, headers=HERE)
     assert begun.status_code == 204
     cookie = begun.headers["set-cookie"]
-    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and TOKEN not in cookie
+    assert "HttpOnly" in cookie and "SameSite=strict" in cookie and TOKEN not in cookie
     session = cookie.partition(";")[0]
     assert client.get("/api/session").json() == {"authenticated": True, "token_required": True}
     assert client.get("/api/model").status_code == 200
@@ -136,7 +136,7 @@ def test_without_a_token_there_is_nothing_to_sign_in_for(client: TestClient) -> 
 
 
 def test_guessing_is_slowed_down(serve: Serve) -> None:
-    client = serve(token=TOKEN, failures=3)
+    client = serve(token=TOKEN, token_failures=3)
     wrong = [client.post("/api/session", json={"token": "wrong"}).status_code for _ in range(4)]
     assert wrong == [401, 401, 401, 429]
     said = client.get("/api/model", headers=BEARER)
@@ -164,7 +164,7 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
 
 @pytest.mark.parametrize(("trusted", "secure"), [("127.0.0.1", True), ("10.1.2.3", False)])
 def test_only_a_trusted_proxy_says_that_it_was_asked_by_https(model: ModelFolder, trusted: str, secure: bool) -> None:
-    with listening(model, proxy=trusted, token=TOKEN) as port:
+    with listening(model, trusted_proxy=trusted, token=TOKEN) as port:
         headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7"}
         said = httpx2.post(f"http://127.0.0.1:{port}/api/session", json={"token": TOKEN}, headers=headers)
         assert ("Secure" in said.headers["set-cookie"]) is secure
@@ -179,11 +179,11 @@ def test_only_a_trusted_proxy_says_that_it_was_asked_by_https(model: ModelFolder
 
 @pytest.mark.parametrize("proxy", ["proxy.local", "*", "10.0.0.2,*", ""])
 def test_a_proxy_that_is_no_address_is_refused(proxy: str) -> None:
-    with pytest.raises(UsageError, match=r"A trusted proxy is known by its address, such as 10\.0\.0\.2, or a network"):
-        Config(proxy=proxy)
+    with pytest.raises(UsageError, match="not an IP address"):
+        Config(trusted_proxy=proxy)
 
 
 @pytest.mark.parametrize("token", ["0123456789abcdef\t", "0123456789abcdef\n0123456789abcdef"])
 def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
-    with pytest.raises(UsageError, match=r"all of them ASCII, on one line"):
+    with pytest.raises(UsageError, match="ASCII"):
         Config(token=token)

@@ -53,7 +53,7 @@ def serve(
         port=port,
         hosts=tuple(allow_host or ()),
         token=_token(token_file),
-        proxy=trusted_proxy,
+        trusted_proxy=trusted_proxy,
         device=device,
         epochs=epochs,
         body_bytes=parse_bytes(max_upload),

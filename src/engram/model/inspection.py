@@ -51,18 +51,7 @@ class Generation:
     details: Mapping[str, Any]
     kept: bool  # it can be gone back to
     in_use: bool
-
-    @property
-    def learned(self) -> dict[str, int]:
-        """How many classes it brought, how many it added to, and the samples of each kind; empty if it did not."""
-        learned: dict[str, int] = {}
-        for kind in ("new", "more"):
-            told = self.details.get(kind)
-            if isinstance(told, dict):  # by class
-                learned |= {kind: len(told), f"{kind}_samples": sum(told.values())}
-            elif isinstance(told, list):  # in short, of a generation that is gone
-                learned |= {kind: told[0], f"{kind}_samples": told[1]}
-        return learned
+    learned: Mapping[str, int]  # numbers of new and known classes and of their samples; empty unless it was an update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +71,7 @@ class ModelSummary:
     codec: str  # how vectors are kept; another that is set holds from the next lesson on
     settings: Mapping[str, Any]
     defaults: Mapping[str, Any]  # the method's
+    changed: Mapping[str, Any]  # the settings that differ from them
     classifier: str
     held_out_counts: HeldOutCounts  # how held-out images of each class are recognised
     accuracy: float | None  # over all classes with held-out images
@@ -90,15 +80,9 @@ class ModelSummary:
     adaptation: Adaptation | None
     history: tuple[Generation, ...]  # every one there ever was, oldest first
 
-    @property
-    def changed(self) -> dict[str, Any]:
-        """The settings that are not the method's defaults."""
-        return {name: value for name, value in self.settings.items() if value != self.defaults.get(name)}
-
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        history = [{**asdict(each), "learned": each.learned} for each in self.history]
-        return {**asdict(self), "changed": self.changed, "history": history}
+        return asdict(self)
 
 
 def inspect(folder: Reader) -> ModelSummary:
@@ -106,6 +90,7 @@ def inspect(folder: Reader) -> ModelSummary:
     manifest, tensors = folder.load()
     model = restore_model(manifest, tensors, "cpu")
     learner, settings = model.learner, settings_of(model.learner)
+    defaults = _defaults(learner, settings)
     memory, accuracy = learner.memory, model.metadata.held_out_counts.accuracy()
     return ModelSummary(
         generation=manifest.generation,
@@ -128,7 +113,8 @@ def inspect(folder: Reader) -> ModelSummary:
         features_per_class=model.metadata.features_per_class,
         codec=memory.features.codec,
         settings=settings,
-        defaults=_defaults(learner, settings),
+        defaults=defaults,
+        changed={name: value for name, value in settings.items() if value != defaults.get(name)},
         classifier=learner.classifier_description,
         held_out_counts=model.metadata.held_out_counts,
         accuracy=None if accuracy is None else accuracy.value,
@@ -183,6 +169,18 @@ def _history(changes: tuple[Change, ...], there: set[int], current: int) -> tupl
             details=change.details,
             kept=change.generation in there,
             in_use=change.generation == current,
+            learned=_learned(change.details),
         )
         for change in changes
     )
+
+
+def _learned(details: Mapping[str, Any]) -> dict[str, int]:
+    learned: dict[str, int] = {}
+    for kind in ("new", "more"):
+        counts = details.get(kind)
+        if isinstance(counts, dict):  # samples of each class
+            learned |= {kind: len(counts), f"{kind}_samples": sum(counts.values())}
+        elif isinstance(counts, list):  # of a generation that was deleted: numbers of classes and of samples
+            learned |= {kind: counts[0], f"{kind}_samples": counts[1]}
+    return learned

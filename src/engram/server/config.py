@@ -1,110 +1,101 @@
-"""How a server is set up, and the limits that it keeps."""
+"""Settings and limits of a server."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from engram.data.images import LIMIT
 from engram.errors import UsageError
 from engram.text import printable
 
-SHORTEST_TOKEN = 16  # characters: below, it can be guessed
+SHORTEST_TOKEN = 16  # characters
+AT_LEAST_ONE = ("body_bytes", "json_bytes", "files", "file_bytes", "pixels", "requests", "decoders", "batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Where a server listens, who may use it, and how much of it."""
+    """The address of a server, who may use it, and its limits."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    hosts: tuple[str, ...] = ()  # other names that it may be called by
-    token: str | None = None  # None: whoever reaches it may use it
-    proxy: str | None = None  # the address of one whose word is taken on who asks, and whether by https
+    hosts: tuple[str, ...] = ()  # further names accepted in the Host header
+    token: str | None = None  # None: no authentication
+    trusted_proxy: str | None = None  # addresses whose X-Forwarded-* headers are trusted
     device: str = "auto"
-    epochs: int | None = None  # of a lesson; None: by what arrives
+    epochs: int | None = None  # of an update; None: depends on the pictures
 
-    body_bytes: int = 256 << 20  # of one request
-    json_bytes: int = 64 << 10  # of a request that brings no pictures
-    files: int = 2_000  # of one request
+    body_bytes: int = 256 << 20  # of one upload
+    json_bytes: int = 64 << 10  # of any other request
+    files: int = 2_000  # in one upload
     file_bytes: int = 64 << 20
     pixels: int = LIMIT  # of one picture
-    body_seconds: float = 120.0  # for a body to arrive
-    json_seconds: float = 10.0  # for one that brings no pictures
-    bodies_bytes: int = 1 << 30  # of all requests under way
-    head_seconds: float = 15.0  # for a request's first lines to arrive
-    answer_seconds: float = 60.0  # for an answer to be taken
-    requests: int = 32  # under way at once
-    strangers: int = 16  # of them from those who have shown no token, where one is needed
+    body_seconds: float = 120.0  # to receive an upload
+    json_seconds: float = 10.0  # to receive any other body
+    all_body_bytes: int = 1 << 30  # of all requests in progress
+    head_seconds: float = 15.0  # to receive a request's head
+    response_seconds: float = 60.0  # for the client to read a response
+    requests: int = 32  # in progress at once
+    anonymous_requests: int = 16  # of these, without the token if one is required
     connections: int = 512  # open at once
 
-    decoders: int = 2  # processes that decode
-    decode_seconds: int = 10  # of a processor, for one picture
-    decode_bytes: int = 2 << 30  # of memory, for one picture
+    decoders: int = 2  # processes
+    decode_seconds: int = 10  # CPU time for one picture
+    decode_bytes: int = 2 << 30  # memory for one picture
 
-    batch: int = 64  # pictures in one forward pass
-    batch_seconds: float = 0.003  # to wait for others to come along
+    batch_size: int = 64  # pictures in one forward pass
+    batch_seconds: float = 0.003  # to wait for more pictures
 
-    queue: int = 4  # lessons that wait
-    finished: int = 100  # lessons that are remembered
-    lesson_bytes: int = 1 << 30  # of all pictures that wait
-    busy_seconds: float = 1_800.0  # for another command to let go of the model's folder, while a lesson waits
-    nice: int = 10  # how far a lesson stands back behind answers
+    queue: int = 4  # updates that wait
+    queue_bytes: int = 1 << 30  # of all their pictures
+    finished_jobs: int = 100  # jobs to remember
+    lock_seconds: float = 1_800.0  # an update waits for another process that locks the model
+    nice: int = 10  # added to the niceness of an update's process
 
-    failures: int = 10  # wrong tokens from one address, before it has to wait
-    failure_seconds: float = 60.0
+    token_failures: int = 10  # wrong tokens from one address before it is blocked
+    block_seconds: float = 60.0
     session_seconds: float = 12 * 3600.0
 
     def __post_init__(self) -> None:
         if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not re.fullmatch(r"[ -~]*", self.token)):
-            raise UsageError(f"A token has at least {SHORTEST_TOKEN} characters, all of them ASCII, on one line.")
-        if self.token is None and not is_loopback(self.host):
+            raise UsageError(f"A token needs at least {SHORTEST_TOKEN} printable ASCII characters on one line.")
+        if self.token is None and not _is_loopback(self.host):
             raise UsageError(
-                f"Without a token only this machine may reach the server, and '{self.host}' may be reached by others. "
+                f"Other machines can reach '{printable(self.host)}', so a token is required. "
                 "Set one with --token-file or ENGRAM_TOKEN, or use --host 127.0.0.1."
             )
         for host in self.hosts:
-            if not _is_name(host):
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", host) and _parse(ipaddress.ip_address, host) is None:
                 raise UsageError(
-                    f"The server cannot be called '{printable(host)}'. "
+                    f"'{printable(host)}' is not a host name. "
                     "Write a name or an address without http:// and without a port, such as: --allow-host pi.local"
                 )
-        for proxy in () if self.proxy is None else self.proxy.split(","):
-            if _network(proxy.strip()) is None:
+        for proxy in () if self.trusted_proxy is None else self.trusted_proxy.split(","):
+            if _parse(lambda text: ipaddress.ip_network(text, strict=False), proxy.strip()) is None:
                 raise UsageError(
-                    f"A trusted proxy is known by its address, such as 10.0.0.2, or a network; found '{printable(proxy)}'."
+                    f"'{printable(proxy)}' is not an IP address. Name the proxy by its address or network, such as "
+                    "10.0.0.2."
                 )
-        for name in ("body_bytes", "json_bytes", "files", "file_bytes", "pixels", "requests", "decoders", "batch"):
+        for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ').capitalize()} must be at least 1.")
 
     @property
     def known_hosts(self) -> frozenset[str]:
-        """The names that a request may call the server by."""
+        """The names accepted in the Host header, in lower case."""
         return frozenset(name.lower() for name in ("localhost", "127.0.0.1", "::1", self.host, *self.hosts))
 
 
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches an address."""
-    address = _address(host)
+def _is_loopback(host: str) -> bool:
+    address = _parse(ipaddress.ip_address, host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
 
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+def _parse(parser: Callable[[str], Any], text: str) -> Any:
     try:
-        return ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return None
-
-
-def _is_name(host: str) -> bool:
-    """Whether a browser can call a server so: what it says is compared without the port."""
-    return re.fullmatch(r"[A-Za-z0-9._-]+", host) is not None or _address(host) is not None
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host)
+        return parser(text)
     except ValueError:
         return None

@@ -1,331 +1,340 @@
-"""Lessons that wait, are under way, or are over. One is taught at a time."""
+"""Updates of the model as jobs: queued, run one at a time in a process, and remembered for a while."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import logging
 import multiprocessing
 import secrets
+import tempfile
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import IO, Any, Literal, get_args
 
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from engram.data.images import UnreadableImage
 from engram.errors import DataError, EngramError
+from engram.model import LearnOptions, UpdateResult
 from engram.network import DEFAULT_PRETRAINED
 from engram.network.efficientnet import VARIANTS
-from engram.server import shapes
 from engram.server.config import Config
 from engram.server.decoding import Decoders
-from engram.server.problems import Problem, sentence_of, too_many
-from engram.server.snapshot import Snapshots
-from engram.server.teaching import FAILED, WAITING, Lesson, Standing, generation_of, work
-from engram.server.uploads import Upload
+from engram.server.inference import ModelLoader
+from engram.server.problems import Problem, as_problem, too_many
+from engram.server.updating import WAITING, JobProgress, UpdateRequest, current_generation, run_update
 from engram.text import printable
 
-OVER = ("done", "failed", "cancelled")
-GRACE = 5.0  # seconds for a lesson to end by itself
+State = Literal["queued", "learning", "done", "failed", "cancelled"]
+STATES: tuple[State, ...] = get_args(State)
+FINISHED = STATES[2:]
+KILL_SECONDS = 5.0  # after SIGTERM
 KILLED = (
-    "The lesson was ended from outside, or for want of memory, before anything was saved. The model is as it was. "
-    "The pictures are not kept: send them again."
+    "The update was killed, perhaps because memory ran out. The model is unchanged, and the pictures were deleted. "
+    "Send them again."
 )
-KILLED_LATE = (
-    "The lesson was ended from outside when the model was saved already, as generation {}. "
-    "Look at it before you send the pictures again."
-)
+KILLED_LATE = "The update was killed after it was saved as generation {}. Check the model before you send it again."
 
-log = logging.getLogger("engram.server")
+
+class Upload:
+    """Uploaded files with names and classes, in one temporary file that has no name on Linux."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.classes: list[str] = []
+        self.bytes = 0
+        self._ends = [0]
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
+        self._digest = hashlib.sha256()
+
+    def add(self, name: str, class_name: str, content: bytes) -> None:
+        self._file.write(content)
+        self._file.flush()  # so that a full disk is an error now, not when the job runs
+        self.names.append(name)
+        self.classes.append(class_name)
+        self.bytes += len(content)
+        self._ends.append(self.bytes)
+        for part in (name.encode("utf-8", "replace"), class_name.encode("utf-8", "replace"), content):
+            self._digest.update(len(part).to_bytes(8, "little") + part)
+
+    def content(self, index: int) -> bytes:
+        self._file.seek(self._ends[index])
+        return self._file.read(self._ends[index + 1] - self._ends[index])
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+
+@dataclass(frozen=True)
+class SkippedUpload:
+    """An uploaded file that was not learned from."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult(UpdateResult):
+    """The result of an update, as `engram learn --json` prints it."""
+
+    skipped: tuple[SkippedUpload, ...] = ()  # type: ignore[assignment] # uploads have a name and no path
+
+
+RESULT = TypeAdapter(JobResult)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """An update and its outcome."""
+
+    id: str
+    state: State = "queued"
+    created: str
+    classes: dict[str, int]
+    progress: JobProgress | None = None
+    result: JobResult | None = None
+    problem: str | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class Job:
+    """A job with what only the server knows. `status` is replaced as a whole, so it can be read without a lock."""
+
+    status: JobStatus
+    upload: Upload | None  # None once it is finished
+    digest: str
+    key: str | None  # its Idempotency-Key
+    saved: bool = False  # it failed after a new generation was saved
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    process: BaseProcess | None = None
+    future: Future[None] = field(init=False)
+
+    @property
+    def finished(self) -> bool:
+        return self.status.state in FINISHED
+
+    def set(self, **changes: Any) -> None:
+        self.status = replace(self.status, **changes)
+
+    def stop(self) -> None:
+        """Ask a running process to end, and kill it if it does not."""
+        self.cancelled.set()
+        if self.process is not None:
+            self.process.terminate()
+            timer = threading.Timer(KILL_SECONDS, self.process.kill)
+            timer.daemon = True
+            timer.start()
 
 
 class Cancelled(Exception):
-    """The lesson is no longer wanted."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A lesson, and what became of it."""
-
-    id: str
-    created: str
-    classes: dict[str, int]
-    digest: str
-    upload: Upload | None  # None once it is over
-    key: str | None = None
-    state: str = "queued"
-    progress: dict[str, Any] | None = None
-    result: dict[str, Any] | None = None
-    problem: str | None = None
-    saved: bool = False  # whether the model is another, though the lesson failed
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    process: BaseProcess | None = None
-
-    def told(self) -> shapes.Lesson:
-        """As it is told to those who ask."""
-        return shapes.Lesson.model_validate(self, from_attributes=True)
+    """The job was cancelled."""
 
 
 class Jobs:
-    """The lessons of a server, in the order they came."""
+    """The jobs of a server, oldest first."""
 
-    def __init__(self, snapshots: Snapshots, config: Config, decoders: Decoders) -> None:
-        self.snapshots, self.folder = snapshots, snapshots.folder
-        self.config, self.decoders = config, decoders
+    def __init__(self, loader: ModelLoader, config: Config, decoders: Decoders) -> None:
+        self.loader, self.config, self.decoders = loader, config, decoders
+        self.folder = loader.folder
         self._jobs: dict[str, Job] = {}
-        self._keys: dict[str, Job] = {}
-        self._waiting: deque[Job] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="lessons", daemon=True)
-        self._thread.start()
+        self._lock = threading.RLock()
+        self._thread = ThreadPoolExecutor(1, "jobs")
 
-    def add(self, upload: Upload, key: str | None = None) -> Job:
-        """Queue a lesson. What was sent before with the same key is not queued again, unless nothing came of it."""
-        with self._changed:
-            before = self._keys.get(key) if key is not None else None
-            if before is not None:
+    def add(self, upload: Upload, key: str | None = None) -> JobStatus:
+        """Queue an update, unless a queued, running or successful job has the same key."""
+        with self._lock:
+            same = next((job for job in self._jobs.values() if key is not None and job.key == key), None)
+            if same is not None:
                 upload.close()
-                if before.digest != upload.digest:
-                    raise Problem(422, "This Idempotency-Key came with other pictures before. Use a new one.")
-                return before
-            self._check_room(upload)
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            progress = Standing("queued", 0, len(upload)).to_json()
-            job = Job(secrets.token_hex(8), now, upload.counts(), upload.digest, upload, key, progress=progress)
-            self._jobs[job.id] = job
-            if key is not None:
-                self._keys[key] = job
-            self._waiting.append(job)
-            self._drop_old()
-            self._changed.notify_all()
-            return job
+                if same.digest != upload.digest:
+                    raise Problem(422, "This Idempotency-Key was used with other pictures. Use a new one.")
+                return same.status
+            if self._is_full(upload):
+                upload.close()
+                raise too_many("Other updates are waiting. Try again when one has finished.", self._seconds_left())
+            status = JobStatus(
+                id=secrets.token_hex(8),
+                created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                classes=dict(Counter(upload.classes)),
+                progress=JobProgress("queued", 0, len(upload.names)),
+            )
+            job = self._jobs[status.id] = Job(status=status, upload=upload, digest=upload.digest, key=key)
+            finished = [id for id, job in self._jobs.items() if job.finished]
+            for id in finished[: max(0, len(finished) - self.config.finished_jobs)]:
+                del self._jobs[id]
+            job.future = self._thread.submit(self._run, job)
+            return status
 
     def all(self) -> list[Job]:
-        """Every lesson that is remembered, oldest first."""
-        with self._changed:
+        with self._lock:
             return list(self._jobs.values())
 
     def get(self, id: str) -> Job:
-        """One of them."""
-        with self._changed:
+        with self._lock:
             if id not in self._jobs:
-                raise Problem(404, "There is no such lesson, or it is long over. GET /api/jobs lists those there are.")
+                raise Problem(404, "There is no such job, or it was deleted. GET /api/jobs lists all jobs.")
             return self._jobs[id]
 
-    def cancel(self, id: str) -> Job:
-        """Stop a lesson that is not over."""
-        job = self.get(id)
-        with self._changed:
-            if job.state in OVER:
-                taught = " What it taught can be rolled back." if job.state == "done" else ""
-                raise Problem(409, f"This lesson is over: it is {job.state}.{taught}")
-            job.cancelled.set()
-            if job in self._waiting:
-                self._waiting.remove(job)
-                self._end(job, "cancelled")
-            elif job.process is not None:
-                _stop(job.process)
-        return job
+    def cancel(self, id: str) -> JobStatus:
+        with self._lock:
+            job = self.get(id)
+            if job.finished:
+                raise Problem(409, f"This job is finished: {job.status.state}.")
+            job.stop()
+            if job.future.cancel():  # it has not started
+                self._finish(job, "cancelled")
+            return job.status
 
-    def forget(self) -> None:
-        """Forget the lessons that are over: by whatever names a class had, they would tell of it."""
-        with self._changed:
-            for job in [each for each in self._jobs.values() if each.state in OVER]:
-                self._drop(job)
+    def delete_finished(self) -> None:
+        """Delete finished jobs: they may name a class that was forgotten, even under an earlier name."""
+        with self._lock:
+            self._jobs = {id: job for id, job in self._jobs.items() if not job.finished}
 
     def close(self) -> None:
-        """Stop all of them."""
-        with self._changed:
-            self._closing = True
-            for job in self._jobs.values():
-                job.cancelled.set()
-                if job.process is not None and job.state not in OVER:
-                    _stop(job.process)
-            self._changed.notify_all()
-        self._thread.join(2 * GRACE)
+        """Stop all jobs."""
         for job in self.all():
-            if job.state not in OVER:
-                self._end(job, "cancelled")
+            job.stop()
+        self._thread.shutdown(cancel_futures=True)
+        for job in self.all():
+            if not job.finished:
+                self._finish(job, "cancelled")
 
-    def counts(self) -> dict[str, int]:
-        """How many are in each state."""
-        states = [job.state for job in self.all()]
-        return {state: states.count(state) for state in ("queued", "learning", *OVER)}
+    def count(self, state: State) -> int:
+        return sum(job.status.state == state for job in self.all())
 
-    def _check_room(self, upload: Upload) -> None:
+    def _is_full(self, upload: Upload) -> bool:
         held = sum(job.upload.bytes for job in self._jobs.values() if job.upload is not None)
-        full = len(self._waiting) >= self.config.queue or (held and held + upload.bytes > self.config.lesson_bytes)
-        if full or self._closing:
-            upload.close()
-            raise too_many("Other lessons are waiting already. Try again when one of them is over.", self._wait())
+        waiting = sum(not job.future.running() and not job.future.done() for job in self._jobs.values())
+        return waiting >= self.config.queue or (held > 0 and held + upload.bytes > self.config.queue_bytes)
 
-    def _wait(self) -> float:
-        """Seconds until there may be room, as far as the lesson under way can tell."""
-        learning = next((job for job in self._jobs.values() if job.state == "learning"), None)
-        left = (learning.progress or {}).get("seconds_left") if learning is not None else None
-        return min(600.0, max(5.0, left or 0.0))
+    def _seconds_left(self) -> float:
+        """An estimate of the time until the running job is finished."""
+        running = (job.status.progress for job in self._jobs.values() if job.status.state == "learning")
+        progress = next(running, None)
+        return min(600.0, max(5.0, (progress and progress.seconds_left) or 0.0))
 
-    def _drop_old(self) -> None:
-        over = [job for job in self._jobs.values() if job.state in OVER]
-        for job in over[: max(0, len(over) - self.config.finished)]:
-            self._drop(job)
+    def _run(self, job: Job) -> None:
+        job.set(state="learning")
+        try:
+            result = self._update(job)
+        except Cancelled:
+            self._finish(job, "cancelled")
+        except Exception as error:
+            self._finish(job, "failed", problem=as_problem(error, self.folder.path).detail)
+        else:
+            self._finish(job, "done", result=result)
 
-    def _drop(self, job: Job) -> None:
-        del self._jobs[job.id]
-        self._release_key(job)
-
-    def _release_key(self, job: Job) -> None:
-        """Let the next lesson that comes with the same key be another."""
-        if job.key is not None:
-            self._keys.pop(job.key, None)
-            job.key = None
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if self._closing:
-                    return
-                job = self._waiting.popleft()
-                job.state = "learning"
-            try:
-                result = self._carry_out(job)
-            except Cancelled:
-                self._end(job, "cancelled")
-            except Problem as error:  # there is no model that could learn
-                self._end(job, "failed", problem=str(error.detail))
-            except EngramError as error:
-                self._end(job, "failed", problem=sentence_of(error, self.folder.path))
-            except Exception as error:
-                log.error("A lesson failed.", exc_info=error)
-                self._end(job, "failed", problem=FAILED)
-            else:
-                self._end(job, "done", result=result)
-
-    def _end(self, job: Job, state: str, *, result: dict[str, Any] | None = None, problem: str | None = None) -> None:
-        with self._changed:
+    def _finish(self, job: Job, state: State, **outcome: Any) -> None:
+        with self._lock:
             if job.upload is not None:
                 job.upload.close()
             job.upload = job.process = None
-            job.result, job.problem, job.progress = result, problem, None
-            job.state = state
             if state != "done" and not job.saved:
-                self._release_key(job)
+                job.key = None  # it may be sent again
+            job.set(state=state, progress=None, **outcome)
 
-    def _carry_out(self, job: Job) -> dict[str, Any]:
+    def _update(self, job: Job) -> JobResult:
+        while True:
+            size = self._image_size()
+            try:
+                return self._update_at(job, size)
+            except EngramError:
+                if self._image_size() == size:
+                    raise
+                # Another process created the model meanwhile, with another image size.
+
+    def _image_size(self) -> int:
+        return self.loader.current().image_size if self.folder.exists() else VARIANTS[DEFAULT_PRETRAINED].size
+
+    def _update_at(self, job: Job, image_size: int) -> JobResult:
         upload = job.upload
         assert upload is not None
-        while True:
-            side = self._side()
-            try:
-                return self._carry_out_at(job, upload, side)
-            except EngramError:
-                if self._side() == side:
-                    raise
-                # While it waited, another has made the model, which sees pictures of another size.
-
-    def _carry_out_at(self, job: Job, upload: Upload, side: int) -> dict[str, Any]:
-        images, kept, skipped = self._decode(job, upload, side)
-        names = tuple(sorted(set(upload.classes)))
-        _check_left(names, {upload.classes[number] for number in kept}, skipped)
-        lesson = Lesson(
-            folder=str(self.folder.path.absolute()),
-            side=side,
+        images, skipped = self._decode(job, upload, image_size)
+        classes = [name for index, name in enumerate(upload.classes) if index not in skipped]
+        for index, each in skipped.items():
+            if (name := upload.classes[index]) not in classes:
+                raise DataError(
+                    f"No picture of the class '{printable(name)}' can be read. {each.name}: {each.reason} "
+                    "Replace the pictures, or remove the class."
+                )
+        names = tuple(sorted(set(classes)))
+        request = UpdateRequest(
+            folder=self.folder,
+            options=LearnOptions(epochs=self.config.epochs, device=self.config.device, image_size=image_size),
             class_names=names,
-            labels=tuple(names.index(upload.classes[number]) for number in kept),
+            labels=tuple(map(names.index, classes)),
             seen_bytes=upload.bytes,
-            epochs=self.config.epochs,
-            device=self.config.device,
+            lock_seconds=self.config.lock_seconds,
             nice=self.config.nice,
-            busy_seconds=self.config.busy_seconds,
         )
-        result = self._teach(job, lesson, images)
-        return {**result, "skipped": skipped}
+        result = self._run_process(job, request, images)
+        return RESULT.validate_python({**result, "skipped": tuple(skipped.values())})
 
-    def _side(self) -> int:
-        """The side of the squares that pictures are decoded to: the model's, or that of a new one's network."""
-        return self.snapshots.current().size if self.folder.exists() else VARIANTS[DEFAULT_PRETRAINED].size
-
-    def _decode(self, job: Job, upload: Upload, side: int) -> tuple[list[Tensor], list[int], list[dict[str, str]]]:
-        """The pictures that can be read, which they are, and why the others cannot."""
+    def _decode(self, job: Job, upload: Upload, image_size: int) -> tuple[list[Tensor], dict[int, SkippedUpload]]:
+        """The images, and the files that cannot be read by their index."""
         images: list[Tensor] = []
-        kept: list[int] = []
-        skipped: list[dict[str, str]] = []
-        standing = Standing("read", 0, len(upload))
-        for number, name in enumerate(upload.names):
+        skipped: dict[int, SkippedUpload] = {}
+        progress = JobProgress("read", 0, len(upload.names))
+        job.set(progress=progress)
+        for index, name in enumerate(upload.names):
             if job.cancelled.is_set():
                 raise Cancelled
             try:
-                images.append(self.decoders.decode(upload.content(number), side))
-                kept.append(number)
+                images.append(self.decoders.decode(upload.content(index), image_size))
             except UnreadableImage as error:
-                skipped.append({"name": printable(name), "class": upload.classes[number], "reason": str(error)})
-            standing.advance(1)
-            job.progress = standing.to_json()
-        return images, kept, skipped
+                skipped[index] = SkippedUpload(printable(name), str(error))
+            progress.advance()
+        return images, skipped
 
-    def _teach(self, job: Job, lesson: Lesson, images: list[Tensor]) -> dict[str, Any]:
+    def _run_process(self, job: Job, request: UpdateRequest, images: list[Tensor]) -> dict[str, Any]:
         ours, theirs = multiprocessing.Pipe()
-        process = multiprocessing.get_context("forkserver").Process(target=work, args=(theirs, lesson), daemon=True)
-        with self._changed:
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(target=run_update, args=(theirs, request), daemon=True)
+        with self._lock:
             if job.cancelled.is_set():
                 raise Cancelled
             process.start()
             job.process = process
         theirs.close()
         try:
-            outcome = self._listen(job, ours, images)
+            messages = self._communicate(job, ours, images)
         finally:
             ours.close()
             process.kill()
             process.join()
-        if "done" in outcome:
-            result: dict[str, Any] = outcome["done"]
-            return result
-        if "failed" in outcome:
-            raise EngramError(outcome["failed"])
-        now = generation_of(self.folder)
-        job.saved = "held" in outcome and now != outcome["held"]
-        if job.cancelled.is_set() and not job.saved:
-            raise Cancelled
-        raise EngramError(KILLED_LATE.format(now) if job.saved else KILLED)
+        if "failed" in messages:
+            raise EngramError(messages["failed"])
+        if "done" not in messages:
+            generation = current_generation(self.folder)
+            job.saved = "locked" in messages and generation != messages["locked"]
+            if job.cancelled.is_set() and not job.saved:
+                raise Cancelled
+            raise EngramError(KILLED_LATE.format(generation) if job.saved else KILLED)
+        result: dict[str, Any] = messages["done"]
+        return result
 
-    def _listen(self, job: Job, pipe: Connection, images: list[Tensor]) -> dict[str, Any]:
-        """Send the images, then collect what the process reports besides progress; no outcome, if it was killed."""
-        said: dict[str, Any] = {}
-        try:
-            for image in images:  # one by one: 2,000 of them are 300 MB, of which no second copy is made
+    def _communicate(self, job: Job, pipe: Connection, images: list[Tensor]) -> dict[str, Any]:
+        """Send the images, follow the progress, and return all other messages."""
+        messages: dict[str, Any] = {}
+        with suppress(EOFError, OSError):  # the process was killed
+            for image in images:  # one by one, so that there is no second copy of all images
                 pipe.send_bytes(image.flatten().numpy().data)
             images.clear()
-            while not {"done", "failed"} & said.keys():
-                said |= json.loads(pipe.recv_bytes())
-                if "progress" in said:
-                    job.progress = said.pop("progress")
-                    job.state = "queued" if job.progress["phase"] == WAITING else "learning"
-        except (EOFError, OSError):
-            pass
-        return said
-
-
-def _stop(process: BaseProcess) -> None:
-    """Ask a process to end, which leaves things clean, and do not wait for it for long."""
-    process.terminate()
-    later = threading.Timer(GRACE, process.kill)
-    later.daemon = True
-    later.start()
-
-
-def _check_left(names: tuple[str, ...], readable: set[str], skipped: list[dict[str, str]]) -> None:
-    """A class of which nothing can be read is a mistake; the others would be taught without it."""
-    for name in names:
-        if name not in readable:
-            first = next(left for left in skipped if left["class"] == name)
-            raise DataError(
-                f"None of the pictures of the class '{printable(name)}' can be read. {first['name']}: {first['reason']} "
-                "Replace them, or leave the class out."
-            )
+            while not {"done", "failed"} & messages.keys():
+                messages |= json.loads(pipe.recv_bytes())
+                if "progress" in messages:
+                    progress = JobProgress(**messages.pop("progress"))
+                    job.set(progress=progress, state="queued" if progress.phase == WAITING else "learning")
+        return messages

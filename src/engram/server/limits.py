@@ -1,81 +1,78 @@
-"""How much requests may bring, alone and together, how long that may take, and how many may be under way."""
+"""Limits on requests (size, time, number) and on connections (slow or idle clients)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
+import h11
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engram.server.config import Config
-from engram.server.problems import Problem, problem_response, too_many
+from engram.server.problems import MESSAGES, Problem, problem_response, too_many
 
-WITH_PICTURES = ("/api/classify", "/api/teach")
-HEALTH = ("/livez", "/readyz", "/metrics")  # answered however busy the server is
-CLOSE = {"Connection": "close"}  # what is left of the body is not read
+UPLOADS = ("/api/classify", "/api/teach")
+HEALTH = ("/livez", "/readyz", "/metrics")  # answered even if the server is busy
+CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
-class Limits:
-    """Counts bytes as they come, whatever the headers say of them."""
+class LimitsMiddleware:
+    """Limits the requests in progress and the bytes and seconds of their bodies.
+
+    uvicorn's `limit_concurrency` would also refuse health checks, and Starlette's `RequestBodyLimitMiddleware` limits
+    neither time nor the bytes of all bodies together.
+    """
 
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self.app, self.config = app, config
-        self.under_way = 0
-        self.strangers = 0  # of them from whoever has shown no token: they must not take the places of those who have
-        self.held = 0  # bytes of their bodies
+        self.requests = 0
+        self.anonymous_requests = 0
+        self.body_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse what is too much."""
+        """Refuse a request that exceeds a limit."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        most = self.config.body_bytes if scope["path"] in WITH_PICTURES else self.config.json_bytes
-        refusal = self._refusal(scope, most)
+        is_upload = scope["path"] in UPLOADS
+        anonymous = not scope.get("state", {}).get("authenticated", True)  # set by SecurityMiddleware
+        limit = self.config.body_bytes if is_upload else self.config.json_bytes
+        refusal = _check_length(scope, limit)
+        if refusal is None and scope["path"] not in HEALTH and self._is_full(anonymous):
+            refusal = _busy()
         if refusal is not None:
             await problem_response(refusal)(scope, receive, send)
             return
-        pictures, stranger = scope["path"] in WITH_PICTURES, self._is_stranger(scope)
-        body = _Body(self, receive, most, self.config.body_seconds if pictures else self.config.json_seconds)
-        self.under_way += 1
-        self.strangers += stranger
+        body = _Body(self, receive, limit, self.config.body_seconds if is_upload else self.config.json_seconds)
+        self.requests += 1
+        self.anonymous_requests += anonymous
         try:
             await self.app(scope, body.receive, send)
         finally:
-            self.under_way -= 1
-            self.strangers -= stranger
-            self.held -= body.taken
+            self.requests -= 1
+            self.anonymous_requests -= anonymous
+            self.body_bytes -= body.received
 
-    def _refusal(self, scope: Scope, most: int) -> Problem | None:
-        length = Headers(scope=scope).get("content-length", "0")
-        if not (length.isascii() and length.isdecimal()) or len(length) > 18:
-            return Problem(400, "The header Content-Length is not a number.", CLOSE)
-        if int(length) > most:
-            return _too_large(most)
-        full = self.under_way >= self.config.requests
-        if self._is_stranger(scope):
-            full = full or self.strangers >= self.config.strangers
-        if full and scope["path"] not in HEALTH:
-            return _busy()
-        return None
-
-    @staticmethod
-    def _is_stranger(scope: Scope) -> bool:
-        """Whether a token is needed, and this request has shown none; `Security`, which stands before, has looked."""
-        return not scope.get("state", {}).get("authenticated", True)
+    def _is_full(self, anonymous: bool) -> bool:
+        """Clients without the token must not take all places."""
+        full = self.requests >= self.config.requests
+        return full or (anonymous and self.anonymous_requests >= self.config.anonymous_requests)
 
 
 class _Body:
-    """The body of one request, as it arrives."""
+    """The body of one request. Counts the bytes received, whatever Content-Length says."""
 
-    def __init__(self, limits: Limits, receive: Receive, most: int, seconds: float) -> None:
-        self.limits, self.most, self._receive = limits, most, receive
-        self.taken = 0
-        self.whole = False
+    def __init__(self, limits: LimitsMiddleware, receive: Receive, limit: int, seconds: float) -> None:
+        self.limits, self.limit, self._receive = limits, limit, receive
+        self.received = 0
+        self.complete = False
         self.deadline = time.monotonic() + seconds
 
     async def receive(self) -> Message:
-        if self.whole:  # what comes now is that the client has gone
+        if self.complete:  # the next message is a disconnect
             return await self._receive()
         try:
             async with asyncio.timeout(self.deadline - time.monotonic()):
@@ -83,19 +80,93 @@ class _Body:
         except TimeoutError:
             raise Problem(408, "The request took too long to arrive. Send less at a time.", CLOSE) from None
         size = len(message.get("body", b""))
-        self.taken += size
-        self.limits.held += size
-        self.whole = not message.get("more_body", False)
-        if self.taken > self.most:
-            raise _too_large(self.most)
-        if self.limits.held > self.limits.config.bodies_bytes and self.limits.held > self.taken:
+        self.received += size
+        self.limits.body_bytes += size
+        self.complete = not message.get("more_body", False)
+        if self.received > self.limit:
+            raise _too_large(self.limit)
+        is_only_body = self.limits.body_bytes == self.received
+        if self.limits.body_bytes > self.limits.config.all_body_bytes and not is_only_body:
             raise _busy()
         return message
 
 
+def _check_length(scope: Scope, limit: int) -> Problem | None:
+    length = Headers(scope=scope).get("content-length", "0")
+    if not (length.isascii() and length.isdecimal()) or len(length) > 18:
+        return Problem(400, "The Content-Length header is not a number.", CLOSE)
+    return _too_large(limit) if int(length) > limit else None
+
+
 def _busy() -> Problem:
-    return too_many("The server has its hands full. Try again in a moment.", 1, CLOSE)
+    return too_many("The server is busy. Try again in a moment.", 1, CLOSE)
 
 
-def _too_large(most: int) -> Problem:
-    return Problem(413, f"A request may bring {most:,} bytes at most. Send fewer or smaller pictures at a time.", CLOSE)
+def _too_large(limit: int) -> Problem:
+    return Problem(413, f"A request may have {limit:,} bytes at most. Send fewer or smaller pictures at a time.", CLOSE)
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1 that drops clients who send a request's head too slowly or do not read responses.
+
+    uvicorn has no such timeouts: `timeout_keep_alive` starts after the first response. Its `limit_concurrency` leaves
+    idle connections open.
+    """
+
+    def __init__(self, *arguments: Any, limits: Config, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.limits = limits
+        self.head_timer: asyncio.TimerHandle | None = None
+        self.write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timer for the first head, if there is room for another connection."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            transport.abort()
+        else:
+            self._update_head_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Process data, then see whether a head is still incomplete."""
+        super().data_received(data)
+        self._update_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers."""
+        for timer in (self.head_timer, self.write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The write buffer is full: the client has to read from it in time."""
+        super().pause_writing()
+        self.write_timer = self.loop.call_later(self.limits.response_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read enough."""
+        super().resume_writing()
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP with a problem document."""
+        response = problem_response(Problem(400, MESSAGES[400]))
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=bytes(response.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _update_head_timer(self) -> None:
+        """The timer runs from the first byte that can begin a request until its head is complete."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            if self.head_timer is not None:
+                self.head_timer.cancel()
+                self.head_timer = None
+        elif self.head_timer is None and self.timeout_keep_alive_task is None:
+            self.head_timer = self.loop.call_later(self.limits.head_seconds, self.transport.abort)

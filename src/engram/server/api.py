@@ -1,0 +1,381 @@
+"""The HTTP routes, their schemas, and the parsing of uploads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from prometheus_client import generate_latest
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData, UploadFile
+from typing_extensions import TypedDict  # pydantic needs it below Python 3.12
+
+from engram.data.images import UnreadableImage
+from engram.data.labelled import check_class_names
+from engram.errors import DataError
+from engram.model import ModelFolder, ModelSummary, forget, inspect, merge, rename, rollback
+from engram.server.config import Config
+from engram.server.decoding import Decoders
+from engram.server.inference import Batcher, LoadedModel, ModelLoader
+from engram.server.jobs import Jobs, JobStatus, Upload
+from engram.server.metrics import Metrics
+from engram.server.problems import NoModel, Problem
+from engram.server.security import COOKIE, Authenticator, session_cookie
+from engram.text import LONGEST_NAME, composed, printable, unfit
+
+LONGEST_FILE_NAME = 200  # characters in responses
+
+
+class Services:
+    """The parts of a server that its routes use."""
+
+    def __init__(self, folder: ModelFolder, config: Config) -> None:
+        self.folder, self.config = folder, config
+        self.metrics = Metrics()
+        self.authenticator = Authenticator(config)
+        self.loader = ModelLoader(folder, config.device)
+        self.decoders = Decoders(config, self.metrics.decoder_restarts.inc)
+        self.batcher = Batcher(config, self.metrics.batches.observe)
+        self.jobs = Jobs(self.loader, config, self.decoders)
+        self.metrics.watch(self.jobs, self.loader)
+
+    def close(self) -> None:
+        """End all processes and threads."""
+        self.jobs.close()
+        self.decoders.close()
+        self.batcher.close()
+
+
+async def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+Server = Annotated[Services, Depends(_services)]
+
+
+def _require_model(server: Server) -> None:
+    if not server.folder.exists():
+        raise NoModel(404)
+
+
+health = APIRouter()
+api = APIRouter(prefix="/api")
+edits = APIRouter(prefix="/api", dependencies=[Depends(_require_model)])
+
+
+class Alive(BaseModel):
+    """The server runs."""
+
+    status: Literal["alive"] = "alive"
+
+
+class Ready(BaseModel):
+    """The generation that answers, and a newer one that does not because it is damaged."""
+
+    generation: int
+    damaged: int | None = None
+
+
+@health.get("/livez")
+async def live() -> Alive:
+    """Whether the server runs."""
+    return Alive()
+
+
+@health.get("/readyz")
+def ready(server: Server) -> Ready:
+    """Whether there is an intact model."""
+    return Ready(generation=server.loader.current().generation, damaged=server.loader.damaged)
+
+
+@health.get("/metrics", response_class=Response)
+def metrics(server: Server) -> Response:
+    """Metrics for Prometheus."""
+    with suppress(NoModel):  # update what the metrics say about the model
+        server.loader.current()
+    return Response(generate_latest(server.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+PredictedClass = TypedDict("PredictedClass", {"class": str, "probability": Annotated[float, Field(ge=0, le=1)]})
+
+
+class PicturePrediction(BaseModel):
+    """The most probable classes of a picture, most probable first."""
+
+    name: str = Field(description="The name of the uploaded file.")
+    top: list[PredictedClass]
+    rejected: bool = Field(description="The most probable class is less probable than `reject`.")
+
+
+class UnreadablePicture(BaseModel):
+    """Why a file could not be classified."""
+
+    name: str
+    problem: str
+
+
+class Predictions(BaseModel):
+    """Predictions of one generation, in the order of the files."""
+
+    generation: int
+    calibrated: bool = Field(description="Whether probabilities were calibrated on held-out pictures.")
+    predictions: list[PicturePrediction | UnreadablePicture]
+
+
+def _form(**fields: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI description of a form. FastAPI's own form parameters allow 1,000 files at most."""
+    properties = {name: {"type": "array", "minItems": 1, "items": items} for name, items in fields.items()}
+    schema = {"type": "object", "required": list(fields), "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+FILE = {"type": "string", "format": "binary"}
+
+
+@api.post("/classify", openapi_extra=_form(files=FILE))
+async def classify(
+    request: Request,
+    server: Server,
+    top: Annotated[int, Query(ge=1, le=100)] = 5,
+    reject: Annotated[float, Query(ge=0, le=1, allow_inf_nan=False)] = 0.0,
+) -> Predictions:
+    """Predict the classes of pictures. One whose most probable class is less probable than `reject` is rejected."""
+    await run_in_threadpool(server.loader.current)  # without a model, do not read the upload
+    async with _read_form(request, server.config) as form:
+        files = _files(form, server.config)
+        loaded = await run_in_threadpool(server.loader.current)
+        if reject and not loaded.model.is_calibrated:
+            raise Problem(
+                409, "The model is not calibrated, so it cannot reject pictures. Teach it more, or omit 'reject'."
+            )
+        limit = asyncio.Semaphore(2 * server.config.decoders)  # files of one request in memory
+        predictions = await asyncio.gather(*(_predict(server, loaded, file, top, reject, limit) for file in files))
+    return Predictions(generation=loaded.generation, calibrated=loaded.model.is_calibrated, predictions=predictions)
+
+
+async def _predict(
+    server: Services, loaded: LoadedModel, file: UploadFile, top: int, reject: float, limit: asyncio.Semaphore
+) -> PicturePrediction | UnreadablePicture:
+    name, decoders = _file_name(file), server.decoders
+    try:
+        async with limit:
+            content = await file.read()
+            loop = asyncio.get_running_loop()
+            image = await loop.run_in_executor(decoders.threads, decoders.decode, content, loaded.image_size)
+    except UnreadableImage as error:
+        server.metrics.pictures.labels("unreadable").inc()
+        return UnreadablePicture(name=name, problem=str(error))
+    answers = await server.batcher.predict(loaded, image, top)
+    server.metrics.pictures.labels("answered").inc()
+    return PicturePrediction(
+        name=name,
+        top=[{"class": each.name, "probability": min(each.probability, 1.0)} for each in answers[:top]],
+        rejected=answers[0].probability < reject,
+    )
+
+
+@asynccontextmanager
+async def _read_form(request: Request, config: Config) -> AsyncIterator[FormData]:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
+        raise Problem(415, "Send the pictures as multipart/form-data, in fields named 'files'.")
+    try:
+        form = await request.form(max_files=config.files, max_fields=config.files, max_part_size=4 * LONGEST_NAME)
+    except (Problem, OSError):  # a limit was exceeded, or the disk is full
+        raise
+    except Exception as error:
+        if "Too many" in str(getattr(error, "detail", "")):
+            raise Problem(413, f"A request may have {config.files:,} files at most. Send fewer at a time.") from None
+        raise Problem(400, "The form is malformed. See /openapi.json.") from None
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+def _files(form: FormData, config: Config) -> list[UploadFile]:
+    files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
+    if not files or len(files) != len(form.getlist("files")):
+        raise Problem(422, "Send at least one picture as a file, in fields named 'files'.")
+    for file in files:
+        if (file.size or 0) > config.file_bytes:
+            raise Problem(413, f"'{_file_name(file)}' has more than {config.file_bytes:,} bytes. Make it smaller.")
+    return files
+
+
+def _file_name(file: UploadFile) -> str:
+    return printable(file.filename or "")[:LONGEST_FILE_NAME]
+
+
+class JobList(BaseModel):
+    """All jobs that are remembered, oldest first."""
+
+    jobs: list[JobStatus]
+
+
+@api.post("/teach", status_code=202, openapi_extra=_form(files=FILE, classes={"type": "string", "minLength": 1}))
+async def teach(
+    request: Request,
+    server: Server,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+) -> JobStatus:
+    """Update the model with pictures, each with the class at the same position. This starts a job."""
+    async with _read_form(request, server.config) as form:
+        upload = await _read_upload(form, server.config)
+    return await run_in_threadpool(server.jobs.add, upload, idempotency_key)
+
+
+async def _read_upload(form: FormData, config: Config) -> Upload:
+    files = _files(form, config)
+    classes = [composed(name) for name in form.getlist("classes") if isinstance(name, str)]
+    if not len(files) == len(classes) == len(form.getlist("classes")):
+        raise Problem(422, f"There are {len(files)} files and {len(classes)} classes. Send one class for each file.")
+    for problem in map(unfit, classes):
+        if problem is not None:
+            raise Problem(422, problem)
+    try:
+        check_class_names(dict.fromkeys(classes, "sent"))
+    except DataError as error:
+        raise Problem(422, str(error)) from None
+    upload = Upload()
+    try:
+        for file, class_name in zip(files, classes, strict=True):
+            await run_in_threadpool(upload.add, _file_name(file), class_name, await file.read())
+    except BaseException:
+        upload.close()
+        raise
+    return upload
+
+
+@api.get("/jobs")
+def list_jobs(server: Server) -> JobList:
+    """All jobs that are remembered, oldest first."""
+    return JobList(jobs=[job.status for job in server.jobs.all()])
+
+
+@api.get("/jobs/{id}")
+def get_job(id: str, server: Server) -> JobStatus:
+    """One job."""
+    return server.jobs.get(id).status
+
+
+@api.delete("/jobs/{id}")
+def cancel_job(id: str, server: Server) -> JobStatus:
+    """Stop a job. The model stays unchanged."""
+    return server.jobs.cancel(id)
+
+
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+
+
+class Forget(BaseModel, extra="forbid"):
+    """Classes to forget."""
+
+    classes: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
+
+
+class Rename(BaseModel, extra="forbid"):
+    """A class and its new name."""
+
+    old: Annotated[Name, Field(alias="from")]
+    new: Annotated[Name, Field(alias="to")]
+
+
+class Merge(BaseModel, extra="forbid"):
+    """A class and the class to merge it into."""
+
+    name: Annotated[Name, Field(alias="class")]
+    into: Name
+
+
+class Rollback(BaseModel, extra="forbid"):
+    """The generation to use; null: the parent of the current one."""
+
+    to: Annotated[int, Field(ge=1, le=2**53)] | None = None
+
+
+class EditResponse(BaseModel, extra="allow"):
+    """The model after an edit, and what was changed."""
+
+    action: str
+    generation: int
+    classes: list[str]
+
+
+@edits.get("/model")
+def describe_model(server: Server) -> ModelSummary:
+    """What the model knows and stores, as `engram inspect --json` prints it."""
+    return inspect(server.folder)
+
+
+@edits.post("/forget")
+def forget_classes(body: Forget, server: Server) -> EditResponse:
+    """Remove classes and all earlier generations. This cannot be undone."""
+    edited = forget(server.folder, body.classes)
+    server.jobs.delete_finished()
+    return EditResponse(**edited.to_json())
+
+
+@edits.post("/rename")
+def rename_class(body: Rename, server: Server) -> EditResponse:
+    """Give a class another name."""
+    return EditResponse(**rename(server.folder, body.old, body.new).to_json())
+
+
+@edits.post("/merge")
+def merge_classes(body: Merge, server: Server) -> EditResponse:
+    """Merge a class into another."""
+    return EditResponse(**merge(server.folder, body.name, body.into).to_json())
+
+
+@edits.post("/rollback")
+def roll_back(body: Rollback, server: Server) -> EditResponse:
+    """Use an earlier generation again."""
+    return EditResponse(**rollback(server.folder, body.to).to_json())
+
+
+class Session(BaseModel):
+    """Whether this client is authenticated, and whether it has to be."""
+
+    authenticated: bool
+    token_required: bool
+
+
+class SignIn(BaseModel, extra="forbid"):
+    """The server's token."""
+
+    token: Annotated[str, Field(min_length=1, max_length=1_000)]
+
+
+@api.get("/session")
+async def get_session(request: Request, server: Server) -> Session:
+    """Whether this client is authenticated, and whether it has to be."""
+    return Session(authenticated=request.state.authenticated, token_required=server.authenticator.token_required)
+
+
+@api.post("/session", status_code=204, response_class=Response)
+async def sign_in(body: SignIn, request: Request, response: Response, server: Server) -> None:
+    """Start a session, identified by a cookie."""
+    if not server.authenticator.token_required:
+        return
+    server.authenticator.check_token(body.token.strip(), request.client.host if request.client else "")
+    response.set_cookie(
+        COOKIE,
+        server.authenticator.start_session(),
+        max_age=round(server.config.session_seconds),
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+
+
+@api.delete("/session", status_code=204, response_class=Response)
+async def sign_out(request: Request, response: Response, server: Server) -> None:
+    """End the session."""
+    server.authenticator.end_session(session_cookie(request.headers))
+    secure = request.url.scheme == "https"
+    response.delete_cookie(COOKIE, secure=secure, httponly=True, samesite="strict")

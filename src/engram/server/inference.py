@@ -1,0 +1,159 @@
+"""The model in use: loading it when it changes, and predicting in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.errors import DataError, EngramError
+from engram.model import ClassProbability, Model, ModelFolder, inconsistencies, restore_model, top_classes
+from engram.server.config import Config
+from engram.server.problems import NoModel
+
+RETRY_SECONDS = 5.0  # before a generation that could not be loaded is tried again
+RETRY_SHARE = 0.1  # of the time, at most, is spent on that: requests wait meanwhile
+
+log = logging.getLogger("engram.server")
+Answers = tuple[ClassProbability, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A verified generation of the model."""
+
+    generation: int
+    model: Model
+    image_size: int
+
+
+class ModelLoader:
+    """Loads the model of a folder, and loads it again when another generation is in use."""
+
+    def __init__(self, folder: ModelFolder, device: str = "auto") -> None:
+        self.folder, self.device = folder, device
+        self._lock = threading.Lock()
+        self._seen: tuple[int, str | None] | None = None  # the generation last tried, and its checksum
+        self._retry = math.inf  # when to try the same generation again
+        self._loaded: LoadedModel | None = None
+
+    @property
+    def generation(self) -> int | None:
+        """The generation that answers; None without a model."""
+        loaded = self._loaded
+        return None if loaded is None else loaded.generation
+
+    @property
+    def damaged(self) -> int | None:
+        """The generation that should answer but is damaged; -1 if even its number is unreadable."""
+        seen = self._seen
+        return None if seen is None or seen[0] == self.generation else seen[0]
+
+    def current(self) -> LoadedModel:
+        """The model in use. A damaged generation never replaces an intact one."""
+        with self._lock:
+            seen = self._in_use()
+            if seen is None:
+                self._loaded = self._seen = None
+                raise NoModel
+            if seen != self._seen or time.monotonic() >= self._retry:
+                self._replace(seen)
+            if self._loaded is None:
+                raise NoModel(503, "The model is damaged. Run 'engram verify' on the server.")
+            return self._loaded
+
+    def _in_use(self) -> tuple[int, str | None] | None:
+        """The generation in use and its checksum, without reading it."""
+        if not self.folder.exists():
+            return None
+        try:
+            pointer = self.folder.pointer()
+        except DataError:
+            return (-1, None)
+        return None if pointer.current is None else (pointer.current, pointer.generations.get(pointer.current))
+
+    def _replace(self, seen: tuple[int, str | None]) -> None:
+        begin = time.monotonic()
+        try:
+            self._loaded = self._load()
+        except NoModel:
+            raise
+        except Exception as error:  # a damaged state may cause any error
+            if seen != self._seen:  # log it once, not at every retry
+                log.error("The model was not replaced: %s", error, exc_info=not isinstance(error, EngramError))
+            now = time.monotonic()
+            self._seen, self._retry = seen, now + max(RETRY_SECONDS, (now - begin) / RETRY_SHARE)
+        else:
+            # If yet another generation came into use since, the next request looks again.
+            self._seen, self._retry = (seen if self._loaded.generation == seen[0] else None), math.inf
+
+    def _load(self) -> LoadedModel:
+        manifest, tensors = self.folder.load()
+        model = restore_model(manifest, tensors, self.device)
+        if problems := list(inconsistencies(model)):
+            raise DataError(" ".join(problems))
+        if model.image_size is None:
+            raise NoModel(503, "This model takes vectors, not pictures. Use it from Python.")
+        return LoadedModel(manifest.generation, model, model.image_size)
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    loaded: LoadedModel
+    image: Tensor
+    top: int
+    answers: asyncio.Future[Answers]
+
+
+class Batcher:
+    """Predicts pictures that arrive at about the same time in one forward pass."""
+
+    def __init__(self, config: Config, on_batch: Callable[[int], None] = lambda size: None) -> None:
+        self.config, self.on_batch = config, on_batch
+        self._waiting: list[_Request] = []
+        self._turn = asyncio.Lock()  # one forward pass at a time; pictures that arrive meanwhile form the next batch
+        self._thread = ThreadPoolExecutor(1, "forward")  # each thread that runs torch has its own OpenMP threads
+
+    async def predict(self, loaded: LoadedModel, image: Tensor, top: int) -> Answers:
+        """At least the `top` most probable classes of a picture, most probable first."""
+        request = _Request(loaded, image, top, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        async with self._turn:
+            if not request.answers.done():
+                await asyncio.sleep(self.config.batch_seconds)
+                await asyncio.shield(self._run_batch())
+        return await request.answers
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    async def _run_batch(self) -> None:
+        batch = self._waiting[: self.config.batch_size]
+        del self._waiting[: self.config.batch_size]
+        for loaded in dict.fromkeys(request.loaded for request in batch):
+            await self._forward(loaded, [request for request in batch if request.loaded is loaded])
+
+    async def _forward(self, loaded: LoadedModel, batch: list[_Request]) -> None:
+        self.on_batch(len(batch))
+        try:
+            images = torch.stack([request.image for request in batch])
+            top = max(request.top for request in batch)
+            loop = asyncio.get_running_loop()
+            results = await loop.run_in_executor(self._thread, top_classes, loaded.model, images, top)
+        except Exception as error:
+            for request in batch:
+                if not request.answers.done():  # it may be cancelled
+                    request.answers.set_exception(error)
+        else:
+            for request, answers in zip(batch, results, strict=True):
+                if not request.answers.done():
+                    request.answers.set_result(answers)
