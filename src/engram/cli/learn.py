@@ -107,16 +107,14 @@ def learn(
         **{"network": network, "tune": tune, "classifier": classifier},
     }
     _refuse_contradictions(named, settings)
-    least = LEAST_ACCURACY if at_least is None else at_least
+    if validate and at_least is None:
+        at_least = LEAST_ACCURACY
+    new = {"method": method, "image_size": image_size, "weights": from_weights, "seed": seed}
     options = LearnOptions(
-        **named,  # type: ignore[arg-type]
-        **{"method": method, "force": force, "image_size": image_size, "weights": from_weights, "seed": seed},  # type: ignore[arg-type]
+        **{**named, **new, "force": force, "hold_out": hold_out, "at_least": at_least, "device": device},  # type: ignore[arg-type]
         epochs=_parse_epochs(settings.pop("epochs", epochs)),
         budget=None if budget is None else parse_bytes(budget),
         settings=settings,
-        hold_out=hold_out,
-        at_least=least if validate or at_least is not None else None,
-        device=device,
     )
     folder = ModelFolder(model)
     folder.check_place()
