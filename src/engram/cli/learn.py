@@ -107,19 +107,17 @@ def learn(
         **{"network": network, "tune": tune, "classifier": classifier},
     }
     _refuse_contradictions(named, settings)
-    if validate and at_least is None:
-        at_least = LEAST_ACCURACY
+    least = LEAST_ACCURACY if validate and at_least is None else at_least
     new = {"method": method, "image_size": image_size, "weights": from_weights, "seed": seed}
     options = LearnOptions(
-        **{**named, **new, "force": force, "hold_out": hold_out, "at_least": at_least, "device": device},  # type: ignore[arg-type]
+        **{**named, **new, "force": force, "hold_out": hold_out, "at_least": least, "device": device},  # type: ignore[arg-type]
         epochs=_parse_epochs(settings.pop("epochs", epochs)),
         budget=None if budget is None else parse_bytes(budget),
         settings=settings,
     )
     folder = ModelFolder(model)
     folder.check_place()
-    act = _dry_run if dry_run else _learn
-    act(folder, source, options, quiet=quiet, json=json)
+    (_dry_run if dry_run else _learn)(folder, source, options, quiet=quiet, json=json)
 
 
 def _refuse_contradictions(named: Mapping[str, object], settings: Mapping[str, object]) -> None:
