@@ -310,7 +310,7 @@ def test_json_from_outside_is_taken_to_the_letter(content: bytes, reason: str) -
 
 
 def test_only_what_was_left_aside_long_ago_is_swept_where_others_may_be_writing(tmp_path: Path) -> None:
-    for name, age in (("old", 2 * storage.LONG), ("new", 0)):
+    for name, age in (("old", 2 * storage.STALE), ("new", 0)):
         file = tmp_path / f"{storage.ASIDE}{name}"
         file.write_bytes(b"half of it")
         os.utime(file, (time.time() - age,) * 2)

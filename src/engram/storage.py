@@ -1,7 +1,7 @@
-"""Everything that touches a disk: atomic, synced writes; locks; checksums; tensors without pickle.
+"""Files: atomic, durable writes; locks; JSON and tensors from untrusted files.
 
-A file or folder appears under its name whole or not at all: it is written aside, synced, renamed, and its folder
-synced. What a killed writer leaves aside has a name beginning with `ASIDE` and is swept away by the next one.
+A file or folder appears under its name complete or not at all: it is written aside, synced, renamed, and its folder
+synced. What a killed writer leaves has a name that begins with `ASIDE` and is removed by the next one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +26,14 @@ from engram.errors import BusyError, DataError, EngramError
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHARED = 0o666  # of lock files: who else may hold them is for the umask to say, as of all else
+LOCK_MODE = 0o666  # the umask restricts it
 ASIDE = ".aside-"
-LONG = 3600  # seconds: whoever writes for so long is dead
-DEEPEST = 32  # how far JSON from outside may be nested
+STALE = 3600  # seconds after which a temporary file was left by a killed writer
+MAX_DEPTH = 32  # of untrusted JSON
 
 
 def sync(path: Path) -> None:
-    """Have a file's content, or the names in a folder, on the disk before going on."""
+    """Wait until a file's content, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -42,14 +42,23 @@ def sync(path: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file, folder or link of this name. A disk that does not answer is not taken for a no."""
+    """Whether there is a file, folder or link of this name. DataError if the disk does not answer."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise DataError(f"{path} cannot be looked at: {error.strerror}.") from error
+        raise DataError(f"{path} cannot be examined: {error.strerror}.") from error
     return True
+
+
+@contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Turn an OSError into an EngramError that begins with `what`."""
+    try:
+        yield
+    except OSError as error:
+        raise EngramError(f"{what}: {error.strerror or error}. Nothing was changed.") from error
 
 
 def _aside(path: Path) -> Path:
@@ -57,23 +66,23 @@ def _aside(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left aside. Only for the holder of the folder's lock."""
+    """Remove what killed writers left. Only for the holder of the folder's lock."""
     for leftover in folder.glob(f"{ASIDE}*"):
-        folder_itself = leftover.is_dir() and not leftover.is_symlink()  # a link goes; what it leads to stays
-        shutil.rmtree(leftover) if folder_itself else leftover.unlink(missing_ok=True)
+        is_folder = leftover.is_dir() and not leftover.is_symlink()  # of a link, only the link is removed
+        shutil.rmtree(leftover) if is_folder else leftover.unlink(missing_ok=True)
 
 
 def sweep_old(folder: Path) -> None:
-    """Remove the files that writers left aside an hour ago or more, where several write without a lock."""
+    """Remove temporary files older than an hour, where several processes write without a lock."""
     for leftover in folder.glob(f"{ASIDE}*"):
-        with suppress(OSError):  # its writer lives and has just finished, or somebody else sweeps too
-            if leftover.lstat().st_mtime < time.time() - LONG:
+        with suppress(OSError):  # its writer has just finished, or another process removes it too
+            if leftover.lstat().st_mtime < time.time() - STALE:
                 leftover.unlink()
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Yields a path to write a file to; on leaving without an error it becomes `path`, atomically and synced."""
+    """Yield a path to write a file to; without an error it then becomes `path`, atomically and durably."""
     aside = _aside(path)
     try:
         yield aside
@@ -85,8 +94,14 @@ def writing(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file atomically and durably."""
+    with writing(path) as aside:
+        aside.write_bytes(content)
+
+
 def publish_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make the folder `path`, which must not exist, with what `fill` writes into it, atomically and synced."""
+    """Create the folder `path`, which must not exist, with what `fill` writes into it, atomically and durably."""
     aside = _aside(path)
     aside.mkdir()
     try:
@@ -101,8 +116,15 @@ def publish_folder(path: Path, fill: Callable[[Path], None]) -> None:
         raise
 
 
+def make_synced_folder(path: Path) -> None:
+    """Create a folder durably, unless it exists."""
+    if not path.exists():
+        path.mkdir()
+        sync(path.parent)
+
+
 def remove(path: Path) -> None:
-    """Remove a file or folder so that a kill leaves it whole, gone, or aside, never half removed under its name."""
+    """Remove a file or folder: it is renamed first, so a kill never leaves half of it under its name."""
     if not path.exists():
         return
     aside = _aside(path)
@@ -111,36 +133,34 @@ def remove(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically. NaN and infinity are refused: they are not JSON."""
-    content = json_bytes(value, indent=2)
-    with writing(path) as aside:
-        aside.write_bytes(content)
+    """Write `value` as JSON, atomically. ValueError for NaN and infinity, which JSON does not have."""
+    write_file(path, json_bytes(value, indent=2))
 
 
 def json_bytes(value: Any, indent: int | None = None) -> bytes:
-    """`value` as JSON with a newline. Half characters, as of file names that are not UTF-8, are escaped and so kept."""
+    """`value` as a line of JSON. Lone surrogates, as in file names that are not UTF-8, are escaped."""
     text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
-    return text.encode("utf-8", errors="backslashreplace")  # which writes them as JSON does
+    return text.encode("utf-8", errors="backslashreplace")  # the escapes that JSON has too
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file, or say which one is damaged."""
+    """Read a JSON file; DataError names it if it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # of ValueError: no UTF-8, no JSON, a number too long
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number too long
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def read_inside(folder: Path, name: str, most: int) -> bytes:
-    """The content of `name`, its parts joined by /: a regular file in a folder, of `most` bytes, reached by no link."""
+    """The content of the regular file `folder/name`, at most `most` bytes; no link below `folder` is followed."""
     try:
         descriptor = _open_inside(folder, name)
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise DataError(f"{name} is not a regular file.")
             with open(descriptor, "rb", closefd=False) as file:
-                content = file.read(min(found.st_size, most) + 1)
+                content = file.read(min(status.st_size, most) + 1)
         finally:
             os.close(descriptor)
     except FileNotFoundError as error:
@@ -154,13 +174,11 @@ def read_inside(folder: Path, name: str, most: int) -> bytes:
 
 
 def _open_inside(folder: Path, name: str) -> int:
-    """Step by step from folder to folder, so that no link can take a part's place between a check and the reading."""
+    """Open part by part, so that no link can replace a part between a check and the read."""
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     for part in name.split("/"):
-        # Without waiting: a pipe that nobody writes to would take forever.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            inner = os.open(part, flags, dir_fd=here)
+        try:  # without waiting for a writer, as a pipe would
+            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=here)
         finally:
             os.close(here)
         here = inner
@@ -168,22 +186,19 @@ def _open_inside(folder: Path, name: str) -> int:
 
 
 def parse_json(content: bytes, name: str) -> Any:
-    """JSON from outside, to the letter: no NaN, no number out of range, no name given twice, no absurd nesting."""
+    """Parse untrusted JSON strictly: no NaN, infinity, duplicate names, lone surrogates or deep nesting."""
     try:
-        value = json.loads(
-            content.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_finite, parse_float=_finite
-        )
-        json.dumps(value, ensure_ascii=False).encode("utf-8")  # half a character can be read, but never shown
-    except RecursionError as error:
-        raise DataError(f"{name} cannot be read as JSON: it is nested too deeply.") from error
-    except ValueError as error:
-        raise DataError(f"{name} cannot be read as JSON: {error}") from error
+        value = json.loads(content.decode(), object_pairs_hook=_distinct, parse_constant=_finite, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # lone surrogates can be parsed, but not written
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply." if isinstance(error, RecursionError) else error
+        raise DataError(f"{name} cannot be read as JSON: {reason}") from error
     level, depth = [value], 0
     while level:
-        level = [inner for outer in level for inner in _inside(outer)]
-        depth += 1
-    if depth > DEEPEST:
-        raise DataError(f"{name} cannot be read as JSON: it is nested {depth} deep, which is more than {DEEPEST}.")
+        nested = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level, depth = [inner for each in nested for inner in each], depth + 1
+    if depth > MAX_DEPTH:
+        raise DataError(f"{name} cannot be read as JSON: it is nested {depth} deep, which is more than {MAX_DEPTH}.")
     return value
 
 
@@ -201,12 +216,6 @@ def _finite(text: str) -> float:
     return number
 
 
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
 def serialise_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """The content of a safetensors file. The same tensors give the same bytes."""
     from safetensors.torch import save
@@ -215,15 +224,13 @@ def serialise_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as one safetensors file, atomically."""
-    # Not safetensors' `save_file`: it writes a temporary file of its own, which a kill would leave behind.
-    content = serialise_tensors(tensors)
-    with writing(path) as aside:
-        aside.write_bytes(content)
+    """Write a safetensors file, atomically."""
+    # Not safetensors' `save_file`: a kill would leave its own temporary file behind.
+    write_file(path, serialise_tensors(tensors))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file, or say why not."""
+    """Read a safetensors file; DataError if it cannot be read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -236,11 +243,11 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def parse_tensors(content: bytes, name: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by its content, or why it holds none."""
+    """The tensors in the content of the safetensors file `name`; DataError if it is not one."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    # What the library does not refuse itself, such as numbers torch has no type for, shows in one of the others.
+    # What the library itself does not refuse, such as types that torch lacks, raises one of the others.
     errors = (SafetensorError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
     try:
         return load(content)
@@ -255,7 +262,7 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder with its parents, or say in one sentence why it cannot be written to."""
+    """Create a folder with its parents; EngramError if it cannot be created or is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -266,50 +273,46 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def waiting(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`, after whoever holds it now. The kernel lets go when a process ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, SHARED)
+    """Hold the lock file `path`, after its current holder. The kernel releases it when the process ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, LOCK_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        _let_go(descriptor)
+        with suppress(OSError):  # what was done under the lock is done
+            os.close(descriptor)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for one writer. The kernel lets go when the process ends, however it ends."""
+    """Hold the folder for one writer; BusyError if another has it. The kernel releases it when the process ends."""
     descriptor = _lock(folder)
     try:
         sweep(folder)
         yield
     finally:
-        _let_go(descriptor)
-
-
-def _let_go(descriptor: int) -> None:
-    with suppress(OSError):  # nothing was written to it: what was done under the lock is done
-        os.close(descriptor)
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def _lock(folder: Path) -> int:
+    path = folder / ".lock"
     while True:
         try:
-            descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, SHARED)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, LOCK_MODE)
         except OSError as error:
-            shut = isinstance(error, PermissionError) and os.access(folder, os.W_OK | os.X_OK)
-            what = f"{folder / '.lock'}" if shut else f"The folder {folder}"
+            only_lock = isinstance(error, PermissionError) and os.access(folder, os.W_OK | os.X_OK)
+            what = path if only_lock else f"The folder {folder}"
             raise EngramError(f"{what} is not writable: {error.strerror}. Choose another.") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.lstat(folder / ".lock")):
+                if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
                     return descriptor
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise BusyError(
-                f"Another process is working in {folder}. Wait for it, or choose another folder."
-            ) from error
         except OSError as error:
             os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                message = f"Another process is working in {folder}. Wait for it, or choose another folder."
+                raise BusyError(message) from error
             raise EngramError(f"{folder} is on a disk without locks ({error.strerror}). Choose another.") from error
-        os.close(descriptor)  # its last holder has meanwhile removed it: what is held here, another may hold too
+        os.close(descriptor)  # its last holder has removed the file meanwhile, so another process may lock a new one

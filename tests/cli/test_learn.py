@@ -535,7 +535,7 @@ def test_a_damaged_model_is_told_with_the_way_out_and_left_alone(model: ModelFol
         done = run("learn", "model", "more", *asked, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("error: The model model is damaged: generations/000002/learner.safetensors ")
-        assert done.stderr.endswith("Generation 1 is whole. Go back to it with: engram rollback model --to 1\n")
+        assert done.stderr.endswith("Generation 1 is intact. Go back to it with: engram rollback model --to 1\n")
     assert tree(tmp_path) == before
 
 

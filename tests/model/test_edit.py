@@ -329,7 +329,7 @@ def test_killed_before_the_removal_and_with_a_damaged_pointer_it_is_still_forgot
 ) -> None:
     sought = traces(load(model), DAISY)
     with monkeypatch.context() as killed:
-        killed.setattr(Writer, "_remove_unnamed", lambda self, essential: None)
+        killed.setattr(Writer, "_remove_unused", lambda self, essential: None)
         forget(model, [DAISY])
     assert any(found(model.path, sought).values())
     damage(model.path / "current.json")

@@ -17,8 +17,7 @@ from safetensors.torch import save
 from engram import storage
 from engram.errors import BusyError, DataError, EngramError, UsageError
 from engram.model import File, Manifest, ModelFolder, Writer
-from engram.model.manifest import Pointer
-from engram.model.sealed import LONGEST, seal
+from engram.model.manifest import MAX_BYTES, Pointer, seal
 
 FROZEN = {"network.extractor.weight": torch.tensor([0.5])}
 NETWORK = f"networks/{hashlib.sha256(save(FROZEN)).hexdigest()}.safetensors"
@@ -203,7 +202,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
         {"details": {"tensor": torch.ones(1)}},
         {"details": {"half a character": "\ud800"}},
         {"record": {"deep": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]}},
-        {"details": {"long": "x" * LONGEST}},
+        {"details": {"long": "x" * MAX_BYTES}},
         {"classes": ["a", "a"]},
         {"classes": [1]},
         {"action": None},
@@ -212,7 +211,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
 def test_what_could_not_be_read_again_is_not_written(wrong: dict[str, Any], tmp_path: Path) -> None:
     folder = made(tmp_path)
     before = tree(tmp_path)
-    with folder.writing() as writer, pytest.raises(UsageError, match=r"This cannot be kept with a model\. "):
+    with folder.writing() as writer, pytest.raises(UsageError, match=r"This cannot be saved with a model\. "):
         publish(writer, 2, **wrong)
     assert tree(tmp_path) == before
 
@@ -255,7 +254,7 @@ def test_what_cannot_be_removed_is_said_and_removed_by_the_next_verify(
         ):
             publish(writer, 3, alone=True)
     assert weight(folder) == 3
-    assert folder.verify()[0].startswith("What a killed writer left cannot be removed: ")
+    assert folder.verify()[0].startswith("The files of a killed writer cannot be removed: ")
     monkeypatch.undo()
     assert folder.verify() == []
     assert folders(tmp_path) == ["000003"]
@@ -267,7 +266,7 @@ def test_what_was_forgotten_does_not_come_back_with_a_damaged_pointer(
 ) -> None:
     folder = made(tmp_path, 2)
     with folder.writing() as writer:
-        monkeypatch.setattr(Writer, "_remove_unnamed", lambda self, essential: None)  # killed before it could
+        monkeypatch.setattr(Writer, "_remove_unused", lambda self, essential: None)  # killed before it could
         assert publish(writer, 3, alone=True).parent is None
         monkeypatch.undo()
     assert folders(tmp_path) == ["000001", "000002", "000003"]
@@ -286,12 +285,12 @@ def test_no_forgotten_generation_is_offered_though_it_is_the_only_whole_one(
 ) -> None:
     folder = made(tmp_path, 2)
     with folder.writing() as writer:
-        monkeypatch.setattr(Writer, "_remove_unnamed", lambda self, essential: None)
+        monkeypatch.setattr(Writer, "_remove_unused", lambda self, essential: None)
         publish(writer, 3, alone=True)
         monkeypatch.undo()
     (tmp_path / "current.json").unlink()
     (tmp_path / "generations" / "000003" / "learner.safetensors").write_bytes(b"")
-    with pytest.raises(DataError, match=r"No generation of it is whole\. Restore the folder from a copy\."):
+    with pytest.raises(DataError, match=r"No generation of it is intact\. Restore the folder from a copy\."):
         folder.load()
 
 
@@ -463,7 +462,7 @@ def test_files_of_two_generations_that_changed_places_are_found(name: str, tmp_p
     os.rename(tmp_path / "third", two)
     refused(folder, f"generations/000002/{name}")
     assert len(folder.verify()) == 2
-    with pytest.raises(DataError, match=r"No generation of it is whole\. Restore the folder from a copy\."):
+    with pytest.raises(DataError, match=r"No generation of it is intact\. Restore the folder from a copy\."):
         folder.load(1)
 
 
@@ -471,7 +470,7 @@ def test_a_whole_generation_of_another_model_is_found(tmp_path: Path) -> None:
     folder, another = made(tmp_path / "model", 2), made(tmp_path / "another", 2, method="another")
     shutil.rmtree(folder.path / "generations" / "000002")
     shutil.copytree(another.path / "generations" / "000002", folder.path / "generations" / "000002")
-    refused(folder, "generations/000002/manifest.json was changed: it is another manifest than the one that was saved")
+    refused(folder, "generations/000002/manifest.json was changed: it is not the manifest that was saved")
 
 
 def test_a_whole_generation_in_the_place_of_another_is_found(tmp_path: Path) -> None:
@@ -532,11 +531,11 @@ def test_damage_is_said_with_the_way_back(tmp_path: Path) -> None:
     folder = made(tmp_path / "my model", 3)
     (folder.path / "generations" / "000003" / "learner.safetensors").write_bytes(b"")
     command = f"engram rollback '{folder.path}' --to 2"
-    with pytest.raises(DataError, match=r"was cut short: it has 0 of \d+ bytes. Generation 2 is whole") as raised:
+    with pytest.raises(DataError, match=r"was cut short: it has 0 of \d+ bytes. Generation 2 is intact") as raised:
         folder.load()
     assert str(raised.value).endswith(command)
     with folder.writing() as writer:
-        with pytest.raises(DataError, match="Generation 2 is whole"):
+        with pytest.raises(DataError, match="Generation 2 is intact"):
             writer.use(3)
         assert folder.pointer().current == 3
         writer.use(2)
@@ -555,7 +554,7 @@ def test_a_damaged_pointer_is_mended_by_going_back(damage: str, tmp_path: Path) 
     (tmp_path / "generations" / "000002" / "manifest.json").write_bytes(b"")
     DAMAGES[damage](tmp_path / "current.json")
     assert folder.exists()
-    with pytest.raises(DataError, match=r"Generation 3 is whole\. Go back to it with: engram rollback .* --to 3"):
+    with pytest.raises(DataError, match=r"Generation 3 is intact\. Go back to it with: engram rollback .* --to 3"):
         folder.load()
     with folder.writing() as writer:
         with pytest.raises(DataError, match=r"is damaged: current\.json"):
@@ -587,10 +586,10 @@ def rewritten(folder: ModelFolder, files: dict[str, bytes]) -> None:
     for name, content in files.items():
         (place / name).write_bytes(content)
         if name == "learner.safetensors":
-            saved = {name: File(hashlib.sha256(content).hexdigest(), len(content))}
-            (place / "manifest.json").write_bytes(dataclasses.replace(manifest, files=saved).sealed())
+            saved = File(hashlib.sha256(content).hexdigest(), len(content))
+            (place / "manifest.json").write_bytes(dataclasses.replace(manifest, learner=saved).serialise())
     digest = hashlib.sha256((place / "manifest.json").read_bytes()).hexdigest()
-    (folder.path / "current.json").write_bytes(Pointer(current=1, generations={1: digest}).sealed())
+    (folder.path / "current.json").write_bytes(Pointer(current=1, generations={1: digest}).serialise())
 
 
 @pytest.mark.parametrize(
@@ -618,7 +617,7 @@ def test_tensors_that_cannot_be_read_are_refused_though_their_checksum_is_right(
         folder.load()
 
 
-@pytest.mark.parametrize("nonsense", [{}, {"schema": 2}, {"schema": 2, "deep": [[[[[[1]]]]]]}, {"schema": "one"}])
+@pytest.mark.parametrize("nonsense", [{}, {"schema": 1}, {"schema": 1, "deep": [[[[[[1]]]]]]}, {"schema": "one"}])
 def test_a_manifest_that_says_nonsense_is_refused_though_its_checksum_is_right(
     nonsense: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -631,7 +630,7 @@ def test_a_file_of_json_that_is_too_long_is_not_even_read(tmp_path: Path) -> Non
     folder = made(tmp_path, 2)
     os.truncate(tmp_path / "current.json", 2**40)
     refused(folder, "current.json")
-    assert folder.verify()[0] == f"current.json is longer than the {LONGEST} bytes it may have."
+    assert folder.verify()[0] == f"current.json is longer than the {MAX_BYTES} bytes it may have."
 
 
 # Other versions
@@ -639,10 +638,10 @@ def test_a_file_of_json_that_is_too_long_is_not_even_read(tmp_path: Path) -> Non
 
 def test_a_model_of_a_newer_engram_is_neither_read_nor_changed(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    (tmp_path / "current.json").write_bytes(seal({"schema": 3, "engram": "9.0.0", "anything": 1}))
+    (tmp_path / "current.json").write_bytes(seal({"schema": 2, "engram": "9.0.0", "anything": 1}))
     (tmp_path / "generations" / "000009").mkdir()
     before = tree(tmp_path)
-    sentence = r"current.json has schema 3, written by engram 9\.0\.0; engram .* up to 2\. Update engram"
+    sentence = r"current.json has schema 2, written by engram 9\.0\.0; engram .* reads schema 1\. Update engram"
     assert len(folder.verify()) == 1
     for read in (folder.load, folder.current, folder.history):
         with pytest.raises(DataError, match=f"The model {tmp_path} cannot be read: {sentence}"):
@@ -658,9 +657,9 @@ def test_a_model_of_a_newer_engram_is_neither_read_nor_changed(tmp_path: Path) -
 
 def test_a_generation_of_a_newer_engram_is_told_from_damage(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    rewritten(folder, {"manifest.json": seal({"schema": 3, "engram": "9.0.0"})})
+    rewritten(folder, {"manifest.json": seal({"schema": 2, "engram": "9.0.0"})})
     with pytest.raises(
-        DataError, match=r"cannot be read: generations/000001/manifest.json has schema 3, written by en"
+        DataError, match=r"cannot be read: generations/000001/manifest.json has schema 2, written by en"
     ):
         folder.load()
     assert "Update engram" in folder.verify()[0]

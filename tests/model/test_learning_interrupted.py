@@ -27,8 +27,7 @@ from faults import Call, Ended, Forks, alike, calls_in, engram, learned_before, 
 from models_made import DAISY, FORMULA, TULIP, draw, network_path
 
 from engram import storage
-from engram.model import ModelFolder, load, save, verify
-from engram.model.writing import KEEP
+from engram.model import KEEP, ModelFolder, load, save, verify
 
 QUICK = ("--image-size", "16", "--epochs", "1", "--features-per-class", "3", "--hold-out", "0", "--quiet")
 SMALL = ("--set", "adapter_steps=1", "--set", "adapter_width=8")
@@ -106,7 +105,7 @@ def lessons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lessons]:
 
 def digest(folder: ModelFolder) -> str:
     manifest = folder.current()
-    return f"{manifest.files['learner.safetensors'].sha256} {network_path(manifest)}"
+    return f"{manifest.learner.sha256} {network_path(manifest)}"
 
 
 def names(path: Path) -> set[str]:

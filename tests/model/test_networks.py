@@ -1,10 +1,9 @@
-"""Generations share the file of an unchanged network, and folders of schema 1, which had no such files, stay usable."""
+"""Generations share the file of an unchanged network."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,15 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from models_made import FORMULA, SIDE, TULIP, copied, draw, network_path
-from safetensors.torch import load_file, save_file
+from models_made import network_path
+from safetensors.torch import load_file
 
 from engram import storage
 from engram.errors import DataError, EngramError, UsageError
-from engram.model import LearnOptions, Manifest, ModelFolder, Writer, inspect, learn, load, rename, rollback, verify
-from engram.model import manifest as schemas
-from engram.model.manifest import NewerError
-from engram.model.sealed import seal, unseal
+from engram.model import Manifest, ModelFolder, Writer, rollback, verify
 
 NUMBERS = 20_000  # of the network, in float32
 
@@ -193,7 +189,7 @@ def test_a_damaged_network_is_named_with_the_way_back(damage: str, tmp_path: Pat
 def test_publishing_replaces_a_damaged_file_of_the_same_network(damage: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "model", [2.0, 2.0])
     DAMAGES[damage][0](path_of(folder, 2))
-    with pytest.raises(DataError, match=r"No generation of it is whole"):
+    with pytest.raises(DataError, match=r"No generation of it is intact"):
         folder.load()
     with folder.writing() as writer:
         publish(writer, 2.0)
@@ -236,63 +232,10 @@ def test_networks_alone_are_no_model_and_are_left_alone(tmp_path: Path) -> None:
     assert files(folder) == before
 
 
-# Schema 1
-
-
-def rewritten_in_schema_1(folder: ModelFolder) -> ModelFolder:
-    """The same model as an older engram wrote it: all tensors in the generation's own file."""
-    pointer = unseal((folder.path / "current.json").read_bytes(), "current.json")
-    for number in folder.generations():
-        place = folder.path / "generations" / f"{number:06d}"
-        save_file(folder.load(number)[1], place / "learner.safetensors")
-        content = (place / "learner.safetensors").read_bytes()
-        manifest = unseal((place / "manifest.json").read_bytes(), "manifest.json")
-        del manifest["network"]
-        manifest["files"] = {
-            "learner.safetensors": {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-        }
-        sealed = seal(manifest | {"schema": 1})
-        (place / "manifest.json").write_bytes(sealed)
-        pointer["generations"][str(number)] = hashlib.sha256(sealed).hexdigest()
-    (folder.path / "current.json").write_bytes(seal(pointer | {"schema": 1}))
-    shutil.rmtree(folder.path / "networks")
-    return folder
-
-
-def test_a_model_of_schema_1_loads_verifies_and_learns_on(small_model: ModelFolder, tmp_path: Path) -> None:
-    folder = rewritten_in_schema_1(copied(small_model, tmp_path / "model"))
-    images = torch.randint(0, 256, (5, SIDE, SIDE, 3), dtype=torch.uint8)
-    assert verify(folder).problems == ()
-    assert folder.current().schema == 1
-    assert torch.equal(load(folder).scores(images), load(small_model).scores(images))
-    assert inspect(folder).bytes.network == inspect(small_model).bytes.network
-    options = LearnOptions(epochs=1, settings={"adapter_steps": 1})
-    learn(folder, draw(tmp_path / "pictures", (FORMULA, TULIP), 24), options)
-    assert (folder.current().schema, folder.generations()) == (2, [1, 2, 3])
-    assert files(folder) == [path_of(folder, 3)]
-    assert verify(folder).problems == ()
-    assert torch.equal(load(folder, generation=2).scores(images), load(small_model).scores(images))
-
-
-def test_one_can_go_back_and_forth_between_schemas(small_model: ModelFolder, tmp_path: Path) -> None:
-    folder = rewritten_in_schema_1(copied(small_model, tmp_path / "model"))
-    rename(folder, TULIP, "tulip")
-    for lost in (False, True):
-        for number, schema, names in ((2, 1, load(small_model).names), (3, 2, load(folder, generation=3).names)):
-            if lost:
-                (folder.path / "current.json").unlink()
-            rollback(folder, number)
-            assert folder.current().schema == schema
-            assert load(folder).names == names
-            assert folder.generations() == [1, 2, 3]
-            assert verify(folder).problems == ()
-    assert len(files(folder)) == 1
-
-
-def test_a_first_network_that_cannot_be_saved_leaves_a_model_of_schema_1_as_it_was(
+def test_a_first_network_that_cannot_be_saved_leaves_the_model_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = rewritten_in_schema_1(made(tmp_path, [1.0]))
+    folder = made(tmp_path, [None])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     def refuse(*arguments: Any) -> None:
@@ -307,12 +250,30 @@ def test_a_first_network_that_cannot_be_saved_leaves_a_model_of_schema_1_as_it_w
     assert folder.verify() == []
 
 
-def test_an_older_engram_refuses_a_model_of_schema_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = rewritten_in_schema_1(made(tmp_path, [1.0]))
+def test_a_network_loaded_by_the_writer_is_published_again_without_a_new_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path, [1.0])
     with folder.writing() as writer:
+        _, tensors = writer.load()
+        known = folder.current().network
+        with monkeypatch.context() as patched:
+            serialised: list[set[str]] = []
+            serialise = storage.serialise_tensors
+            patched.setattr(storage, "serialise_tensors", lambda each: (serialised.append({*each}), serialise(each))[1])
+            assert publish(writer, 1.0).network == known
+        assert serialised == [{"weight", "network.head.weight"}]
+        tensors["network.extractor.weight"][0] = -1.0  # in place: the file on disk is what counts
+        assert writer.publish(tensors, action="learn", method="m", settings={}, classes=[]).network != known
+        signed = {"network.extractor.weight": torch.full((NUMBERS,), 1.0).bfloat16()}  # equal numbers, other bits
+        assert writer.publish(signed, action="learn", method="m", settings={}, classes=[]).network != known
+    assert folder.verify() == []
+
+
+def test_a_network_damaged_after_it_was_loaded_is_replaced(tmp_path: Path) -> None:
+    folder = made(tmp_path, [1.0])
+    with folder.writing() as writer:
+        writer.load()
+        path_of(folder, 1).write_bytes(b"")
         publish(writer, 1.0)
-    for name in ("current.json", "generations/000002/manifest.json"):
-        assert json.loads((tmp_path / name).read_bytes())["schema"] == 2
-    monkeypatch.setattr(schemas, "SCHEMA", 1)
-    with pytest.raises(NewerError, match=r"current\.json has schema 2"):
-        folder.load()
+    assert folder.verify() == [] and network(folder) == 1.0

@@ -33,7 +33,6 @@ from engram.model import (
 )
 from engram.model.defaults import METHOD
 from engram.model.labels import kind_of, kind_of_names, names_of, values_of
-from engram.model.reading import Reader
 
 Array = NDArray[Any]
 
@@ -192,7 +191,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             manifest = save(writer, self.model_, action="save", record=record)
         self._loaded = place, manifest.generation
 
-    def _refuse_a_lost_update(self, place: Path, folder: Reader) -> None:
+    def _refuse_a_lost_update(self, place: Path, folder: ModelFolder) -> None:
         """Refuse to overwrite an update that somebody else made since the model was loaded."""
         loaded, generation = getattr(self, "_loaded", (None, 0))
         if loaded == place and folder.exists() and folder.pointer().current != generation:

@@ -6,7 +6,7 @@ from engram.model.edit import EditResult, ForgetPreview, forget, merge, preview_
 from engram.model.evaluation import Evaluation, evaluate
 from engram.model.evidence import HeldOutCounts
 from engram.model.exporting import ExportResult, export
-from engram.model.folder import ModelFolder
+from engram.model.folder import KEEP, ModelFolder, Writer
 from engram.model.inspection import ByteCounts, ClassSummary, Generation, ModelSummary, inspect
 from engram.model.learning import (
     ClassAccuracy,
@@ -33,7 +33,6 @@ from engram.model.model import (
 from engram.model.plan import LearnOptions, UpdatePlan, expected_seconds, plan_update, plan_update_of_samples
 from engram.model.prediction import ClassProbability, Prediction, find_images, predict, top_classes
 from engram.model.verification import VerifyResult, inconsistencies, verify
-from engram.model.writing import KEEP, Writer
 
 __all__ = [
     "KEEP",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,9 +13,7 @@ from engram.methods import editing
 from engram.model.calibration import calibrate
 from engram.model.evidence import evidence, judge
 from engram.model.folder import ModelFolder
-from engram.model.generation import read_manifest
 from engram.model.model import Calibration, Model, load, save
-from engram.model.reading import Reader
 from engram.text import composed, printable, unfit
 
 
@@ -51,7 +48,7 @@ class EditResult:
         }
 
 
-def preview_forget(folder: Reader, names: Sequence[str]) -> ForgetPreview:
+def preview_forget(folder: ModelFolder, names: Sequence[str]) -> ForgetPreview:
     """What `forget` would remove; nothing is changed."""
     return _removal(folder, load(folder, device="cpu"), names)
 
@@ -132,8 +129,8 @@ def rollback(folder: ModelFolder, to: int | None = None) -> EditResult:
     return EditResult(action="rollback", generation=manifest.generation, classes=manifest.classes, details=details)
 
 
-def _removal(folder: Reader, model: Model, names: Sequence[str]) -> ForgetPreview:
-    everywhere = tuple(dict.fromkeys((*model.names, *_names_in_all(folder))))
+def _removal(folder: ModelFolder, model: Model, names: Sequence[str]) -> ForgetPreview:
+    everywhere = tuple(dict.fromkeys((*model.names, *(name for each in folder.manifests() for name in each.classes))))
     known = tuple(dict.fromkeys(_known(everywhere, name) for name in names))
     if not known:
         raise UsageError("Name a class to forget, or several.")
@@ -152,15 +149,6 @@ def _removal(folder: Reader, model: Model, names: Sequence[str]) -> ForgetPrevie
         bytes=sum(count * size for count, size in zip(counts, sizes, strict=True)),
         generations=tuple(folder.generations()),
     )
-
-
-def _names_in_all(folder: Reader) -> list[str]:
-    """The classes of all generations that are kept. What cannot be read names none; it goes all the same."""
-    names: list[str] = []
-    for number, digest in folder.digests().items():
-        with suppress(DataError):
-            names += read_manifest(folder.path, number, digest).classes
-    return names
 
 
 def _without(model: Model, gone: Collection[str]) -> Model:
@@ -193,7 +181,7 @@ def _known(names: Collection[str], name: str) -> str:
     raise unknown("class", printable(name), map(printable, names))
 
 
-def _refuse_twins(folder: Reader, model: Model, old: str, new: str) -> None:
+def _refuse_twins(folder: ModelFolder, model: Model, old: str, new: str) -> None:
     if new == old:
         raise UsageError(f"The class is called '{printable(new)}' already.")
     twin = next(
@@ -208,14 +196,14 @@ def _refuse_twins(folder: Reader, model: Model, old: str, new: str) -> None:
         )
 
 
-def _in_use(folder: Reader) -> int | None:
+def _in_use(folder: ModelFolder) -> int | None:
     try:
         return folder.pointer().current
     except DataError:
         return None
 
 
-def _parent(folder: Reader) -> int:
+def _parent(folder: ModelFolder) -> int:
     """The generation that the one in use was made from, if it is still there."""
     current, there = folder.current(), folder.generations()
     if current.parent in there:

@@ -17,11 +17,10 @@ import numpy as np
 
 from engram import storage
 from engram.errors import DataError, UsageError
-from engram.model.generation import GENERATIONS
+from engram.model.folder import CURRENT
+from engram.model.generations import GENERATIONS
 from engram.model.graph import OPSET, OUTPUTS, input_name, make_graph
 from engram.model.model import Model
-from engram.model.reading import CURRENT
-from engram.model.writing import disk_errors
 from engram.progress import SILENT, Progress
 from engram.text import printable
 
@@ -58,7 +57,7 @@ def export(
     write = _writer(path)
     _check_place(path, overwrite)
     storage.make_folder(path.parent)
-    with progress.phase("export"), disk_errors(f"{printable(path)} cannot be written"):
+    with progress.phase("export"), storage.disk_errors(f"{printable(path)} cannot be written"):
         holds = write(model, path, generation)
         size = path.stat().st_size
     return ExportResult(path=path, kind=path.suffix[1:].lower(), bytes=size, generation=generation, holds=holds)
@@ -69,8 +68,7 @@ Write = Callable[[Model, Path, int | None], Mapping[str, Any]]
 
 def _write_graph(model: Model, path: Path, generation: int | None) -> Mapping[str, Any]:
     content = make_graph(model, generation).SerializeToString(deterministic=True)
-    with storage.writing(path) as aside:
-        aside.write_bytes(content)
+    storage.write_file(path, content)
     shape = ["batch", *model.learner.shape_]
     return {"input": input_name(model), "shape": shape, "outputs": OUTPUTS, "opset": OPSET, "classes": model.names}
 

@@ -1,62 +1,326 @@
-"""The folder of a model: the generation in use, and some earlier ones to go back to.
+"""The folder of a model: the generation in use, and earlier ones to go back to.
 
 MODEL/
-    .lock         held by whoever writes; readers take no lock
-    current.json  the generation in use, and the SHA-256 of every generation's manifest
+    .lock         held by the writer; readers take no lock
+    current.json  names the generation in use, with the SHA-256 of every generation's manifest
     generations/  a folder per generation, never changed once it is there
-    networks/     a file per feature extractor, shared by all generations that use it
+    networks/     a file per feature extractor, shared by the generations that use it
 
-Every file that is read is reached from `current.json` by a chain of checksums, and is JSON or safetensors: nothing that
-is loaded can run code. Checksums find damage, not forgery: whoever can write the folder can write checksums too.
+Every file is reached from `current.json` by a chain of checksums, and is JSON or safetensors: loading runs no code.
+Checksums find damage, not forgery: whoever can write to the folder can write checksums too.
+
+A writer renames a new network file into place, then the generation's folder, then replaces `current.json`, then
+removes what is no longer used. Each is written aside and synced first. A kill at any moment leaves the old model or the
+new one, and temporary files that the next writer removes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+import shlex
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from engram import storage
-from engram.errors import EngramError, UsageError
-from engram.model.generation import GENERATIONS
-from engram.model.networks import NETWORKS
-from engram.model.reading import CURRENT, LOCK, Check, Reader
-from engram.model.writing import Writer, disk_errors
+from engram.errors import BusyError, DataError, EngramError, UsageError
+from engram.model.generations import (
+    EXTRACTOR,
+    GENERATIONS,
+    MANIFEST,
+    NETWORKS,
+    GenerationReader,
+    find_strays,
+    generation_number,
+    generation_path,
+    is_folder,
+    is_network_file,
+    list_folder,
+    network_path,
+    read_manifest,
+    store_network,
+    write_generation,
+)
+from engram.model.manifest import MAX_BYTES, TIME, Change, File, Manifest, NewerError, Pointer
+
+CURRENT = "current.json"
+LOCK = ".lock"
+KEEP = 5  # generations, including the one in use
+TRIES = 20  # how often a reader starts again because a writer replaced what it was reading
+
+T = TypeVar("T")
+# Finds problems in an intact generation.
+Check = Callable[[Manifest, Mapping[str, Tensor]], Iterable[str]]
 
 
-class ModelFolder(Reader):
-    """A model's folder: read by anyone at any time, changed by one at a time inside `with folder.writing()`."""
+class ModelFolder:
+    """A model's folder: read by anyone at any time, changed by one process at a time inside `with folder.writing()`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def exists(self) -> bool:
+        """Whether there is a model, intact or damaged."""
+        if not self._begun():
+            return False
+        try:
+            return self.pointer().current is not None
+        except DataError:
+            return True
+
+    def require(self) -> None:
+        """Raise DataError if there is no model. Call it before `writing`, which creates the folder."""
+        if not self.exists():
+            raise DataError(f"There is no model in {self.path}. Make one with: engram learn {self._quoted} FOLDER")
+
+    def current(self) -> Manifest:
+        """The manifest of the generation in use."""
+        return self._retry(lambda pointer: self._manifest(pointer, self._number(pointer, None)))
+
+    def generations(self) -> list[int]:
+        """The numbers of the generations there are, oldest first."""
+        return self._retry(lambda pointer: sorted(pointer.generations))
+
+    def history(self) -> tuple[Change, ...]:
+        """How every generation that was ever made came about, oldest first."""
+        return self._retry(self._history)
+
+    def manifests(self) -> list[Manifest]:
+        """The manifests of all generations that can be read, oldest first."""
+        found = []
+        for number, digest in sorted(self.digests().items()):
+            with suppress(DataError):
+                found.append(read_manifest(self.path, number, digest))
+        return found
+
+    def load(self, generation: int | None = None) -> tuple[Manifest, dict[str, Tensor]]:
+        """A generation (default: the one in use), from the very bytes whose checksums were verified."""
+
+        def read(pointer: Pointer) -> tuple[Manifest, dict[str, Tensor]]:
+            number = self._number(pointer, generation)
+            manifest, tensors, problems = GenerationReader(self.path).read(number, pointer.generations[number])
+            if manifest is None or problems:
+                raise problems[0]
+            return manifest, tensors
+
+        return self._retry(read)
+
+    def pointer(self) -> Pointer:
+        """The content of `current.json`."""
+        return Pointer.parse(storage.read_inside(self.path, CURRENT, MAX_BYTES), CURRENT)
+
+    def digests(self) -> Mapping[int, str]:
+        """The generations with the SHA-256 of their manifests; if the pointer is damaged, those on disk."""
+        try:
+            return self.pointer().generations
+        except DataError:
+            return self._recovered()
+
+    def problems(self, check: Check = lambda manifest, tensors: ()) -> list[str]:
+        """A sentence for each problem of the folder or found by `check`. Unfinished writes are not problems."""
+        if not self._begun():
+            return [f"There is no model in {self.path}."]
+        for _ in range(TRIES):
+            before = self._content()
+            found = self._problems(check)
+            if not found or self._content() == before:
+                break
+        return list(dict.fromkeys(map(str, found)))  # generations may share a damaged network file
+
+    def verify(self, check: Check = lambda manifest, tensors: ()) -> list[str]:
+        """`problems`, after removing what a killed writer left, if nobody is writing and the folder is writable."""
+        left: list[str] = []
+        asides: list[Path] = []
+        with suppress(OSError):  # what cannot be listed cannot be swept
+            for folder in (self.path, self.path / GENERATIONS, self.path / NETWORKS):
+                asides += folder.glob(f"{storage.ASIDE}*")
+        if asides or self._unused():
+            try:
+                with storage.locked(self.path):
+                    Writer(self.path).sweep()
+            except EngramError:  # another process is writing, or this one has no permission
+                pass
+            except OSError as error:
+                left = [f"The files of a killed writer cannot be removed: {error}."]
+        return left + self.problems(check)
 
     @contextmanager
     def writing(self) -> Iterator[Writer]:
-        """Hold the folder, made if need be, for one writer, and sweep what killed ones left.
+        """Hold the folder for one writer; create it if needed, and remove what killed writers left.
 
-        A folder in which no model comes to be, because of an error, is left as it was found.
+        If no model comes to be because of an error, everything is left as it was.
         """
         self.check_place()
-        with disk_errors(f"The folder {self.path} cannot be written to"):
-            made = list(
-                itertools.takewhile(lambda folder: not os.path.lexists(folder), (self.path, *self.path.parents))
-            )
+        with storage.disk_errors(f"The folder {self.path} cannot be written to"):
+            created = list(itertools.takewhile(lambda path: not os.path.lexists(path), (self.path, *self.path.parents)))
             storage.make_folder(self.path)
         try:
-            with ExitStack() as held:
-                with disk_errors(f"The folder {self.path} cannot be written to"):
-                    held.enter_context(storage.locked(self.path))
-                    held.callback(self._leave)
+            with ExitStack() as stack:
+                with storage.disk_errors(f"The folder {self.path} cannot be written to"):
+                    stack.enter_context(storage.locked(self.path))
+                    stack.callback(self._remove_if_empty)
                     writer = Writer(self.path)
                     writer.sweep()
                 yield writer
         finally:
             with suppress(OSError, EngramError):
-                if made and not self.begun():
-                    for folder in made:
+                if created and not self._begun():
+                    for folder in created:
                         folder.rmdir()
 
-    def _leave(self) -> None:
-        """Without a model, remove what was begun for one, `current.json` late: it marks the folder as engram's."""
+    def check_place(self) -> None:
+        """Raise UsageError if something other than a model is at this path."""
+        if not storage.is_there(self.path):
+            return
+        if not self.path.is_dir():
+            raise UsageError(f"{self.path} is not a folder. Choose an empty or new folder for the model.")
+        with storage.disk_errors(f"The folder {self.path} cannot be read"), os.scandir(self.path) as entries:
+            names = {entry.name for entry in entries if not entry.name.startswith(storage.ASIDE)} - {LOCK}
+        if names and not self._begun():
+            raise UsageError(f"{self.path} holds something else ({min(names)}). Choose an empty or new folder.")
+
+    @property
+    def _quoted(self) -> str:
+        return shlex.quote(str(self.path))
+
+    def _begun(self) -> bool:
+        """Whether any part of a model is here, even if no generation was saved yet."""
+        if storage.is_there(self.path / CURRENT) or (self.path / GENERATIONS).is_symlink():
+            return True
+        return bool(self._folders())  # something else, such as a folder of images, may have a folder "generations" too
+
+    def _content(self) -> bytes | str:
+        """The bytes of `current.json`, or why it cannot be read. It changes when a writer replaces the file."""
+        try:
+            return storage.read_inside(self.path, CURRENT, MAX_BYTES)
+        except DataError as error:
+            return str(error)
+
+    def _retry(self, read: Callable[[Pointer], T]) -> T:
+        """Read from the pointer on, and start again if a writer meanwhile removed what it names."""
+        self.require()
+        for _ in range(TRIES):
+            before = self._content()
+            try:
+                return read(self.pointer())
+            except DataError as error:
+                if self._content() == before:
+                    raise self._explained(error) from error
+        raise BusyError(f"The model {self.path} is changed faster than it can be read. Try again.")
+
+    def _explained(self, error: DataError) -> DataError:
+        """An error about a file as one about the model, with the remedy."""
+        if isinstance(error, NewerError):
+            return NewerError(f"The model {self.path} cannot be read: {error}")
+        reader = GenerationReader(self.path)
+        newest_first = sorted(self.digests().items(), reverse=True)
+        intact = next((number for number, digest in newest_first if not reader.read(number, digest).problems), None)
+        if intact is None:
+            remedy = "No generation of it is intact. Restore the folder from a copy."
+        else:
+            remedy = f"Generation {intact} is intact. Go back to it with: engram rollback {self._quoted} --to {intact}"
+        return DataError(f"The model {self.path} is damaged: {error} {remedy}")
+
+    def _number(self, pointer: Pointer, generation: int | None) -> int:
+        number = pointer.current if generation is None else generation
+        if number is None or number not in pointer.generations:
+            known = ", ".join(map(str, sorted(pointer.generations))) or "none"
+            raise UsageError(f"There is no generation {number} in {self.path}. There are: {known}.")
+        return number
+
+    def _manifest(self, pointer: Pointer, number: int) -> Manifest:
+        return read_manifest(self.path, number, pointer.generations[number])
+
+    def _history(self, pointer: Pointer) -> tuple[Change, ...]:
+        """From the newest generation that can be read: going back to an earlier one does not undo history."""
+        newest, *others = sorted(pointer.generations, reverse=True)
+        for number in (newest, *others):
+            with suppress(DataError):
+                return self._manifest(pointer, number).history
+        return self._manifest(pointer, newest).history
+
+    def _folders(self) -> dict[int, Path]:
+        """The folders of generations by number, whether `current.json` names them or not."""
+        paths = list_folder(self.path / GENERATIONS, is_folder)
+        return {number: path for path in paths if (number := generation_number(path.name)) is not None}
+
+    def _recovered(self) -> dict[int, str]:
+        """The generations on disk that may be used without a pointer, with "" for those whose manifest is damaged.
+
+        None from before a `forget`: such are there if its writer was killed before removing them.
+        """
+        found: dict[int, str] = {}
+        for number in sorted(self._folders()):
+            found[number] = ""
+            with suppress(DataError):
+                content = storage.read_inside(self.path, f"{generation_path(number)}/{MANIFEST}", MAX_BYTES)
+                digest = hashlib.sha256(content).hexdigest()
+                first = read_manifest(self.path, number, digest).parent is None
+                found = {**({} if first else found), number: digest}
+        return found
+
+    def _unused(self) -> list[Path]:
+        """Folders of generations that `current.json` does not name, and network files that no generation uses."""
+        try:
+            pointer = self.pointer()
+        except DataError:  # any of them may be in use
+            return []
+        unused = [path for number, path in self._folders().items() if number not in pointer.generations]
+        with suppress(DataError):  # with a damaged manifest any network may be in use
+            files = [self._manifest(pointer, number).network for number in pointer.generations]
+            used = {self.path / network_path(file) for file in files if file is not None}
+            unused += [path for path in list_folder(self.path / NETWORKS, is_network_file) if path not in used]
+        return unused
+
+    def _problems(self, check: Check) -> list[DataError]:
+        try:
+            empty = self.pointer().current is None
+            found = [DataError(f"{CURRENT} names no generation: nothing was learned yet.")] if empty else []
+        except NewerError as error:
+            return [error]
+        except DataError as error:
+            found = [error]
+        digests, reader = self.digests(), GenerationReader(self.path)
+        for number, digest in sorted(digests.items()):
+            manifest, tensors, damage = reader.read(number, digest)
+            found += damage
+            if manifest is not None and not damage:
+                found += map(DataError, check(manifest, tensors))
+        return found + self._strays(set(digests))
+
+    def _strays(self, numbers: set[int]) -> list[DataError]:
+        """What does not belong to the model, at the top and in its two folders."""
+
+        def belongs(entry: os.DirEntry[str]) -> bool:
+            if entry.name.startswith(storage.ASIDE):
+                return True
+            place = os.path.relpath(os.path.dirname(entry.path), self.path)
+            if place == NETWORKS:
+                return is_network_file(entry)
+            if place == GENERATIONS:
+                number = generation_number(entry.name)
+                return number in numbers or (number is not None and is_folder(entry))
+            return entry.name in (LOCK, CURRENT, GENERATIONS) or (entry.name == NETWORKS and is_folder(entry))
+
+        found = find_strays(self.path, "", belongs)
+        for folder in (GENERATIONS, NETWORKS):
+            found += find_strays(self.path, folder, belongs) if os.path.isdir(self.path / folder) else []
+        with suppress(OSError):
+            lock = (self.path / LOCK).lstat()
+            if not stat.S_ISREG(lock.st_mode) or lock.st_size:
+                found.append(DataError(f"{LOCK} is not an empty file. Remove it."))
+        return found
+
+    def _remove_if_empty(self) -> None:
+        """Without a model, remove what was created for one; `current.json` last, as it marks the folder as a model."""
         with suppress(OSError, EngramError):
             if not self.exists():
                 for name in (GENERATIONS, NETWORKS):
@@ -65,33 +329,181 @@ class ModelFolder(Reader):
                 (self.path / CURRENT).unlink(missing_ok=True)
                 (self.path / LOCK).unlink()
 
-    def verify(self, check: Check = lambda manifest, tensors: ()) -> list[str]:
-        """What is wrong with the folder, a sentence each, with what `check` finds in generations that are intact.
 
-        What a killed writer left is no damage. It is swept first, if nobody is writing and the folder is writable.
+class Writer(ModelFolder):
+    """A model's folder in the hands of the process that holds its lock."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        self._verified: dict[File, None] = {}  # network files whose checksum was right when they were loaded
+
+    def load(self, generation: int | None = None) -> tuple[Manifest, dict[str, Tensor]]:
+        """As in `ModelFolder`. Publishing the same network again then needs no new checksum."""
+        manifest, tensors = super().load(generation)
+        if manifest.network is not None:
+            self._verified[manifest.network] = None
+        return manifest, tensors
+
+    def publish(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        action: str,
+        method: str,
+        settings: Mapping[str, Any],
+        classes: Sequence[str],
+        details: Mapping[str, Any] | None = None,
+        record: Mapping[str, Any] | None = None,
+        keep: int = KEEP,
+        alone: bool = False,
+    ) -> Manifest:
+        """Make a generation and put it in use. `details` are its own; `record` stays in the history of later ones.
+
+        The last `keep` generations stay. With `alone` no other stays, and no record of an earlier one: what the model
+        is to forget is then in no file of its folder. (The blocks of removed files are the file system's to overwrite.)
         """
-        left: list[str] = []
-        asides: list[Path] = []
-        with suppress(OSError):  # what cannot be listed cannot be swept
-            for folder in (self.path, self.path / GENERATIONS, self.path / NETWORKS):
-                asides += folder.glob(f"{storage.ASIDE}*")
-        if asides or self.unnamed() or self.unused_networks():
-            try:
-                with storage.locked(self.path):
-                    Writer(self.path).sweep()
-            except EngramError:  # another is writing, or this one may not
-                pass
-            except OSError as error:
-                left = [f"What a killed writer left cannot be removed: {error}."]
-        return left + self.problems(check)
+        if keep < 1:
+            raise UsageError(f"A model keeps 1 generation at least, not {keep}.")
+        with storage.disk_errors(f"The model {self.path} could not be saved"):
+            before = self._open()
+            now = time.strftime(TIME, time.gmtime())
+            number = max(before.generations, default=0) + 1
+            kept = [] if alone else self._most_useful(before, keep - 1)
+            manifest = Manifest(
+                generation=number,
+                parent=None if alone else before.current,
+                created=now,
+                action=action,
+                method=method,
+                settings=dict(settings),
+                classes=tuple(classes),
+                history=(*self._past(before, kept, forget=alone), Change(number, now, action, dict(record or {}))),
+                details=dict(details or {}),
+                learner=File("", 0),  # known when it is written
+                network=None,
+            )
+            manifest = self._add(manifest, tensors, {each: before.generations[each] for each in kept})
+        self._remove_unused(essential=alone)
+        return manifest
 
-    def check_place(self) -> None:
-        """Refuse a place that is taken by something that is no model."""
-        if not storage.is_there(self.path):
-            return
-        if not self.path.is_dir():
-            raise UsageError(f"{self.path} is not a folder, and a model is one. Choose an empty or new folder.")
-        with disk_errors(f"The folder {self.path} cannot be read"), os.scandir(self.path) as entries:
-            names = {entry.name for entry in entries if not entry.name.startswith(storage.ASIDE)} - {LOCK}
-        if names and not self.begun():
-            raise UsageError(f"{self.path} holds something else ({min(names)}). Choose an empty or new folder.")
+    def use(self, generation: int) -> Manifest:
+        """Put an earlier generation, which must be intact, in use again. Others stay until they are pruned.
+
+        This also repairs a damaged `current.json`, from the manifests on disk. What was forgotten stays forgotten, even
+        if a kill prevented its removal.
+        """
+        self.require()
+        repaired = False
+        try:
+            pointer = self.pointer()
+        except NewerError as error:
+            raise self._explained(error) from error
+        except DataError:
+            digests = {number: digest for number, digest in self._recovered().items() if digest}
+            pointer, repaired = Pointer(current=None, generations=digests), True
+        digest = pointer.generations[self._number(pointer, generation)]
+        manifest, _, problems = GenerationReader(self.path).read(generation, digest)
+        if manifest is None or problems:
+            raise self._explained(problems[0])
+        with storage.disk_errors(f"The model {self.path} could not be changed"):
+            self._point(Pointer(current=generation, generations=pointer.generations))
+        if repaired:
+            self._remove_unused(essential=True)
+        return manifest
+
+    def sweep(self) -> None:
+        """Remove unfinished writes, generations that `current.json` does not name, and unused network files."""
+        for name in (GENERATIONS, NETWORKS):
+            folder = self.path / name
+            if not folder.is_symlink():
+                storage.sweep(folder)
+            unused = [path for path in self._unused() if path.parent == folder]  # after the generations are gone
+            for path in unused:
+                storage.remove(path)
+            if unused:
+                storage.sync(folder)
+
+    def _open(self) -> Pointer:
+        """The pointer. A new model gets one that names nothing, so that a missing one always means damage."""
+        if not self._begun():
+            with suppress(PermissionError):  # the parent of the folder may not be readable
+                storage.sync(self.path.parent)
+            self._point(Pointer(current=None, generations={}))
+        for name in (GENERATIONS, NETWORKS):
+            if (self.path / name).is_symlink():
+                raise self._explained(DataError(f"{name} is a link."))
+        try:
+            return self.pointer()
+        except DataError as error:
+            raise self._explained(error) from error
+
+    def _past(self, pointer: Pointer, kept: Sequence[int], *, forget: bool) -> tuple[Change, ...]:
+        try:
+            history = self._history(pointer) if pointer.generations else ()
+        except DataError:  # every manifest is damaged, which is no reason not to save
+            return ()
+        if forget:
+            return tuple(dataclasses.replace(change, details={}) for change in history)
+        return tuple(change if change.generation in kept else _shortened(change) for change in history)
+
+    def _most_useful(self, pointer: Pointer, count: int) -> list[int]:
+        """The `count` generations most worth keeping: the one in use, its ancestors, then the newest."""
+        line, number = [], pointer.current
+        while number is not None and number in pointer.generations:
+            line.append(number)
+            try:
+                number = self._manifest(pointer, number).parent
+            except DataError:  # the parent of a damaged one is unknown
+                break
+        return sorted(pointer.generations, key=lambda each: (each in line, each), reverse=True)[:count]
+
+    def _add(self, manifest: Manifest, tensors: Mapping[str, Tensor], others: Mapping[int, str]) -> Manifest:
+        """Write a generation and point to it and to the `others`. After an error everything is as before."""
+        path = self.path / generation_path(manifest.generation)
+        network = {name: tensor for name, tensor in tensors.items() if name.startswith(EXTRACTOR)}
+        rest = {name: tensor for name, tensor in tensors.items() if name not in network}
+        contents: list[bytes] = []
+        try:
+            manifest = dataclasses.replace(manifest, network=store_network(self.path, network, self._verified))
+            storage.make_synced_folder(path.parent)
+            storage.publish_folder(path, lambda folder: contents.append(write_generation(folder, manifest, rest)))
+            digest = hashlib.sha256(contents[0]).hexdigest()
+            self._point(Pointer(current=manifest.generation, generations={**others, manifest.generation: digest}))
+        except BaseException:
+            with suppress(OSError):
+                self.sweep()
+            raise
+        return Manifest.parse(contents[0], MANIFEST)
+
+    def _point(self, pointer: Pointer) -> None:
+        before, path = self._content(), self.path / CURRENT
+        try:
+            storage.write_file(path, pointer.serialise())
+        except OSError as error:
+            # The rename may have happened, but not durably. What is reported as failed must not be in use.
+            if isinstance(before, bytes) and self._content() != before:
+                with suppress(OSError):
+                    storage.write_file(path, before)
+                if self._content() != before:
+                    message = f"Whether the model {self.path} was changed will be known after a restart"
+                    raise EngramError(f"{message}: {error.strerror or error}.") from error
+            raise
+
+    def _remove_unused(self, *, essential: bool) -> None:
+        try:
+            self.sweep()
+        except OSError as error:
+            if essential:  # otherwise the next writer tries again
+                raise EngramError(
+                    f"The model {self.path} was changed, but its earlier state cannot be removed: "
+                    f"{error.strerror or error}. Fix the cause, then finish with: engram verify {self._quoted}"
+                ) from error
+
+
+def _shortened(change: Change) -> Change:
+    """A change with the number of classes and of samples instead of a number for every class."""
+    details = dict(change.details)
+    for name, value in change.details.items():
+        if isinstance(value, dict):
+            details[name] = [len(value), sum(count for count in value.values() if isinstance(count, int))]
+    return dataclasses.replace(change, details=details)

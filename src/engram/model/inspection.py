@@ -11,9 +11,9 @@ from typing import Any
 from engram.features import FeatureMemory, ImageMemory
 from engram.methods import METHODS, Learner, make
 from engram.model.evidence import HeldOutCounts
+from engram.model.folder import ModelFolder
 from engram.model.manifest import Change
 from engram.model.model import Adaptation, Calibration, Model, restore_model, settings_of
-from engram.model.reading import Reader
 from engram.network import choose_extractor
 
 
@@ -85,7 +85,7 @@ class ModelSummary:
         return asdict(self)
 
 
-def inspect(folder: Reader) -> ModelSummary:
+def inspect(folder: ModelFolder) -> ModelSummary:
     """What the model of a folder knows and keeps."""
     manifest, tensors = folder.load()
     model = restore_model(manifest, tensors, "cpu")

@@ -23,7 +23,7 @@ from engram.methods import Learner, MemorySources, Tuning, class_indices_of
 from engram.model.accuracy import Accuracy
 from engram.model.calibration import calibrate
 from engram.model.evidence import HeldOutCounts, Judged, evidence, falls_sharply, judge, mark_held_out, replays
-from engram.model.folder import ModelFolder
+from engram.model.folder import ModelFolder, Writer
 from engram.model.model import Adaptation, Calibration, Metadata, Model, load, remake, save
 from engram.model.plan import (
     SMALLEST,
@@ -35,7 +35,6 @@ from engram.model.plan import (
     plan_update_of_samples,
 )
 from engram.model.warning_signs import warning_signs
-from engram.model.writing import Writer
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
 

@@ -1,38 +1,60 @@
-"""What the two JSON files of a model say: `Manifest`, of one generation, and `Pointer`, to the one in use.
+"""The two JSON files of a model: `Manifest` describes one generation, `Pointer` names the generation in use.
 
-Reading is strict. Within a schema no field is missing, added or of another type; a new field is a new schema.
-Schema 1 had no `network`: all tensors were in the generation's own file. Its files can still be read.
+Both carry their own checksum: the first entry is `sha256`, the digest of every byte after its digits, so any changed
+byte is found without a second file. Parsing is strict: no field may be missing, added or of another type.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import importlib.metadata
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from engram.errors import DataError
-from engram.model.sealed import seal, unseal
+from engram.storage import parse_json
 
-SCHEMA = 2  # that is written; older ones are read
-VERSION = importlib.metadata.version("engram")  # not from the package itself, which knows the rooms above this one
+SCHEMA = 1
+VERSION = importlib.metadata.version("engram")  # not from the package itself, which imports the rooms above this one
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
-
-T = TypeVar("T")
+OPENING = b'{\n  "sha256": "'
+DIGITS = 64
+MAX_BYTES = 16 * 2**20  # of either file; the names of a million classes fit
 
 
 class NewerError(DataError):
-    """Written by a later engram than this one."""
+    """Written by a later version of engram."""
 
 
-def _moment(text: str) -> str:
+def seal(value: Mapping[str, Any]) -> bytes:
+    """`value` as JSON with its checksum. ValueError or TypeError if it is not JSON."""
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    rest = f'",{text[1:]}\n'.encode()
+    return OPENING + hashlib.sha256(rest).hexdigest().encode() + rest
+
+
+def unseal(content: bytes, name: str) -> dict[str, Any]:
+    """The value in the content of the file `name`, if its checksum is right."""
+    digest, rest = content[len(OPENING) :][:DIGITS], content[len(OPENING) + DIGITS :]
+    if not content.startswith(OPENING) or hashlib.sha256(rest).hexdigest().encode() != digest:
+        raise DataError(f"{name} was changed or cut short: its content does not match its SHA-256.")
+    value: dict[str, Any] = parse_json(content, name)
+    del value["sha256"]
+    return value
+
+
+def _time(text: str) -> str:
     if datetime.strptime(text, TIME).strftime(TIME) != text:
-        raise ValueError("a time is written as 2026-01-31T12:00:00Z")
+        raise ValueError("times are written as 2026-01-31T12:00:00Z")
     return text
 
 
@@ -44,142 +66,135 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name is given twice")
     return names
+
+
+def _numbered(generations: Any) -> Any:
+    """JSON has text for keys; the numbers of generations are written without leading zeros."""
+    if not isinstance(generations, dict) or not all(re.fullmatch("[1-9][0-9]{0,17}", key) for key in generations):
+        raise ValueError("generations are listed by their numbers")
+    return {int(number): digest for number, digest in generations.items()}
 
 
 Text = Annotated[str, Field(strict=True)]
 Number = Annotated[int, Field(strict=True, ge=1)]
-Bytes = Annotated[int, Field(strict=True, ge=0)]
 Digest = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
-FileName = Annotated[str, Field(strict=True, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-Decimal = Annotated[str, Field(strict=True, pattern=r"^[1-9][0-9]*$", max_length=18)]
-Moment = Annotated[Text, AfterValidator(_moment)]
+Time = Annotated[Text, AfterValidator(_time)]
 Plain = dict[Text, JsonValue]
-NOTHING_ELSE = pydantic.ConfigDict(extra="forbid")
+FORBID_OTHERS = pydantic.ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
 class File:
     """A file as it was saved."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = FORBID_OTHERS
     sha256: Digest
-    bytes: Bytes
+    bytes: Annotated[int, Field(strict=True, ge=0)]
 
 
 @dataclass(frozen=True)
 class Change:
-    """An entry of the history: how a generation came about."""
+    """An entry of the history: how a generation was made."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = FORBID_OTHERS
     generation: Number
-    created: Moment
+    created: Time
     action: Text
     details: Plain
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """What one generation of a model is."""
+class _SealedFile:
+    """Serialises a dataclass to the content of a sealed JSON file, and parses it."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
-    schema: Number
+    def serialise(self) -> bytes:
+        """The content of its file."""
+        return seal(dataclasses.asdict(self))  # type: ignore[call-overload]
+
+    @classmethod
+    def parse(cls, content: bytes, name: str) -> Self:
+        """The object in the content of the file `name`; DataError if anything is wrong with it."""
+        return cls.from_json(unseal(content, name), name)
+
+    @classmethod
+    def from_json(cls, value: Any, name: str) -> Self:
+        """The object that a JSON value describes. Nothing is converted or filled in."""
+        if not isinstance(value, dict):
+            raise DataError(f"{name} is invalid: it is not a JSON object.")
+        schema = value.get("schema")
+        if type(schema) is int and schema > SCHEMA:
+            raise NewerError(
+                f"{name} has schema {schema}, written by engram {value.get('engram', 'of an unknown version')}; "
+                f"engram {VERSION} reads schema {SCHEMA}. Update engram to that version or a later one."
+            )
+        missing = [field.name for field in dataclasses.fields(cls) if field.name not in value]  # type: ignore[arg-type]
+        if missing:
+            raise DataError(f"{name} is invalid: '{missing[0]}' is missing.")
+        try:
+            parsed: Self = cls.adapter().validate_python(value)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            reason = first["msg"].removeprefix("Value error, ")
+            raise DataError(f"{name} is invalid: '{'.'.join(map(str, first['loc']))}': {reason}.") from error
+        if contradiction := parsed.contradiction():
+            raise DataError(f"{name} is inconsistent: {contradiction}.")
+        return parsed
+
+    @classmethod
+    @functools.cache
+    def adapter(cls) -> pydantic.TypeAdapter[Self]:
+        """Validates its fields."""
+        return pydantic.TypeAdapter(cls)
+
+    def contradiction(self) -> str | None:
+        """Where its fields contradict each other."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(_SealedFile):
+    """One generation of a model."""
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = FORBID_OTHERS
+    schema: Annotated[Number, Field(le=SCHEMA)] = SCHEMA
     generation: Number
-    parent: Number | None  # the one that was in use when this was made; None: nothing before this may come back
-    created: Moment
-    engram: Text  # the version that wrote it
+    parent: Number | None  # the generation that was in use before; None: no earlier generation may be restored
+    created: Time
+    engram: Text = VERSION  # the version that wrote it
     action: Text  # learn, forget, rename, merge, …
     method: Text
     settings: Annotated[Plain, AfterValidator(_flat)]
-    classes: Annotated[tuple[Text, ...], AfterValidator(_distinct)]  # in the order of the learner's columns
+    classes: Annotated[tuple[Text, ...], AfterValidator(_distinct)]  # by class index
     history: tuple[Change, ...]  # every generation that was ever made, this one last
-    details: Plain  # whatever else the publisher wants to know of it
-    files: dict[FileName, File]
-    network: File | None = None  # the file in `networks` with the tensors of the extractor; not in schema 1
+    details: Plain  # the model's metadata
+    learner: File  # all tensors except those of the extractor
+    network: File | None  # the tensors of the extractor, in `networks`
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        values = dataclasses.asdict(self)
-        if self.schema == 1:
-            del values["network"]
-        return values | {"classes": list(self.classes), "history": list(values["history"])}
-
-    @classmethod
-    def from_json(cls, value: Any, name: str) -> Manifest:
-        """The manifest that the file `name` holds, or a sentence about what is wrong with it."""
-        manifest = _checked(_MANIFEST, value, name)
-        if ("network" in value) != (manifest.schema >= 2):
-            raise DataError(f"{name} is not as engram writes it, in 'network': it is a field of schema 2.")
-        numbers = [change.generation for change in manifest.history]
-        own = (manifest.generation, manifest.created, manifest.action)
-        last = manifest.history[-1:]
-        if [(change.generation, change.created, change.action) for change in last] != [own]:
-            raise DataError(f"{name} is inconsistent: its history does not end with its own generation.")
+    def contradiction(self) -> str | None:
+        """Whether its history does not end with itself, is out of order, or its parent is not older."""
+        numbers = [change.generation for change in self.history]
+        last = [(change.generation, change.created, change.action) for change in self.history[-1:]]
+        if last != [(self.generation, self.created, self.action)]:
+            return "its history does not end with its own generation"
         if numbers != sorted(set(numbers)):
-            raise DataError(f"{name} is inconsistent: its history is not in order.")
-        if manifest.parent is not None and manifest.parent >= manifest.generation:
-            raise DataError(f"{name} is inconsistent: its parent {manifest.parent} is not older than itself.")
-        return manifest
-
-    def sealed(self) -> bytes:
-        """The content of its file."""
-        return seal(self.to_json())
-
-    @classmethod
-    def unsealed(cls, content: bytes, name: str) -> Manifest:
-        """The manifest in the content of the file `name`."""
-        return cls.from_json(unseal(content, name), name)
+            return "its history is not in order"
+        if self.parent is not None and self.parent >= self.generation:
+            return f"its parent {self.parent} is not older than itself"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pointer:
-    """Which generations there are, each by the SHA-256 of its manifest, and the one in use: None before the first."""
+class Pointer(_SealedFile):
+    """The generations there are, with the SHA-256 of their manifests, and the one in use (None before the first)."""
 
-    current: int | None
-    generations: Mapping[int, str]
-
-    def sealed(self) -> bytes:
-        """The content of its file."""
-        generations = {str(number): self.generations[number] for number in sorted(self.generations)}
-        return seal({"schema": SCHEMA, "engram": VERSION, "current": self.current, "generations": generations})
-
-    @classmethod
-    def unsealed(cls, content: bytes, name: str) -> Pointer:
-        """The pointer in the content of the file `name`."""
-        found = _checked(_POINTER, unseal(content, name), name)
-        generations = {int(number): digest for number, digest in found.generations.items()}
-        if found.current not in (generations or (None,)):
-            raise DataError(f"{name} is inconsistent: it does not list generation {found.current}, the one in use.")
-        return cls(current=found.current, generations=generations)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PointerFile:
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = NOTHING_ELSE
-    schema: Number
-    engram: Text
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = FORBID_OTHERS
+    schema: Annotated[Number, Field(le=SCHEMA)] = SCHEMA
+    engram: Text = VERSION
     current: Number | None
-    generations: dict[Decimal, Digest]
+    generations: Annotated[dict[int, Digest], BeforeValidator(_numbered)]
 
-
-_MANIFEST, _POINTER = pydantic.TypeAdapter(Manifest), pydantic.TypeAdapter(_PointerFile)
-
-
-def _checked(kind: pydantic.TypeAdapter[T], value: Any, name: str) -> T:
-    """`value` as a dataclass of this kind, nothing converted."""
-    if not isinstance(value, dict):
-        raise DataError(f"{name} is not of engram: it holds no named values.")
-    schema = value.get("schema")
-    if type(schema) is int and schema > SCHEMA:
-        raise NewerError(
-            f"{name} has schema {schema}, written by engram {value.get('engram', 'of an unknown version')}; "
-            f"engram {VERSION} reads schemas up to {SCHEMA}. Update engram to that version or a later one."
-        )
-    try:
-        return kind.validate_python(value)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        reason = first["msg"].removeprefix("Value error, ")
-        raise DataError(f"{name} is not as engram writes it, in '{field}': {reason}.") from error
+    def contradiction(self) -> str | None:
+        """Whether the generation in use is not listed."""
+        listed = self.current in (self.generations or (None,))
+        return None if listed else f"it does not list generation {self.current}, the one in use"

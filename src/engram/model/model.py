@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from engram.errors import DataError, UsageError, unknown
 from engram.methods import METHODS, Learner, make
 from engram.model.evidence import HeldOutCounts
+from engram.model.folder import KEEP, ModelFolder, Writer
 from engram.model.manifest import Manifest
-from engram.model.reading import Reader
-from engram.model.writing import KEEP, Writer
 from engram.network import portable_name, threads_for
 
 NOTHING_ELSE = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -165,7 +164,7 @@ def unlearned(learner: Learner, /, **changed: Any) -> Learner:
     return make(learner.name, **{**_settings(learner), **own, **changed})
 
 
-def load(folder: Reader, *, generation: int | None = None, device: str = "auto") -> Model:
+def load(folder: ModelFolder, *, generation: int | None = None, device: str = "auto") -> Model:
     """The model of a folder, as it is now or was in an earlier generation."""
     manifest, tensors = folder.load(generation)
     return restore_model(manifest, tensors, device)

@@ -15,7 +15,7 @@ from torch import Tensor
 from engram.errors import DataError, EngramError
 from engram.features import FeatureMemory, ImageMemory
 from engram.model.folder import ModelFolder
-from engram.model.generation import place
+from engram.model.generations import generation_path
 from engram.model.inspection import folder_bytes
 from engram.model.manifest import Manifest
 from engram.model.model import Model, restore_model
@@ -56,7 +56,7 @@ def verify(folder: ModelFolder) -> VerifyResult:
 
 def _check(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """The inconsistencies of a generation, and the error that ends the search for them, if any."""
-    name = place(manifest.generation)
+    name = generation_path(manifest.generation)
     try:
         for contradiction in inconsistencies(restore_model(manifest, tensors, "cpu")):
             yield f"{name}: {printable(contradiction)}"
