@@ -7,13 +7,53 @@ import functools
 import typing
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pydantic
 
-from engram.errors import UsageError, nearest
+from engram.errors import UsageError, nearest, unknown
 
 T = TypeVar("T")
+
+INTERNAL: Mapping[str, Any] = MappingProxyType({"setting": False})  # metadata of a field that only Python code sets
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice(Generic[T]):
+    """One entry of a registry, chosen by name, and the settings that were given for any of its entries.
+
+    The settings of an entry are the fields of its class. Those of entries that are not chosen are kept: they apply
+    once their entry is chosen.
+    """
+
+    registry: Mapping[str, type[T]] = dataclasses.field(repr=False)
+    name: str
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def make(self) -> T:
+        """The chosen entry with its settings; those that were not given have their defaults."""
+        entry = self.registry[self.name]
+        own = {name for name, _, _ in fields(entry)}
+        return entry(**{name: value for name, value in self.given.items() if name in own})
+
+    def named(self, name: str) -> Choice[T]:
+        """Another entry of the registry, with the same settings given."""
+        return dataclasses.replace(self, name=name)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of all entries."""
+        return {name: self.given.get(name, field.default) for name, field, _ in _entry_fields(self.registry)}
+
+
+def choice(registry: Mapping[str, type[T]], default: str, *, exclusive: bool = False) -> Any:
+    """A dataclass field of type `Choice`: the flat setting of its name chooses an entry of the registry.
+
+    With `exclusive`, a setting that the chosen entry does not have is refused unless it has its default.
+    """
+    return dataclasses.field(
+        default_factory=lambda: Choice(registry, default),
+        metadata={"registry": registry, "default": default, "exclusive": exclusive},
+    )
 
 
 @functools.cache
@@ -38,14 +78,22 @@ def fields(
 
     `chosen` says, by a field's name, which class of a group to take where it is not the default's.
     """
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
+    for field in _settable(cls):
         group = _group(cls, field, chosen)
         if group is not None:
             yield from fields(group)
         else:
             yield field.name, field, cls
+            yield from _entry_fields(field.metadata.get("registry", {}))
+
+
+def _settable(settings: Any) -> Iterator[dataclasses.Field[Any]]:
+    return (each for each in dataclasses.fields(settings) if each.init and each.metadata.get("setting", True))
+
+
+def _entry_fields(registry: Mapping[str, type]) -> Iterator[tuple[str, dataclasses.Field[Any], type]]:
+    """The settings of all entries; one that several have is the same in all of them."""
+    yield from {each[0]: each for entry in registry.values() for each in fields(entry)}.values()
 
 
 def build(cls: type[T], values: Mapping[str, Any], owner: str, chosen: Mapping[str, type] = MappingProxyType({})) -> T:
@@ -59,15 +107,28 @@ def build(cls: type[T], values: Mapping[str, Any], owner: str, chosen: Mapping[s
 
 def _build(cls: type[T], values: Mapping[str, Any], chosen: Mapping[str, type]) -> T:
     arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if not field.init:
-            continue
+    for field in _settable(cls):
         group = _group(cls, field, chosen)
         if group is not None:
             arguments[field.name] = _build(group, values, {})
+        elif "registry" in field.metadata:
+            arguments[field.name] = _choice(field, values)
         elif field.name in values:
             arguments[field.name] = _checked(field.name, _types(cls)[field.name], values[field.name])  # type: ignore[arg-type]
     return cls(**arguments)
+
+
+def _choice(field: dataclasses.Field[Any], values: Mapping[str, Any]) -> Choice[Any]:
+    registry, name = field.metadata["registry"], values.get(field.name, field.metadata["default"])
+    if not isinstance(name, str) or name not in registry:
+        raise unknown(field.name, str(name), registry)
+    own, given = {each for each, _, _ in fields(registry[name])}, {}
+    for setting, entry_field, owner in _entry_fields(registry):
+        if setting in values:
+            given[setting] = _checked(setting, _types(owner)[setting], values[setting])
+            if field.metadata["exclusive"] and setting not in own and given[setting] != entry_field.default:
+                raise UsageError(f"The {field.name} '{name}' has no setting '{setting}'. Leave it out.")
+    return Choice(registry, name, given)
 
 
 def _checked(name: str, kind: Any, value: Any) -> Any:
@@ -97,11 +158,11 @@ def spoken(values: Mapping[str, Any]) -> dict[str, Any]:
 def flatten(settings: Any) -> dict[str, Any]:
     """The settings of a dataclass and its groups as one flat mapping of plain values."""
     flat: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        if not field.init:
-            continue
+    for field in _settable(settings):
         value = getattr(settings, field.name)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, Choice):
+            flat |= {field.name: value.name, **value.settings()}
+        elif dataclasses.is_dataclass(value):
             flat |= flatten(value)
         else:
             flat[field.name] = _plain(value)

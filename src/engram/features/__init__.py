@@ -1,6 +1,15 @@
 """Stored features: memories, codecs and adapters, and the classifiers that are fitted to them."""
 
-from engram.features.adapters import Adaptation, Adapter, MLPAdapter, Pairs, adapt, fit_ridge, kind_of
+from engram.features.adapters import (
+    ADAPTERS,
+    Adapter,
+    AutoAdapter,
+    IdentityAdapter,
+    MLPAdapter,
+    Pairs,
+    RidgeAdapter,
+    adapt,
+)
 from engram.features.classifiers import (
     CLASSIFIERS,
     LDA,
@@ -12,44 +21,48 @@ from engram.features.classifiers import (
     Ridge,
     Softmax,
 )
-from engram.features.codecs import Codec, Coded, Coding
+from engram.features.codecs import CODECS, AutoCodec, Codec, Encoded, Float16, Float32, Int8, ProductQuantisation
 from engram.features.herding import herd
 from engram.features.memory import (
     MEGABYTE,
     FeatureMemory,
     ImageMemory,
     Memory,
-    preserved_bytes,
     select,
     warn_of_small_classes,
 )
 
 __all__ = [
+    "ADAPTERS",
     "CLASSIFIERS",
+    "CODECS",
     "LDA",
     "MEGABYTE",
-    "Adaptation",
     "Adapter",
     "Auto",
+    "AutoAdapter",
+    "AutoCodec",
     "Classifier",
     "Codec",
-    "Coded",
-    "Coding",
+    "Encoded",
     "FeatureMemory",
+    "Float16",
+    "Float32",
+    "IdentityAdapter",
     "ImageMemory",
+    "Int8",
     "LinearSVM",
     "MLPAdapter",
     "Memory",
     "NearestMean",
     "Pairs",
+    "ProductQuantisation",
     "RandomProjection",
     "Ridge",
+    "RidgeAdapter",
     "Softmax",
     "adapt",
-    "fit_ridge",
     "herd",
-    "kind_of",
-    "preserved_bytes",
     "select",
     "warn_of_small_classes",
 ]

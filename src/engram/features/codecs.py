@@ -1,94 +1,175 @@
-"""Codecs: how unit vectors (n, d) are kept in few bytes.
+"""Codecs encode unit vectors (n, d) in few bytes.
 
-What is kept is tensors alone, which tell by their names and types what they are: so vectors that were saved are read
-whatever the settings have become, and all but learning anew by product quantisation is done without faiss.
+Encoded vectors are tensors alone, and the names and types of the tensors tell the codec. So saved vectors can be
+decoded whatever the settings are now, and only encoding by product quantisation needs faiss. To add a codec, subclass
+`Codec` as a dataclass whose fields are its settings, subclass `Encoded`, and enter the codec in `CODECS`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Literal, Self
+from importlib.util import find_spec
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.errors import DataError, TrainingError, UsageError
-from engram.features.codebooks import CENTROIDS, Turned, check_installed, codebook_and_codes
+from engram.errors import DataError, TrainingError, UsageError, not_installed
+from engram.network import parallel
+from engram.randomness import generator
 
-LEVELS = 255  # steps between the lowest and the highest number that a byte tells apart
+LEVELS = 255  # steps between the lowest and the highest number that a byte can represent
+ENOUGH = 250  # exact vectors of a class; more add little
 
-Codec = Literal["float32", "float16", "int8", "pq"]
+CENTROIDS = 256  # of each part: as many as a byte can index
+ITERATIONS = 25  # of k-means
+MOST_VECTORS = 2**16  # from which centroids are computed
+TRIAL_ITERATIONS, TRIAL_VECTORS = 5, 2**12  # of k-means, to choose the basis
+SMALLEST = 1e-9  # mean square of a direction, relative to the largest
+# s: errors are weighted by the mean square of their direction to the power of −s (docs/findings.md, Bytes)
+STRETCH = 0.25
 
 
-class Coded(ABC):
-    """Unit vectors (n, d) as they are kept: the fields are tensors, and of the first each vector has its row."""
+class Encoded(ABC):
+    """Unit vectors (n, d) as they are stored. The fields are tensors; the first has one row for each vector."""
 
     @property
     @abstractmethod
-    def codec(self) -> Codec:
-        """The name of how they are kept."""
+    def codec(self) -> str:
+        """The name of the codec."""
 
     @abstractmethod
-    def numbers(self) -> Tensor:
-        """What the codes stand for, float32 (n, d): vectors of almost unit length. Encoded again, it loses least."""
+    def approximations(self) -> Tensor:
+        """The vectors that the codes stand for, float32 (n, d), not normalised: encoding them again loses least."""
 
-    def decoded(self) -> Tensor:
+    def decode(self) -> Tensor:
         """The vectors, float32 (n, d), of unit length."""
-        return self.numbers() if self.codec == "float32" else F.normalize(self.numbers())
+        return F.normalize(self.approximations())
 
     @abstractmethod
-    def chosen(self, rows: Tensor) -> Self:
-        """The vectors in these rows (k,), and nothing that only others have led to."""
+    def take(self, rows: Tensor) -> Self:
+        """The vectors in these rows (k,), without anything that was computed from the others."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is kept, by name."""
+        """All that is stored, by name."""
         everything = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return {name: tensor for name, tensor in everything.items() if tensor is not None}
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(next(iter(self.tensors().values())))
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all that is kept."""
+        """The bytes of all that is stored."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     @property
     def row_bytes(self) -> int:
         """The bytes of one vector, without what all of them share."""
-        return self._own[:1].nbytes
+        return next(iter(self.tensors().values()))[:1].nbytes
 
-    @property
-    def _own(self) -> Tensor:
-        return next(iter(self.tensors().values()))
+
+class BudgetOption(NamedTuple):
+    """A codec that a memory budget may choose, and what its vectors are worth (measured: docs/findings.md, Bytes)."""
+
+    codec: Codec
+    worth: float  # of one vector, in exact vectors
+    most: float  # worth of any number of vectors of a class, in exact vectors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec(ABC):
+    """How vectors are encoded; its fields are settings."""
+
+    name: ClassVar[str]  # of the codec of its `Encoded`
+    encoded: ClassVar[type[Encoded]]
+
+    def check_installed(self) -> None:  # noqa: B027 (most codecs need nothing)
+        """Raise a UsageError if a package is missing that encoding needs."""
+
+    def encode(self, vectors: Tensor, previous: Encoded | None = None) -> Encoded:
+        """Encode unit vectors, float32 (n, d); `previous` is how some of them were encoded before."""
+        if not bool(vectors.isfinite().all()):  # codes are always finite, so nobody would notice later
+            raise TrainingError("The vectors to store contain NaN or infinity. The task was not committed.")
+        return self._encode(vectors, previous)
+
+    @abstractmethod
+    def _encode(self, vectors: Tensor, previous: Encoded | None) -> Encoded:
+        """Encode finite vectors."""
+
+    @abstractmethod
+    def nbytes(self, count: int, dimension: int) -> int:
+        """The exact bytes of `count` vectors of `dimension` numbers, including all that they share."""
+
+    def resolved_settings(self, dimension: int) -> dict[str, Any]:
+        """The values that automatic settings stand for with vectors of this dimension."""
+        return {"codec": self.name}
+
+    @classmethod
+    def budget_options(cls, dimension: int) -> Iterator[BudgetOption]:
+        """What a memory budget may choose for vectors of this dimension: nothing, unless it is worth it."""
+        yield from ()
 
 
 @dataclass(frozen=True, eq=False)
-class Plain(Coded):
-    """As numbers: float32, exactly as they are given, or float16."""
+class Plain(Encoded):
+    """Floating-point numbers."""
 
     rows: Tensor  # float32 or float16 (n, d)
 
     @property
-    def codec(self) -> Codec:
+    def codec(self) -> str:
         return "float16" if self.rows.dtype == torch.float16 else "float32"
 
-    def numbers(self) -> Tensor:
-        return self.rows.float() if self.codec == "float16" else self.rows
+    def approximations(self) -> Tensor:
+        return self.rows.float()
 
-    def chosen(self, rows: Tensor) -> Self:
+    def decode(self) -> Tensor:
+        return self.rows if self.codec == "float32" else super().decode()
+
+    def take(self, rows: Tensor) -> Self:
         return type(self)(self.rows[rows])
 
 
-@dataclass(frozen=True, eq=False)
-class Scaled(Coded):
-    """A byte a number: which of 256 values, evenly from the lowest to the highest of its dimension.
+@dataclass(frozen=True, kw_only=True)
+class Float32(Codec):
+    """Exactly as they are, 4 bytes a number: the paper's."""
 
-    Features that end in a ReLU are never negative, so a range of their own is worth a bit beside one around zero.
+    name: ClassVar = "float32"
+    encoded: ClassVar = Plain
+
+    def encode(self, vectors: Tensor, previous: Encoded | None = None) -> Encoded:
+        return Plain(vectors)
+
+    _encode = encode
+
+    def nbytes(self, count: int, dimension: int) -> int:
+        return count * dimension * 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float16(Codec):
+    """2 bytes a number."""
+
+    name: ClassVar = "float16"
+    encoded: ClassVar = Plain
+
+    def _encode(self, vectors: Tensor, previous: Encoded | None) -> Encoded:
+        return Plain(vectors.half())
+
+    def nbytes(self, count: int, dimension: int) -> int:
+        return count * dimension * 2
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(Encoded):
+    """A byte a number: one of 256 values, evenly spaced from the lowest to the highest of its dimension.
+
+    Features that end in a ReLU are never negative, so a range of its own for each dimension saves a bit.
     """
 
     codes: Tensor  # uint8 (n, d)
@@ -97,63 +178,62 @@ class Scaled(Coded):
 
     @classmethod
     def of(cls, vectors: Tensor) -> Self:
-        """Vectors (n, d), each number off by half a step at the most."""
+        """Encode vectors (n, d); every number is off by at most half a step."""
         lowest, highest = vectors.aminmax(dim=0) if len(vectors) else (vectors.new_zeros(vectors.shape[1]),) * 2
         steps = (highest - lowest) / LEVELS
         levels = (vectors - lowest) / torch.where(steps > 0, steps, 1)
         return cls(levels.round().clamp(0, LEVELS).to(torch.uint8), lowest, steps)
 
     @property
-    def codec(self) -> Codec:
+    def codec(self) -> str:
         return "int8"
 
-    def numbers(self) -> Tensor:
+    def approximations(self) -> Tensor:
         return torch.addcmul(self.lowest, self.codes.float(), self.steps)
 
-    def chosen(self, rows: Tensor) -> Self:
-        return type(self).of(self.numbers()[rows])  # a range may have come from a vector that is not among them
+    def take(self, rows: Tensor) -> Self:
+        return type(self).of(self.approximations()[rows])  # the range may come from a vector that is not among them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8(Codec):
+    """A byte a number."""
+
+    name: ClassVar = "int8"
+    encoded: ClassVar = Scaled
+
+    def _encode(self, vectors: Tensor, previous: Encoded | None) -> Encoded:
+        return Scaled.of(vectors)
+
+    def nbytes(self, count: int, dimension: int) -> int:
+        return count * dimension + 2 * dimension * 4
+
+    @classmethod
+    def budget_options(cls, dimension: int) -> Iterator[BudgetOption]:
+        yield BudgetOption(cls(), 1.0, ENOUGH)
 
 
 @dataclass(frozen=True, eq=False)
-class Product(Coded):
-    """Product quantisation: a byte a sub-vector says which of up to 256 centroids it is near (Jégou et al., 2011).
-
-    Vectors are turned and stretched first, so that every sub-vector has about as much to tell, and of small directions
-    something is left; few are kept as they are.
-    """
+class Quantised(Encoded):
+    """A byte a part: the index of one of up to 256 centroids."""
 
     codes: Tensor  # uint8 (n, m)
-    codebook: Tensor  # float16 (m, min(256, n), d / m): its rounding is nothing beside the distance to a centroid
-    rotation: Tensor | None = (
-        None  # float16 (d, d): its columns are orthogonal, and as long as directions are stretched
-    )
-
-    @classmethod
-    def of(cls, vectors: Tensor, bytes_each: int, before: Coded | None = None) -> Self:
-        """Vectors (n, d) in so many bytes each, by a rotation and centroids that are found for them.
-
-        `before` is how some of them were kept: those that have not moved since stay where they were, or nearly.
-        """
-        turned = before._turned if isinstance(before, Product) and before.codes.shape[1] == bytes_each else None
-        codebook, codes, rotation = codebook_and_codes(vectors, bytes_each, turned)
-        return cls(codes, codebook, rotation)
+    codebook: Tensor  # float16 (m, min(256, n), d / m): its rounding is negligible beside the distance to a centroid
+    # float16 (d, d): orthogonal columns, each as long as its direction is stretched. Up to 256 vectors have none.
+    rotation: Tensor | None = None
 
     @property
-    def _turned(self) -> Turned | None:
-        return None if self.rotation is None else (self.rotation, self.codebook)
-
-    @property
-    def codec(self) -> Codec:
+    def codec(self) -> str:
         return "pq"
 
-    def numbers(self) -> Tensor:
+    def approximations(self) -> Tensor:
         parts = self.codebook.float()[torch.arange(len(self.codebook)), self.codes.long()]  # (n, m, d / m)
         return parts.flatten(1) if self.rotation is None else parts.flatten(1) @ self.rotation.float().T
 
-    def chosen(self, rows: Tensor) -> Self:
-        """The same vectors to the last bit, or to half precision where few are left; centroids of none are gone."""
+    def take(self, rows: Tensor) -> Self:
+        """The same vectors exactly, or to half precision if at most 256 are left; unused centroids are removed."""
         if self.rotation is not None and len(rows) <= CENTROIDS:
-            return type(self).of(self.numbers()[rows], self.codes.shape[1])
+            return type(self)(*_own_centroids(self.approximations()[rows], self.codes.shape[1]))
         codes, centroids = self.codes[rows], min(CENTROIDS, len(rows))
         codebook = self.codebook.new_zeros(len(self.codebook), centroids, self.codebook.shape[2])
         renumbered = torch.empty_like(codes)
@@ -164,84 +244,200 @@ class Product(Coded):
         return type(self)(renumbered, codebook, self.rotation)
 
 
-KINDS: tuple[type[Plain] | type[Scaled] | type[Product], ...] = (Plain, Scaled, Product)
+@dataclass(frozen=True, kw_only=True)
+class ProductQuantisation(Codec):
+    """Product quantisation: a byte for each part of a vector (Jégou et al., 2011).
 
+    Vectors are rotated first, so that all parts carry about as much information, and stretched: small directions
+    separate classes as well as large ones, and if all errors counted the same, no bytes would be spent on them.
+    """
 
-def coded(tensors: Mapping[str, Tensor]) -> Coded:
-    """Vectors as they were kept, from what their `tensors()` gave."""
-    for kind in KINDS:
-        needed = {field.name for field in fields(kind) if field.default is MISSING}
-        if needed <= tensors.keys() <= {field.name for field in fields(kind)}:
-            return kind(**tensors)
-    raise DataError(f"The stored vectors are kept in a way this engram does not know, as {', '.join(sorted(tensors))}.")
+    name: ClassVar = "pq"
+    encoded: ClassVar = Quantised
+
+    codec_bytes: PositiveInt | None = None  # of a vector, its number of parts; None: d / 4, which is 1/16 of float32
+
+    def check_installed(self) -> None:
+        _faiss()
+
+    def parts(self, dimension: int) -> int:
+        """The number of equal parts that a vector is split into, one byte each."""
+        possible = [parts for parts in range(1, dimension + 1) if dimension % parts == 0]
+        if self.codec_bytes is None:
+            return max((parts for parts in possible if parts <= dimension / 4), default=1)
+        if self.codec_bytes in possible:
+            return self.codec_bytes
+        below = [parts for parts in possible if parts < self.codec_bytes]
+        above = [parts for parts in possible if parts > self.codec_bytes]
+        raise UsageError(
+            f"Vectors of {dimension} numbers cannot be split into {self.codec_bytes} equal parts of a byte each. "
+            f"Set codec_bytes to {' or '.join(map(str, (*below[-1:], *above[:1])))}."
+        )
+
+    def _encode(self, vectors: Tensor, previous: Encoded | None) -> Encoded:
+        parts = self.parts(vectors.shape[1])
+        if len(vectors) <= CENTROIDS:
+            return Quantised(*_own_centroids(vectors, parts))
+        start = previous if isinstance(previous, Quantised) and previous.codes.shape[1] == parts else None
+        return Quantised(*parallel.broadcast(lambda: _quantise(vectors, parts, start)))
+
+    def nbytes(self, count: int, dimension: int) -> int:
+        shared = CENTROIDS + dimension if count > CENTROIDS else count  # rows of the codebook and of the rotation
+        return count * self.parts(dimension) + shared * dimension * 2
+
+    def resolved_settings(self, dimension: int) -> dict[str, Any]:
+        return {"codec": self.name, "codec_bytes": self.parts(dimension)}
+
+    @classmethod
+    def budget_options(cls, dimension: int) -> Iterator[BudgetOption]:
+        if find_spec("faiss") is None:
+            return
+        # With d / 8 bytes every adaptation loses precision, so any number of vectors is worth only some exact ones.
+        for share, worth, most in ((2, 1.0, 1.0), (4, 0.9, 0.9), (8, 0.55, 0.36)):
+            if dimension % share == 0:
+                yield BudgetOption(cls(codec_bytes=dimension // share), worth, most * ENOUGH)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coding:
-    """How stored vectors are kept. The paper keeps float32."""
+class AutoCodec(Int8):
+    """What a memory budget chooses; int8 without one."""
 
-    # In 1/2: float16; in 1/4: int8, a byte a number; pq: product quantisation; auto: a budget's choice, else int8.
-    codec: Codec | Literal["auto"] = "float32"
-    codec_bytes: PositiveInt | None = None  # of pq, a vector; None: d / 4, which is 1/16 of float32
-
-    def __post_init__(self) -> None:
-        if self.codec_bytes is not None and self.codec != "pq":
-            raise UsageError(
-                f"codec_bytes is for the codec pq, and the codec is {self.codec}. Leave it out, or set it to none."
-            )
-
-    @property
-    def used(self) -> Codec:
-        """The codec, where none is left open."""
-        return "int8" if self.codec == "auto" else self.codec
-
-    def check(self) -> None:
-        """Refuse, before anything is learned, what cannot be kept here."""
-        if self.codec == "pq":
-            check_installed()
-
-    def encoded(self, vectors: Tensor, before: Coded | None = None) -> Coded:
-        """Unit vectors, float32 (n, d), as they are kept from now on; `before` is how some of them were kept."""
-        if self.used == "float32":
-            return Plain(vectors)
-        if not bool(vectors.isfinite().all()):  # no code is not finite, so nobody would notice later
-            raise TrainingError("The vectors to keep are not finite. Nothing of this task was kept.")
-        if self.used == "float16":
-            return Plain(vectors.half())
-        if self.used == "int8":
-            return Scaled.of(vectors)
-        return Product.of(vectors, product_bytes(vectors.shape[1], self.codec_bytes), before)
-
-    def nbytes(self, count: int, dimension: int) -> int:
-        """The bytes that so many vectors of so many numbers take."""
-        return nbytes(self.used, count, dimension, self.codec_bytes)
+    @classmethod
+    def budget_options(cls, dimension: int) -> Iterator[BudgetOption]:
+        for codec in CODECS.values():
+            if codec is not cls:
+                yield from codec.budget_options(dimension)
 
 
-def nbytes(codec: Codec, count: int, dimension: int, codec_bytes: int | None = None) -> int:
-    """The bytes that `count` vectors of `dimension` numbers take, all that they share included: exactly."""
-    if codec == "pq":
-        shared = CENTROIDS + dimension if count > CENTROIDS else count  # rows: of the codebook, and of the rotation
-        return count * product_bytes(dimension, codec_bytes) + shared * dimension * 2
-    return {
-        "float32": count * dimension * 4,
-        "float16": count * dimension * 2,
-        "int8": count * dimension + 2 * dimension * 4,
-    }[codec]
+CODECS: dict[str, type[Codec]] = {
+    "float32": Float32,
+    "float16": Float16,
+    "int8": Int8,
+    "pq": ProductQuantisation,
+    "auto": AutoCodec,
+}
 
 
-def product_bytes(dimension: int, codec_bytes: int | None) -> int:
-    """How many bytes product quantisation keeps of a vector: as asked for, if so many equal parts can be made of it."""
-    possible = [parts for parts in range(1, dimension + 1) if dimension % parts == 0]
-    if codec_bytes is None:
-        return max((parts for parts in possible if parts <= dimension / 4), default=1)
-    if codec_bytes in possible:
-        return codec_bytes
-    below, above = (
-        [parts for parts in possible if parts < codec_bytes],
-        [parts for parts in possible if parts > codec_bytes],
-    )
-    nearest = " or ".join(str(parts) for parts in (*below[-1:], *above[:1]))
-    raise UsageError(
-        f"Vectors of {dimension} numbers cannot be cut into {codec_bytes} equal parts, a byte each. "
-        f"Set codec_bytes to {nearest}."
-    )
+def restore_encoded(tensors: Mapping[str, Tensor]) -> Encoded:
+    """The encoded vectors whose `tensors()` these are."""
+    for kind in dict.fromkeys(codec.encoded for codec in CODECS.values()):
+        names = {field.name: field.default is MISSING for field in fields(kind)}  # type: ignore[arg-type]
+        if {name for name, required in names.items() if required} <= tensors.keys() <= names.keys():
+            return kind(**tensors)
+    raise DataError(f"This engram has no codec that stores vectors as {', '.join(sorted(tensors))}.")
+
+
+# Codebooks of product quantisation
+
+
+def in_basis(vectors: Tensor, basis: Tensor) -> Tensor:
+    """The coordinates (n, d) of vectors (n, d) in the basis given by the columns of `basis` (d, d)."""
+    inverse: Tensor = torch.linalg.inv(basis.float())
+    return vectors @ inverse.T
+
+
+def _own_centroids(vectors: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    """Codes (n, m) and a codebook (m, n, d / m) in which every vector has centroids of its own: n <= 256."""
+    count, dimension = vectors.shape
+    codebook = vectors.reshape(count, parts, dimension // parts).transpose(0, 1)  # (m, n, d / m)
+    codes = torch.arange(count, dtype=torch.uint8)[:, None].expand(count, parts)
+    return codes.contiguous(), codebook.half().contiguous()
+
+
+def _quantise(vectors: Tensor, parts: int, previous: Quantised | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, codebook and rotation in the best of three bases: principal directions, the dimensions, the previous one.
+
+    Vectors with many zeros are best in their own dimensions: rotated, they have no zeros. From the previous basis and
+    centroids, vectors that have not changed are encoded almost as before.
+    """
+    some, few = _spread(vectors, MOST_VECTORS), _spread(vectors, TRIAL_VECTORS)
+    sizes, directions = torch.linalg.eigh(some.T.double() @ some.double() / len(some))  # (d,), (d, d)
+    sizes, own_sizes = _positive(sizes), _positive(some.double().square().mean(dim=0))
+    order = _balanced_order(sizes, parts)
+    bases: list[tuple[Tensor, Tensor | None]] = [
+        ((directions * sizes.pow(STRETCH / 2))[:, order].half(), None),
+        (own_sizes.pow(STRETCH / 2).diag().half(), None),
+    ]
+    if previous is not None and previous.rotation is not None:
+        bases.append((previous.rotation, previous.codebook))
+    weights = (directions * sizes.pow(-STRETCH / 2)).float()  # (d, d): of errors
+    basis, start = min(bases, key=lambda each: _distortion(few, parts, each[0], each[1], weights))
+    codebook = _k_means(in_basis(some, basis), parts, ITERATIONS, start).half()
+    return _nearest(codebook.float(), in_basis(vectors, basis)), codebook, basis
+
+
+def _spread(vectors: Tensor, most: int) -> Tensor:
+    return vectors[:: -(-len(vectors) // most)]
+
+
+def _positive(sizes: Tensor) -> Tensor:
+    return sizes.clamp(min=SMALLEST * float(sizes.max()))
+
+
+def _balanced_order(sizes: Tensor, parts: int) -> list[int]:
+    """An order of directions with mean squares `sizes` (d,) in which all parts carry about as much information.
+
+    Features vary along few directions: in any other order, many bytes say next to nothing (Ge et al., 2013, §3.2).
+    """
+    information, length = (sizes / sizes.min()).log(), len(sizes) // parts
+    groups: list[list[int]] = [[] for _ in range(parts)]
+    for direction in sizes.argsort(descending=True).tolist():  # each to the part that has the least so far
+        unfilled = [group for group in groups if len(group) < length]
+        min(unfilled, key=lambda group: float(information[group].sum())).append(direction)
+    return [direction for group in groups for direction in group]
+
+
+def _distortion(vectors: Tensor, parts: int, basis: Tensor, start: Tensor | None, weights: Tensor) -> float:
+    """The squared error of vectors (n, d) after a few steps of k-means, weighted by `weights` (d, d)."""
+    turned = in_basis(vectors, basis)
+    centroids = _k_means(turned, parts, TRIAL_ITERATIONS, start)
+    nearest = centroids[torch.arange(parts), _nearest(centroids, turned).long()]  # (n, m, d / m)
+    return float(((turned - nearest.flatten(1)) @ basis.float().T @ weights).square().sum())
+
+
+def _k_means(vectors: Tensor, parts: int, iterations: int, start: Tensor | None) -> Tensor:
+    """Centroids of all parts, (m, 256, d / m), from `start` or from some of the vectors (n, d).
+
+    faiss finds the nearest centroids, which is the costly part. Its own k-means takes eight times as long and ends with
+    larger errors on vectors with many zeros: it replaces an unused centroid by half of another, and we by the vector
+    with the largest error.
+    """
+    split = vectors.reshape(len(vectors), parts, -1)  # (n, m, d / m)
+    first = torch.randperm(len(vectors), generator=generator(0, "codebook"))[:CENTROIDS]
+    centroids = split[first].transpose(0, 1) if start is None else start.float()
+    for _ in range(iterations):
+        centroids = _improved(centroids, split, _nearest(centroids, vectors).long())
+    return centroids
+
+
+def _nearest(centroids: Tensor, vectors: Tensor) -> Tensor:
+    """The index of the nearest centroid (m, 256, d / m) to each part of vectors (n, d): uint8 (n, m)."""
+    parts, _, length = centroids.shape
+    faiss = _faiss()
+    quantiser = faiss.ProductQuantizer(parts * length, parts, 8)
+    faiss.copy_array_to_vector(centroids.flatten().numpy(), quantiser.centroids)
+    return torch.from_numpy(quantiser.compute_codes(vectors.numpy()))
+
+
+def _improved(centroids: Tensor, split: Tensor, codes: Tensor) -> Tensor:
+    """The mean of the parts (n, m, d / m) that are nearest to each centroid (m, 256, d / m)."""
+    parts, _, length = centroids.shape
+    places = (codes + CENTROIDS * torch.arange(parts)).flatten()  # (n m,): of each part's centroid among all
+    sums = torch.zeros(parts * CENTROIDS, length, dtype=torch.float64)
+    sums.index_add_(0, places, split.reshape(-1, length).double())
+    counts = torch.bincount(places, minlength=parts * CENTROIDS)
+    means = (sums / counts.clamp(min=1)[:, None]).float().reshape_as(centroids)
+    unused = (counts == 0).reshape(parts, CENTROIDS)
+    for part in unused.any(dim=1).nonzero().squeeze(1).tolist():
+        errors = (split[:, part] - means[part, codes[:, part]]).square().sum(dim=1)  # (n,)
+        idle = unused[part].nonzero().squeeze(1)
+        means[part, idle] = split[errors.argsort(descending=True, stable=True)[: len(idle)], part]
+    return means
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise not_installed("To store vectors by product quantisation (the codec pq), faiss-cpu", "compress") from error
+    return faiss

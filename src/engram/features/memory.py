@@ -1,7 +1,7 @@
-"""What is kept of the past: `FeatureMemory` and `ImageMemory`, byte-exact, grouped by class.
+"""The memory of a learner: `FeatureMemory` holds stored features, `ImageMemory` exemplars.
 
-Rows of one class lie together, in herding order, and classes in the order of the head's columns: so a label costs
-nothing but a count per class, and a class is trimmed by cutting off the end of its rows.
+Rows of a class are contiguous, in herding order, and classes are in the order of their class indices. So labels cost
+one count per class, and a class is trimmed by dropping its last rows.
 """
 
 from __future__ import annotations
@@ -9,68 +9,45 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from engram.errors import EngramWarning
-from engram.features.codecs import Codec, Coded, Coding, Plain, coded
+from engram.features.codecs import Codec, Encoded, Float32, Plain, restore_encoded
 from engram.features.herding import herd
 
 MEGABYTE = 2**20  # the paper's MB
-AT_A_TIME = 1024  # rows that are copied
-EXACT = Coding()
+COPIED_ROWS = 1024  # at a time: exemplars may take most of the machine's memory
+FLOAT32 = Float32()
 
 
-class _Grouped:
-    counts: Tensor  # int64 (K,): how many rows each class has
+class _ClassRows:
+    """Rows grouped by class."""
 
-    @property
-    def class_indices(self) -> Tensor:
-        """Each row's class, as its column in the head, int64 (n,)."""
-        return torch.arange(len(self.counts)).repeat_interleave(self.counts)
-
-
-class FeatureMemory(_Grouped):
-    """Unit feature vectors (n, d), given as they are, float32, or as a codec keeps them.
-
-    `held_out` (bool, (n,)) marks those of images that no network was trained on, where somebody keeps account of it:
-    only they can show how good a classifier is.
-    """
-
-    def __init__(self, vectors: Tensor | Coded, counts: Tensor, held_out: Tensor | None = None) -> None:
+    def __init__(self, vectors: Tensor | Encoded, counts: Tensor, held_out: Tensor | None = None) -> None:
         self.vectors = Plain(vectors) if isinstance(vectors, Tensor) else vectors
-        self.counts = counts
-        self.held_out = held_out
-
-    @classmethod
-    def empty(cls, dimension: int = 0) -> FeatureMemory:
-        """A memory of nothing."""
-        return cls(torch.empty(0, dimension), torch.empty(0, dtype=torch.int64))
-
-    @classmethod
-    def restored(cls, tensors: Mapping[str, Tensor]) -> FeatureMemory:
-        """The memory whose `tensors()` these are."""
-        own = {name: tensor for name, tensor in tensors.items() if name not in ("counts", "held_out")}
-        return cls(coded(own), tensors["counts"], tensors.get("held_out"))
+        self.counts = counts  # int64 (K,): the number of rows of each class
+        self.held_out = held_out  # bool (n,), or None where it is not recorded
 
     def __len__(self) -> int:
         return len(self.vectors)
 
     @property
     def rows(self) -> Tensor:
-        """The vectors, float32 (n, d). Unless they are kept so, they are decoded each time that one asks."""
-        return self.vectors.decoded()
+        """The rows, decoded on each call unless they are stored as they are."""
+        return self.vectors.decode()
 
     @property
-    def codec(self) -> Codec:
-        """How they are kept."""
-        return self.vectors.codec
+    def class_indices(self) -> Tensor:
+        """The class of each row, int64 (n,)."""
+        return torch.arange(len(self.counts)).repeat_interleave(self.counts)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of what is kept, codebooks and all: the number the paper is about."""
+        """The bytes of all rows, codebooks included: the number the paper is about."""
         return self.vectors.nbytes
 
     @property
@@ -79,70 +56,68 @@ class FeatureMemory(_Grouped):
         return self.vectors.row_bytes
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is kept, by name."""
+        """All that is stored, by name."""
         marks = {} if self.held_out is None else {"held_out": self.held_out}
         return {**self.vectors.tensors(), "counts": self.counts, **marks}
 
-    def chosen(self, rows: Tensor, counts: Tensor) -> FeatureMemory:
-        """The memory of these rows (k,) alone, kept in the same way."""
-        return FeatureMemory(self.vectors.chosen(rows), counts, None if self.held_out is None else self.held_out[rows])
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The memory whose `tensors()` these are."""
+        own = {name: tensor for name, tensor in tensors.items() if name not in ("counts", "held_out")}
+        return cls(restore_encoded(own), tensors["counts"], tensors.get("held_out"))
+
+    def take(self, rows: Tensor, counts: Tensor) -> Self:
+        """The memory of these rows (k,) only."""
+        return type(self)(self.vectors.take(rows), counts, None if self.held_out is None else self.held_out[rows])
+
+
+class FeatureMemory(_ClassRows):
+    """Unit feature vectors, float32 (n, d), as tensor or encoded.
+
+    `held_out` marks vectors of images that no network was trained on: only those can measure a classifier's accuracy.
+    """
+
+    @classmethod
+    def empty(cls, dimension: int = 0) -> FeatureMemory:
+        """A memory without vectors."""
+        return cls(torch.empty(0, dimension), torch.empty(0, dtype=torch.int64))
+
+    @property
+    def codec(self) -> str:
+        """The name of the codec that the vectors are encoded by."""
+        return self.vectors.codec
 
     def marked(self, held_out: Tensor) -> FeatureMemory:
         """The same vectors, with those of held-out images marked."""
         return FeatureMemory(self.vectors, self.counts, held_out)
 
-    def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor, coding: Coding = EXACT) -> FeatureMemory:
-        """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of this one's rows −1 − s.
+    def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor, codec: Codec = FLOAT32) -> FeatureMemory:
+        """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of its own rows −1 − s.
 
-        All of them are encoded together, and kept in the way that `coding` says.
+        All of them are encoded together.
         """
-        # Vectors that were brought to unit length are no longer where their codes put them, and would move once more.
-        old_rows = self.vectors.numbers() if self.codec == coding.used else self.rows
-        return FeatureMemory(coding.encoded(_gathered(old_rows, new_rows, sources), self.vectors), counts)
+        # Normalised vectors are no longer where their codes put them, so encoding them again would move them.
+        old_rows = self.vectors.approximations() if self.codec == codec.name else self.rows
+        return FeatureMemory(codec.encode(_gather(old_rows, new_rows, sources), self.vectors), counts)
 
 
-@dataclass(frozen=True, eq=False)
-class ImageMemory(_Grouped):
-    """Images as they came, uint8 (n, h, w, c); or vectors (n, d), where those are the inputs."""
-
-    rows: Tensor
-    counts: Tensor
+class ImageMemory(_ClassRows):
+    """Exemplars: images as they came, uint8 (n, h, w, c), or vectors (n, d) where those are the inputs."""
 
     @classmethod
     def empty(cls, shape: tuple[int, ...] = (0,)) -> ImageMemory:
-        """A memory of nothing."""
+        """A memory without images."""
         dtype = torch.uint8 if len(shape) == 3 else torch.float32
         return cls(torch.empty(0, *shape, dtype=dtype), torch.empty(0, dtype=torch.int64))
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of what is kept."""
-        return self.rows.nbytes
-
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of one row."""
-        return self.rows[:1].nbytes
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that is kept, by name."""
-        return {"rows": self.rows, "counts": self.counts}
-
-    def chosen(self, rows: Tensor, counts: Tensor) -> ImageMemory:
-        """The memory of these rows (k,) alone."""
-        return ImageMemory(self.rows[rows], counts)
-
     def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor) -> ImageMemory:
-        """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of this one's rows −1 − s."""
-        return ImageMemory(_gathered(self.rows, new_rows, sources), counts)
+        """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of its own rows −1 − s."""
+        return ImageMemory(_gather(self.rows, new_rows, sources), counts)
 
 
-def _gathered(old_rows: Tensor, new_rows: Tensor, sources: Tensor) -> Tensor:
+def _gather(old_rows: Tensor, new_rows: Tensor, sources: Tensor) -> Tensor:
     rows = new_rows.new_empty((len(sources), *new_rows.shape[1:]))
-    for some in torch.arange(len(sources)).split(AT_A_TIME):  # images may be most of what the memory can hold
+    for some in torch.arange(len(sources)).split(COPIED_ROWS):
         old, new = some[sources[some] < 0], some[sources[some] >= 0]
         rows[old], rows[new] = old_rows[-1 - sources[old]], new_rows[sources[new]]
     return rows
@@ -150,7 +125,7 @@ def _gathered(old_rows: Tensor, new_rows: Tensor, sources: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """All that a learner keeps of what it has seen."""
+    """All that a learner stores of the samples it has seen."""
 
     features: FeatureMemory
     images: ImageMemory
@@ -162,15 +137,15 @@ class Memory:
 
 
 def select(memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_class: int) -> tuple[Tensor, Tensor]:
-    """Which rows a memory of at most `per_class` rows of each class holds after new vectors (n, d) arrived.
+    """Choose at most `per_class` rows of each class from a memory and new vectors (n, d), by herding.
 
-    A class that receives new vectors is herded anew, from its old rows and the new ones together; any other keeps its
-    first rows. Returns (sources, counts) as `rearranged` takes them. Images are chosen by their features, so `memory`
-    is then that of the kept images' features in the same network.
+    A class with new vectors is herded anew, from its old rows and the new ones together; any other keeps its first
+    rows. Returns (sources, counts) as `rearranged` takes them. Exemplars are chosen by their features, so `memory` then
+    holds those of the stored images in the same network.
     """
     unit, rows = F.normalize(vectors), memory.rows
     classes = max(len(memory.counts), int(class_indices.max()) + 1 if len(class_indices) else 0)
-    slots = torch.arange(len(memory)).split(memory.counts.tolist())  # one tensor of rows per class so far
+    slots = torch.arange(len(memory)).split(memory.counts.tolist())  # the rows of each class so far
     sources: list[Tensor] = []
     for class_index in range(classes):
         arrived = (class_indices == class_index).nonzero().squeeze(1)
@@ -185,19 +160,9 @@ def select(memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_cl
 
 
 def warn_of_small_classes(counts: Tensor, among: Tensor, asked: int) -> None:
-    """Say so if classes `among` (bool, (K,)) have fewer rows than were asked for."""
+    """Warn if classes `among` (bool, (K,)) have fewer rows than were asked for."""
     short = counts[among & (counts < asked)]
     if len(short):
         who = f"{len(short)} classes have" if len(short) > 1 else "One class has"
-        warnings.warn(
-            f"{who} fewer than {asked} samples (the fewest: {int(short.min())}); all are kept.",
-            EngramWarning,
-            stacklevel=2,
-        )
-
-
-def preserved_bytes(
-    classes: int, *, features_per_class: int = 0, dimension: int = 0, images_per_class: int = 0, image_bytes: int = 0
-) -> int:
-    """The bytes kept for so many classes, from sizes alone, as the paper counts them: float32 features, raw images."""
-    return classes * (features_per_class * dimension * 4 + images_per_class * image_bytes)
+        what = f"{who} fewer than {asked} samples (the fewest: {int(short.min())}); all are kept."
+        warnings.warn(what, EngramWarning, stacklevel=2)

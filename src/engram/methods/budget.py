@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from engram.data import Samples
 from engram.errors import UsageError
-from engram.features import MEGABYTE, Coding
-from engram.features.codebooks import installed
+from engram.features import CODECS, MEGABYTE, Codec
 from engram.methods.learner import Learner, count_stored
+from engram.settings import Choice, flatten
 
 MOST = 2**60  # of anything
-ENOUGH = 250  # vectors of a class: more of them are worth little
 UNITS = {"B": 1, "KB": 2**10, "MB": MEGABYTE, "GB": 2**30}  # the paper's MB
 
 Size = Callable[[int], int]  # the bytes of a value of a setting
@@ -67,10 +66,10 @@ def _with_codec(
     sizes: Mapping[str, Size], given: Mapping[str, int], budget: int, classes: int, dimension: int, most: int
 ) -> dict[str, Any]:
     found: list[tuple[float, dict[str, Any]]] = []
-    for coding, worth, enough in _codings(dimension):
+    for codec, worth, enough in CODECS["auto"].budget_options(dimension):
 
-        def size(number: int, coding: Coding = coding) -> int:
-            return coding.nbytes(classes * number, dimension)
+        def size(number: int, codec: Codec = codec) -> int:
+            return codec.nbytes(classes * number, dimension)
 
         try:
             chosen = _share_out({**sizes, "features_per_class": size}, given, budget, classes, most)
@@ -78,24 +77,11 @@ def _with_codec(
             refusal = error
             continue
         vectors = {**given, **chosen}["features_per_class"]
-        settings = {"codec": coding.codec, "codec_bytes": coding.codec_bytes}
+        settings = {"codec": codec.name, **Choice(CODECS, codec.name, flatten(codec)).settings()}
         found.append((min(worth * vectors, enough), {**chosen, **settings}))
     if not found:
         raise refusal
     return max(found, key=lambda each: each[0])[1]
-
-
-def _codings(dimension: int) -> Iterator[tuple[Coding, float, float]]:
-    """The codecs a budget may choose, how many exact vectors one by each is worth, and any number of them.
-
-    As measured (docs/findings.md): vectors of d / 8 bytes wear out as they are adapted, so that many of them are worth
-    no more than some exact ones.
-    """
-    yield Coding(codec="int8"), 1.0, ENOUGH
-    if installed():
-        for share, worth, enough in ((2, 1.0, 1.0), (4, 0.9, 0.9), (8, 0.55, 0.36)):
-            if dimension % share == 0:
-                yield Coding(codec="pq", codec_bytes=dimension // share), worth, enough * ENOUGH
 
 
 def _share_out(

@@ -81,4 +81,4 @@ def _regrouped(memory: Kind, vectors: Tensor, apart: Tensor, groups: Sequence[Se
             trained, held = (part[herd(vectors[part], most)] for part in (rows[~apart[rows]], rows[apart[rows]]))
             rows = in_their_places(trained, held, most) if bool(apart.any()) else trained
         chosen.append(rows)
-    return memory.chosen(torch.cat(chosen), torch.tensor([len(rows) for rows in chosen]))
+    return memory.take(torch.cat(chosen), torch.tensor([len(rows) for rows in chosen]))

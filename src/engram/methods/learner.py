@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from engram.data import Samples, Task, concatenate
 from engram.errors import DataError, EngramError, UsageError
 from engram.features import Adapter, Classifier, FeatureMemory, ImageMemory, Memory
-from engram.features.adapters import Kind
 from engram.methods.objectives import Distillation, Objective, TrainingContext
 from engram.methods.tuning import Tune, Tuning, decide, judge
 from engram.network import (
@@ -296,7 +295,7 @@ class Learner(ABC):
         """Whether stored features are adapted when the network changes; `adapter_` is then what did it last."""
         return False
 
-    def adapting_by(self, kind: Kind | Literal["identity"] | None) -> AbstractContextManager[None]:
+    def adapting_by(self, name: str | None) -> AbstractContextManager[None]:
         """Inside, stored features are adapted by an adapter of this kind; None: as the settings say."""
         return nullcontext()
 
@@ -488,7 +487,7 @@ class Learner(ABC):
             self.pretrained_ = bool(state.get("pretrained", False))  # version 0.1 did not save it
             self.network_ = self.restored_network(_part(state, "network"), self.shape_)
             features = FeatureMemory.restored(_part(state, "memory.features"))  # by whatever codec it was kept
-            self.memory_ = Memory(features, ImageMemory(**_part(state, "memory.images")))
+            self.memory_ = Memory(features, ImageMemory.restored(_part(state, "memory.images")))
             classifier = self.make_classifier()
             self.classifier_ = classifier.restore(_part(state, "classifier")) if classifier is not None else None
         except (KeyError, RuntimeError, TypeError) as error:

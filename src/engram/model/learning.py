@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from engram.data import Samples, Task, hold_out
 from engram.data.labelled import LabelledImages, read_images, scan
 from engram.data.scanning import SkippedFile
 from engram.errors import EngramError, EngramWarning, UsageError
-from engram.features import adapt, kind_of
+from engram.features import adapt
 from engram.methods import Learner, MemorySources, Tuning, class_indices_of
 from engram.model.accuracy import Accuracy
 from engram.model.calibration import calibrate
@@ -37,8 +37,6 @@ from engram.model.plan import (
 from engram.model.warning_signs import warning_signs
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
-
-Carrier = Literal["mlp", "ridge", "identity"]  # the adapter of stored features; identity leaves them as they are
 
 
 class UpdateRejected(EngramError):
@@ -315,7 +313,7 @@ def _judge_head(learner: Learner, held_out: Samples) -> Judged | None:
 
 def _judge_adapter(
     learner: Learner, network: Network, task: Task, apart: Samples, progress: Progress
-) -> tuple[Adaptation | None, Carrier | None]:
+) -> tuple[Adaptation | None, str | None]:
     """How well stored features are adapted, judged on held-out samples of the new classes, and which adapter to use.
 
     From a few images an adapter may learn nothing that holds for others: then features are better left as they are.
@@ -329,7 +327,7 @@ def _judge_adapter(
     adapted = adapt(trial.adapter_, old, trial.trained.mean.device)
     omega, unadapted = (float((vectors * new).sum(1).mean()) for vectors in (adapted, old))
     adaptation = Adaptation(images=len(apart), omega=omega, omega_unadapted=unadapted, adapted=omega >= unadapted)
-    return adaptation, kind_of(trial.adapter_) if adaptation.adapted else "identity"
+    return adaptation, trial.adapter_.name if adaptation.adapted else "identity"
 
 
 def _class_accuracies(plan: UpdatePlan, before: HeldOutCounts, after: HeldOutCounts) -> tuple[ClassAccuracy, ...]:

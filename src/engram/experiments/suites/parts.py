@@ -13,7 +13,7 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     "a network that is never held": {"weight_averaging": 0.0},  # shows from the sixth task on
     "an adapter of 720 steps": {"adapter_steps": 720},  # as features
     "a support vector machine": {"classifier": "svm", "C": 10.0},  # its best C on validation
-    "a linear discriminant": {"classifier": "discriminant"},
+    "a linear discriminant": {"classifier": "lda"},
     "always a linear adapter": {"adapter": "ridge"},
     "always an MLP": {"adapter": "mlp"},
     "float32": {"codec": "float32"},

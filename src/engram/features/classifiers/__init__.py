@@ -13,7 +13,6 @@ CLASSIFIERS: dict[str, type[Classifier]] = {
     "auto": Auto,
     "ridge": Ridge,
     "lda": LDA,
-    "discriminant": LDA,  # its name in models saved by version 0.1
     "nearest-mean": NearestMean,
     "random-projection": RandomProjection,
     "svm": LinearSVM,

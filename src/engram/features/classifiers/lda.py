@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from engram.features.classifiers.closed_form import ClosedForm, LeaveOneOut, Whitening
@@ -27,7 +29,7 @@ class LDA(ClosedForm):
     """
 
     # Σ = (1 − shrinkage) · within-class covariance + shrinkage · mean variance · I; 1 classifies by the nearest mean.
-    shrinkage: float = 0.05
+    shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.05
 
     @property
     def description(self) -> str:

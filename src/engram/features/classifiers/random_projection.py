@@ -15,6 +15,7 @@ from engram.features.classifiers.closed_form import ClosedForm, LeaveOneOut
 from engram.features.classifiers.moments import Moments
 from engram.features.classifiers.ridge import Ridge
 from engram.features.threads import threads_for
+from engram.settings import INTERNAL
 
 SEED = 2023  # of the random signs; saved models depend on it
 PER_SAMPLE = 10  # random features per sample; more did not help on digits
@@ -29,8 +30,8 @@ class RandomProjection(ClosedForm):
     expected squared length of h for a unit vector x; leave-one-out accuracy chooses it unless it is given.
     """
 
-    width: int = 5000  # random features, at most ten per sample
-    relative_penalty: float | None = None
+    width: int = field(default=5000, metadata=INTERNAL)  # random features, at most ten per sample
+    relative_penalty: float | None = field(default=None, metadata=INTERNAL)
 
     dimension_: int = field(init=False, repr=False, compare=False)  # d
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from engram.features.classifiers.closed_form import ClosedForm, LeaveOneOut, Whitening
@@ -20,7 +21,7 @@ class Ridge(ClosedForm):
     weights: those of all n samples, n / (K n_c), which leaving out one sample would barely change.
     """
 
-    penalty: float = 1.0  # scikit-learn's alpha
+    penalty: PositiveFloat = 1.0  # scikit-learn's alpha
 
     @property
     def description(self) -> str:

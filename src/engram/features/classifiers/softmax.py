@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import pad
 
 from engram.features import multinomial
 from engram.features.classifiers.base import Classifier, indexed, widest
+from engram.settings import INTERNAL
 
 
 @dataclass
@@ -21,8 +23,9 @@ class Softmax(Classifier):
     adapted or compressed ones.
     """
 
-    C: float = 1.0  # the weight of the samples against the regulariser
-    tolerance: float = 1e-4  # of the gradient, in coordinates where the Hessian is about 1
+    C: PositiveFloat = 1.0  # the weight of the samples against the regulariser
+    # Of the gradient, in coordinates where the Hessian is about 1.
+    tolerance: float = field(default=1e-4, metadata=INTERNAL)
 
     @property
     def description(self) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import pad
 
 from engram.features import squared_hinge
 from engram.features.classifiers.base import Classifier, indexed, widest
 from engram.features.least_squares import class_sums, regularised_factor, solved
+from engram.settings import INTERNAL
 
 BLOCK = 2**24  # most numbers in a matrix of samples by classes; the classes are solved in blocks of this size
 
@@ -22,8 +24,9 @@ class LinearSVM(Classifier):
     Per class it minimises ½(‖w‖² + b²) + C Σ max(0, 1 − y (w·x + b))², so the intercept is regularised too.
     """
 
-    C: float = 1.0  # the weight of the samples against the regulariser
-    tolerance: float = 1e-4  # scores of unit features differ from the optimum's by at most √2 times this
+    C: PositiveFloat = 1.0  # the weight of the samples against the regulariser
+    # Scores of unit features differ from the optimum's by at most √2 times this.
+    tolerance: float = field(default=1e-4, metadata=INTERNAL)
 
     @property
     def description(self) -> str:
