@@ -1,14 +1,14 @@
-"""What codecs lose over ten tasks: stored vectors are carried over, joined by new ones and encoded, again and again.
+"""What codecs lose over ten tasks: stored vectors are adapted, joined by new ones and encoded, again and again.
 
     python benchmarks/codecs.py [--seeds 3]  (a minute a seed)
 
 The drift is made: ten maps that are known exactly stand for the adapters, so whatever is lost, the codec has lost. Each
 task brings ten classes of fifty vectors of 64 numbers, which vary along few directions, as features do. What is
-compared, by the mean cosine to the same vectors carried over as float32:
+compared, by the mean cosine to the same vectors adapted as float32:
 
 together   all vectors are encoded together after every task, as engram does
 apart      each task's vectors have scales or codebooks of their own, all encoded after every task
-once       carried over as float32 and encoded at the very end, which no learner can do: what a single time loses
+once       adapted as float32 and encoded at the very end, which no learner can do: what a single time loses
 idle       as together, where nothing moves from task to task: as engram does, from what the codes stand for
 idle, unit the same, from vectors that were brought to unit length first
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.features.codecs import Coded, Coding
+from engram.features import Codec, Encoded, Float16, Int8, ProductQuantisation
 from engram.randomness import generator
 from engram.storage import write_json
 
@@ -37,12 +37,12 @@ TASKS, CLASSES, PER_CLASS, DIMENSION = 10, 10, 50, 64
 SPREAD = 0.6  # within a class, beside 1 between them
 SIZES = 0.88 ** torch.arange(DIMENSION)  # of the directions: half of what there is lies along three of them
 DRIFT = 0.03  # how much of each number becomes one of the others, from task to task: a cosine of about .97
-CODINGS = {
-    "float16": Coding(codec="float16"),
-    "int8": Coding(codec="int8"),
-    "pq, 32 bytes": Coding(codec="pq", codec_bytes=32),
-    "pq, 16 bytes": Coding(codec="pq", codec_bytes=16),
-    "pq, 8 bytes": Coding(codec="pq", codec_bytes=8),
+CODECS = {
+    "float16": Float16(),
+    "int8": Int8(),
+    "pq, 32 bytes": ProductQuantisation(codec_bytes=32),
+    "pq, 16 bytes": ProductQuantisation(codec_bytes=16),
+    "pq, 8 bytes": ProductQuantisation(codec_bytes=8),
 }
 RESULT = Path(__file__).parent / "results" / "codecs.json"
 
@@ -56,9 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     begin = time.perf_counter()
     found = [measure(seed) for seed in range(options.seeds)]
-    mean = {
-        codec: {way: averaged([each[codec][way] for each in found]) for way in found[0][codec]} for codec in CODINGS
-    }
+    mean = {codec: {way: averaged([each[codec][way] for each in found]) for way in found[0][codec]} for codec in CODECS}
     class_indices = ("last", "first_task", "after_one_task", "bytes")
     print(f"{'':14}{'':12}" + "".join(f"{name:>16}" for name in class_indices))
     for codec, ways in mean.items():
@@ -79,13 +77,13 @@ def measure(seed: int) -> dict[str, dict[str, dict[str, float]]]:
     arriving, adapters = arrivals(seed), drifts(seed)
     still: list[Adapter] = [lambda vectors: vectors] * TASKS
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for name, coding in CODINGS.items():
+    for name, codec in CODECS.items():
         found[name] = {
-            "together": chain(arriving, adapters, coding, joined),
-            "apart": chain(arriving, adapters, coding, list),
-            "once": encoded_once(arriving, adapters, coding),
-            "idle": chain(arriving, still, coding, joined, lambda each: each.numbers()),
-            "idle, unit": chain(arriving, still, coding, joined),
+            "together": chain(arriving, adapters, codec, joined),
+            "apart": chain(arriving, adapters, codec, list),
+            "once": encoded_once(arriving, adapters, codec),
+            "idle": chain(arriving, still, codec, joined, lambda each: each.approximations()),
+            "idle, unit": chain(arriving, still, codec, joined),
         }
     return found
 
@@ -128,34 +126,34 @@ def joined(parts: Sequence[Tensor]) -> list[Tensor]:
 def chain(
     arriving: Sequence[Tensor],
     adapters: Sequence[Adapter],
-    coding: Coding,
+    codec: Codec,
     group: Group,
-    decode: Callable[[Coded], Tensor] = Coded.decoded,
+    decode: Callable[[Encoded], Tensor] = Encoded.decode,
 ) -> dict[str, float]:
-    """Decode, carry over, join, encode; `group` says what is encoded together."""
-    kept: list[Coded] = []
+    """Decode, adapt, join, encode; `group` says what is encoded together."""
+    kept: list[Encoded] = []
     losses: list[Tensor] = []
     for new, adapter, truth in zip(arriving, adapters, exact(arriving, adapters), strict=True):
         old = torch.cat([decode(each) for each in kept]) if kept else new[:0]
         parts = [*(adapter(part) for part in old.split(len(new)) if len(part)), new]
-        kept = [coding.encoded(*each) for each in zip_longest(group(parts), kept)]
+        kept = [codec.encode(*each) for each in zip_longest(group(parts), kept)]
         losses.append(loss(kept, truth))
     return told(losses, kept)
 
 
-def encoded_once(arriving: Sequence[Tensor], adapters: Sequence[Adapter], coding: Coding) -> dict[str, float]:
+def encoded_once(arriving: Sequence[Tensor], adapters: Sequence[Adapter], codec: Codec) -> dict[str, float]:
     history = exact(arriving, adapters)
-    kept = [coding.encoded(torch.cat(history[-1]))]
-    return told([loss([coding.encoded(history[0][0])], history[0]), loss(kept, history[-1])], kept)
+    kept = [codec.encode(torch.cat(history[-1]))]
+    return told([loss([codec.encode(history[0][0])], history[0]), loss(kept, history[-1])], kept)
 
 
-def loss(kept: Sequence[Coded], truth: Sequence[Tensor]) -> Tensor:
+def loss(kept: Sequence[Encoded], truth: Sequence[Tensor]) -> Tensor:
     """1 − cosine of every vector."""
-    decoded = torch.cat([each.decoded() for each in kept]).double()
+    decoded = torch.cat([each.decode() for each in kept]).double()
     return 1 - (decoded * F.normalize(torch.cat(list(truth)).double())).sum(1)
 
 
-def told(losses: Sequence[Tensor], kept: Sequence[Coded]) -> dict[str, Any]:
+def told(losses: Sequence[Tensor], kept: Sequence[Encoded]) -> dict[str, Any]:
     return {
         "after_one_task": float(losses[0].mean()),
         "last": float(losses[-1].mean()),  # of all vectors, after the last task

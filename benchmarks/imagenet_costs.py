@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Task
 from engram.data.images import decode
-from engram.features import Adaptation, Pairs, herd
+from engram.features import MLPAdapter, Pairs, herd
 from engram.methods import make
 from engram.network import extract
 
@@ -66,8 +66,8 @@ def adapting(steps: int = 12) -> tuple[float, float]:
     pairs = Pairs(old, old + 0.5 * torch.randn(old.shape, generator=draws), torch.arange(len(old)) % PER_TASK)
 
     def fit(count: int) -> float:
-        adaptation = Adaptation(adapter_steps=count)
-        return seconds(lambda: adaptation.fit(pairs, lambda carried, columns: carried.sum() * 0, seed=0, task=1))
+        adapter = MLPAdapter(adapter_steps=count)
+        return seconds(lambda: adapter.fit(pairs, task=1))
 
     short, long = fit(1), fit(1 + steps)
     return short, (long - short) / steps
@@ -104,7 +104,7 @@ def main() -> None:
             "training": round(seen * step / 3600),
             "decoding, on the same cores": round((seen + looked_at) * decode_seconds / torch.get_num_threads() / 3600),
             "extraction and measuring": round(looked_at * extraction / 3600, 1),
-            "adapters": round((TASKS - 1) * (start + Adaptation().steps * adapter_step) / 3600, 2),
+            "adapters": round((TASKS - 1) * (start + MLPAdapter().steps * adapter_step) / 3600, 2),
             "herding": round(CLASSES * herd_seconds / 3600, 3),
         },
         "images_trained_on": seen,

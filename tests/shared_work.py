@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engram.data import Samples, Stream, split
 from engram.errors import EngramError, TrainingError
 from engram.experiments import run
-from engram.features import Coding, select
+from engram.features import ProductQuantisation, select
 from engram.features.memory import FeatureMemory
 from engram.network import Network, Training, extract, make_network, parallel
 from engram.network.parallel import data_parallel
@@ -92,7 +92,7 @@ def selected(vectors: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
 
 def encoded(vectors: Tensor) -> dict[str, Tensor]:
     """What product quantisation keeps of vectors."""
-    return Coding(codec="pq").encoded(vectors).tensors()
+    return ProductQuantisation().encode(vectors).tensors()
 
 
 # Training

@@ -91,8 +91,8 @@ def test_a_bad_value_is_refused_by_the_name_of_its_setting(name: str, value: obj
 
 
 def test_all_that_a_setting_may_be_is_told() -> None:
-    with pytest.raises(UsageError, match=r"'float32', 'float16', 'int8' or 'pq'; or Input should be 'auto'\.$"):
-        make("engram", codec="zip")
+    with pytest.raises(UsageError, match=r"'cosine', 'linear' or 'corrected'"):
+        make("engram", head="zip")
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:

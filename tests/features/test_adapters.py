@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import TrainingError
-from engram.features import Adaptation, MLPAdapter, Pairs, adapters, fit_ridge, kind_of
+from engram.features import ADAPTERS, Adapter, AutoAdapter, IdentityAdapter, MLPAdapter, Pairs, RidgeAdapter, adapters
+from engram.features.adapters import AdapterNetwork
 from engram.network import Cache
 from engram.progress import SILENT, Phase, Progress
 from engram.randomness import generator as generator_for
 from engram.randomness import seeded
+from engram.settings import Choice
 
 D = 16
 CLASSES = 20  # the first ten are stored, the others are the task's
@@ -34,7 +37,7 @@ def rotation(angle: float, seed: int = 0) -> Tensor:
 
 @dataclass
 class Drift:
-    """Clustered unit vectors in the old feature space, and where a rotation takes them in the new one."""
+    """Clustered unit vectors in the old feature space, and the same rotated in the new one."""
 
     stored: Tensor  # vectors of old classes, old space
     truth: Tensor  # the same in the new space
@@ -45,8 +48,10 @@ class Drift:
         """ω: the mean cosine between adapted vectors and true ones."""
         return (adapted.double() * self.truth.double()).sum(1).mean().item()
 
-    def classification(self, features: Tensor, class_indices: Tensor) -> Tensor:
-        return F.cross_entropy(8 * F.normalize(features) @ self.centres.T, class_indices)
+
+def made(adapter: str, **settings: Any) -> Adapter:
+    """The adapter of this name; settings that it does not have are ignored, as in a learner."""
+    return Choice(ADAPTERS, adapter, settings).make()
 
 
 def drift(angle: float, count: int = 3000) -> Drift:
@@ -60,8 +65,13 @@ def drift(angle: float, count: int = 3000) -> Drift:
     turn = rotation(angle)
     stored, old = clustered(torch.arange(500) % 10), clustered(class_indices)
     lengths = [0.5 + 3 * torch.rand(count, 1, generator=random) for _ in range(2)]
-    pairs = Pairs(old * lengths[0], old @ turn.T * lengths[1], class_indices)
-    return Drift(stored, stored @ turn.T, pairs, centres @ turn.T)
+    new_centres = centres @ turn.T
+
+    def classification(features: Tensor, class_indices: Tensor) -> Tensor:
+        return F.cross_entropy(8 * F.normalize(features) @ new_centres.T, class_indices)
+
+    pairs = Pairs(old * lengths[0], old @ turn.T * lengths[1], class_indices, classification)
+    return Drift(stored, stored @ turn.T, pairs, new_centres)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +94,7 @@ def test_a_rotation_is_undone_for_classes_that_were_not_in_the_pairs(
 ) -> None:
     known: Drift = request.getfixturevalue(distance)
     assert known.omega(known.stored) < unadapted
-    settings = Adaptation(adapter=adapter, adapter_steps=500)  # type: ignore[arg-type]
-    adapted = settings.fit(known.pairs, known.classification, seed=0, task=1)(known.stored)
+    adapted = made(adapter, adapter_steps=500).fit(known.pairs, task=1)(known.stored)
     assert known.omega(adapted) > 0.98
     torch.testing.assert_close(adapted.norm(dim=1), torch.ones(len(adapted)))
     assert adapted.dtype == torch.float32
@@ -94,17 +103,16 @@ def test_a_rotation_is_undone_for_classes_that_were_not_in_the_pairs(
 
 @pytest.mark.parametrize("adapter", ["mlp", "ridge", "auto"])
 def test_images_of_no_class_tell_how_the_network_has_moved_and_are_not_classified(adapter: str, far: Drift) -> None:
-    few = Pairs(far.pairs.old[:12], far.pairs.new[:12], far.pairs.class_indices[:12])
-    beside = torch.full((2988,), -1)
-    all_of_them = Pairs(far.pairs.old, far.pairs.new, torch.cat([few.class_indices, beside]))
-    settings = Adaptation(adapter=adapter, adapter_steps=300)  # type: ignore[arg-type]
-
     def classification(features: Tensor, class_indices: Tensor) -> Tensor:
         assert len(features) == len(class_indices) > 0 and bool((class_indices >= 0).all())
-        return far.classification(features, class_indices)
+        assert far.pairs.classification is not None
+        return far.pairs.classification(features, class_indices)
 
+    few = Pairs(far.pairs.old[:12], far.pairs.new[:12], far.pairs.class_indices[:12], classification)
+    labels = torch.cat([few.class_indices, torch.full((2988,), -1)])
+    all_of_them = Pairs(far.pairs.old, far.pairs.new, labels, classification)
     omegas = [
-        far.omega(settings.fit(pairs, classification, seed=0, task=1)(far.stored)) for pairs in (few, all_of_them)
+        far.omega(made(adapter, adapter_steps=300).fit(pairs, task=1)(far.stored)) for pairs in (few, all_of_them)
     ]
     assert omegas[1] > 0.97 > omegas[0]
 
@@ -112,8 +120,8 @@ def test_images_of_no_class_tell_how_the_network_has_moved_and_are_not_classifie
 def test_without_alpha_nothing_asks_for_similarity(far: Drift) -> None:
     omegas = {}
     for alpha in (0.0, 100.0):
-        settings = Adaptation(alpha=alpha, adapter_steps=100, adapter_width=64)
-        omegas[alpha] = far.omega(settings.fit(far.pairs, far.classification, seed=0, task=1)(far.stored))
+        adapter = MLPAdapter(alpha=alpha, adapter_steps=100, adapter_width=64)
+        omegas[alpha] = far.omega(adapter.fit(far.pairs, task=1)(far.stored))
     assert omegas[0.0] < omegas[100.0] - 0.2
 
 
@@ -121,8 +129,8 @@ def test_without_alpha_nothing_asks_for_similarity(far: Drift) -> None:
 def test_it_begins_at_the_least_squares_of_its_last_layer(count: int, far: Drift) -> None:
     old, new = F.normalize(far.pairs.old[:count]), F.normalize(far.pairs.new[:count])
     with seeded(0):
-        adapter = MLPAdapter(D, width=50, depth=2)
-    adapter.start_at(old, new)
+        adapter = AdapterNetwork(D, width=50, depth=2)
+    adapter.initialise(old, new)
     *hidden, last = adapter.layers
     with torch.no_grad():
         outputs = nn.Sequential(*hidden)((old - old.mean(0)) @ adapter.scaling).double().numpy()
@@ -134,8 +142,8 @@ def test_it_begins_at_the_least_squares_of_its_last_layer(count: int, far: Drift
 
 def test_before_its_first_layer_directions_differ_less_in_size(far: Drift) -> None:
     old = F.normalize(far.pairs.old)
-    adapter = MLPAdapter(D, width=8, depth=1)
-    adapter.start_at(old, old)
+    adapter = AdapterNetwork(D, width=8, depth=1)
+    adapter.initialise(old, old)
     sizes = np.linalg.eigvalsh(np.cov(old.double().numpy().T, bias=True))
     after = np.linalg.eigvalsh(np.cov(((old - old.mean(0)) @ adapter.scaling).double().numpy().T, bias=True))
     np.testing.assert_allclose(after, sizes / (sizes + sizes.mean()), rtol=1e-4)
@@ -143,12 +151,16 @@ def test_before_its_first_layer_directions_differ_less_in_size(far: Drift) -> No
 
 def test_from_least_squares_it_is_nearer_after_as_many_steps(far: Drift) -> None:
     taught, others = slice(0, 2000), slice(2000, None)  # pairs of the same classes
-    pairs = Pairs(far.pairs.old[taught], far.pairs.new[taught], far.pairs.class_indices[taught])
+    pairs = replace(
+        far.pairs,
+        old=far.pairs.old[taught],
+        new=far.pairs.new[taught],
+        class_indices=far.pairs.class_indices[taught],
+    )
     old, new = F.normalize(far.pairs.old[others]), F.normalize(far.pairs.new[others])
 
     def omega(start: str, steps: int) -> float:
-        settings = Adaptation(adapter_init=start, adapter_steps=steps)  # type: ignore[arg-type]
-        adapter = settings.fit(pairs, far.classification, seed=0, task=1)
+        adapter = made("mlp", adapter_init=start, adapter_steps=steps).fit(pairs, task=1)
         return (adapter(old) * new).sum(1).mean().item()
 
     assert omega("least-squares", 1) > 0.85 and abs(omega("random", 1)) < 0.5
@@ -158,7 +170,7 @@ def test_from_least_squares_it_is_nearer_after_as_many_steps(far: Drift) -> None
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_pair_or_two_will_do(count: int, far: Drift) -> None:
     pairs = Pairs(far.pairs.old[:count], far.pairs.new[:count], far.pairs.class_indices[:count])
-    adapted = Adaptation(adapter_steps=5).fit(pairs, far.classification, seed=0, task=1)(far.stored)
+    adapted = MLPAdapter(adapter_steps=5).fit(pairs, task=1)(far.stored)
     torch.testing.assert_close(adapted.norm(dim=1), torch.ones(len(adapted)))
 
 
@@ -168,33 +180,36 @@ def test_pairs_that_are_all_alike_move_everything_along_with_them(adapter: str, 
     one, other = F.normalize(torch.randn(2, 16, generator=torch.Generator().manual_seed(0)))
     moved = F.normalize(one + 0.02 * other, dim=0)
     pairs = Pairs(one.expand(5, -1), moved.expand(5, -1), torch.arange(5) % classes)
-    carry = replace(Adaptation(), adapter=adapter).fit(pairs, lambda *_: torch.zeros(()), seed=0, task=0)  # type: ignore[arg-type]
+    fitted = made(adapter).fit(pairs)
+    assert fitted.name == "ridge"
     near = F.normalize(one + 0.3 * torch.randn(50, 16, generator=torch.Generator().manual_seed(1)) / 4)
-    assert torch.allclose(carry(near), F.normalize(near + moved - one), atol=1e-5)
+    assert torch.allclose(fitted(near), F.normalize(near + moved - one), atol=1e-5)
 
 
 def test_where_only_a_class_of_one_sample_is_left_to_choose_by_the_adapter_is_linear(far: Drift) -> None:
     old, new = (torch.cat([each[:8], each[-1:]]) for each in (far.pairs.old, far.pairs.new))
     pairs = Pairs(old, new, torch.tensor([0] * 8 + [1]))
-    assert kind_of(Adaptation(adapter="auto").fit(pairs, lambda *_: torch.zeros(()), seed=0, task=0)) == "ridge"
+    assert AutoAdapter().fit(pairs).name == "ridge"
 
 
 def test_vectors_are_carried_over_some_at_a_time(near: Drift, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def adapter(vectors: Tensor) -> Tensor:
-        seen.append(len(vectors))
-        return -vectors
+    class Negative(IdentityAdapter):
+        def __call__(self, vectors: Tensor) -> Tensor:
+            seen.append(len(vectors))
+            return -vectors
 
-    monkeypatch.setattr(adapters, "CARRIED", 4)
+    monkeypatch.setattr(adapters, "ADAPTED_ROWS", 4)
     vectors = torch.arange(20.0).view(10, 2)
-    assert torch.equal(adapters.adapt(adapter, vectors, torch.device("cpu")), -vectors)
+    assert torch.equal(adapters.adapt(Negative(), vectors), -vectors)
     assert seen == [4, 4, 2]
 
 
 def test_identity_leaves_vectors_as_they_are(far: Drift) -> None:
-    adapter = Adaptation(adapter="identity").fit(far.pairs, far.classification, seed=0, task=1)
+    adapter = IdentityAdapter().fit(far.pairs)
     assert torch.equal(adapter(far.stored), far.stored)
+    assert not adapter.needs_pairs
 
 
 # The loss
@@ -206,7 +221,7 @@ def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
     old, new = torch.randn(10, 4, generator=random), torch.randn(10, 4, generator=random)
     class_indices, head = torch.arange(10) % 3, torch.randn(3, 4, generator=random)
     how = {"adapter_init": "random", "adapter_learning_rate": 1e-3, "adapter_steps": 3, "adapter_batch": 10}
-    settings = Adaptation(alpha=0.7, adapter_width=5, adapter_depth=1, **how)  # type: ignore[arg-type]
+    settings = MLPAdapter(alpha=0.7, adapter_width=5, adapter_depth=1, **how)  # type: ignore[arg-type]
 
     def classification(features: Tensor, class_indices: Tensor) -> Tensor:
         return F.cross_entropy(features @ head.T, class_indices)
@@ -232,9 +247,9 @@ def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
                 square.mul_(0.999).add_(0.001 * gradient**2)
                 p -= learning_rate * (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
 
-    adapter = settings.fit(Pairs(old, new, class_indices), classification, seed=2, task=6)
-    assert isinstance(adapter, MLPAdapter)
-    for found, expected in zip(adapter.parameters(), parameters, strict=True):
+    adapter = settings.fit(Pairs(old, new, class_indices, classification), seed=2, task=6)
+    assert adapter is settings
+    for found, expected in zip(settings.network_.parameters(), parameters, strict=True):
         torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-6)
 
 
@@ -248,8 +263,8 @@ def test_the_head_sees_carried_vectors_of_the_new_length_with_their_own_classes(
         seen.extend(targets.tolist())
         return features.sum() * 0
 
-    settings = Adaptation(adapter_steps=8, adapter_batch=16, adapter_width=8)
-    settings.fit(Pairs(new.flip(1), new, class_indices), classification, seed=0, task=0)
+    settings = MLPAdapter(adapter_steps=8, adapter_batch=16, adapter_width=8)
+    settings.fit(Pairs(new.flip(1), new, class_indices, classification))
     assert sorted(seen) == sorted([*range(50)] * 2)
 
 
@@ -257,68 +272,63 @@ def test_only_the_adapter_is_trained(near: Drift) -> None:
     head = nn.Linear(D, CLASSES).requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     stored, old, new = near.stored.clone(), near.pairs.old.clone(), near.pairs.new.clone()
-    settings = Adaptation(adapter_steps=10, adapter_width=8)
-    adapter = settings.fit(near.pairs, lambda v, y: F.cross_entropy(head(v), y), seed=0, task=0)
-    adapter(near.stored)
+    pairs = replace(near.pairs, classification=lambda v, y: F.cross_entropy(head(v), y))
+    MLPAdapter(adapter_steps=10, adapter_width=8).fit(pairs)(near.stored)
     assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
     assert torch.equal(near.stored, stored)
     assert torch.equal(near.pairs.old, old) and torch.equal(near.pairs.new, new)
 
 
-# Adapters that were learned before
+# The cache
 
 
-class Counted:
-    """L_cls of `drift`, and how often it was asked for."""
+def counted(drift: Drift, cache_key: Sequence[object] | None) -> tuple[Pairs, list[int]]:
+    """The pairs of a drift, and a list with one entry per call of their L_cls."""
+    calls: list[int] = []
 
-    def __init__(self, drift: Drift) -> None:
-        self.drift, self.calls = drift, 0
+    def classification(features: Tensor, class_indices: Tensor) -> Tensor:
+        calls.append(len(features))
+        return features.sum()
 
-    def __call__(self, features: Tensor, class_indices: Tensor) -> Tensor:
-        self.calls += 1
-        return self.drift.classification(features, class_indices)
+    return replace(drift.pairs, classification=classification, cache_key=cache_key), calls
 
 
 @pytest.mark.parametrize("adapter", ["mlp", "auto"])
-def test_an_adapter_that_was_learned_before_is_read(adapter: str, near: Drift, tmp_path: Path) -> None:
-    settings = Adaptation(adapter=adapter, adapter_steps=5, adapter_width=8)  # type: ignore[arg-type]
-    counted, known = Counted(near), ("L_cls", near.centres)
-    cache = Cache(tmp_path)
-    once = settings.fit(near.pairs, counted, seed=0, task=1, known=known, cache=cache)(near.stored)
-    calls = counted.calls
-    assert torch.equal(settings.fit(near.pairs, counted, seed=0, task=1, known=known, cache=cache)(near.stored), once)
-    assert counted.calls == calls
-    assert torch.equal(settings.fit(near.pairs, counted, seed=0, task=1, cache=cache)(near.stored), once)
-    assert counted.calls == 2 * calls  # of an L_cls that nothing is known of, none is read
-    settings.fit(near.pairs, counted, seed=0, task=1, known=known)
-    assert counted.calls == 3 * calls  # nor without a cache
+def test_an_adapter_that_was_fitted_before_is_read_from_the_cache(adapter: str, near: Drift, tmp_path: Path) -> None:
+    pairs, calls = counted(near, ("L_cls", near.centres))
+    unidentified = replace(pairs, cache_key=None)
+
+    def adapted(pairs: Pairs, cache: Cache | None) -> Tensor:
+        return made(adapter, adapter_steps=5, adapter_width=8).fit(pairs, task=1, cache=cache)(near.stored)
+
+    once, cache = adapted(pairs, Cache(tmp_path)), Cache(tmp_path)
+    fitting = len(calls)
+    assert torch.equal(adapted(pairs, cache), once) and len(calls) == fitting
+    assert torch.equal(adapted(unidentified, cache), once) and len(calls) == 2 * fitting
+    assert torch.equal(adapted(pairs, None), once) and len(calls) == 3 * fitting
 
 
-def test_an_adapter_of_other_pairs_another_loss_or_other_settings_is_learned(near: Drift, tmp_path: Path) -> None:
-    pairs, settings = near.pairs, Adaptation(adapter_steps=2, adapter_width=8)
-    known: tuple[object, ...] = ("L_cls", near.centres)
-    asked = [
-        (settings, pairs, 0, 1, known),
-        (replace(settings, adapter_steps=3), pairs, 0, 1, known),
-        (replace(settings, alpha=1.0), pairs, 0, 1, known),
-        (settings, Pairs(pairs.new, pairs.old, pairs.class_indices), 0, 1, known),
-        (settings, Pairs(pairs.old, pairs.new, pairs.class_indices.flip(0)), 0, 1, known),
-        (settings, pairs, 1, 1, known),
-        (settings, pairs, 0, 2, known),
-        (settings, pairs, 0, 1, ("another", near.centres)),
-        (settings, pairs, 0, 1, ("L_cls", near.centres + 1e-6)),
+def test_an_adapter_of_other_pairs_another_loss_or_other_settings_is_fitted(near: Drift, tmp_path: Path) -> None:
+    key: tuple[object, ...] = ("L_cls", near.centres)
+    pairs = replace(near.pairs, cache_key=key)
+    how: dict[str, Any] = {"adapter_steps": 2, "adapter_width": 8}
+    asked: list[tuple[dict[str, Any], Pairs, int, int]] = [
+        (how, pairs, 0, 1),
+        ({**how, "adapter_steps": 3}, pairs, 0, 1),
+        ({**how, "alpha": 1.0}, pairs, 0, 1),
+        (how, replace(pairs, old=pairs.new, new=pairs.old), 0, 1),
+        (how, replace(pairs, class_indices=pairs.class_indices.flip(0)), 0, 1),
+        (how, pairs, 1, 1),
+        (how, pairs, 0, 2),
+        (how, replace(pairs, cache_key=("another", near.centres)), 0, 1),
+        (how, replace(pairs, cache_key=("L_cls", near.centres + 1e-6)), 0, 1),
     ]
-    for how, of, seed, task, loss in asked:
-        how.fit(of, near.classification, seed=seed, task=task, known=loss, cache=Cache(tmp_path))
+    for settings, of, seed, task in asked:
+        MLPAdapter(**settings).fit(of, seed=seed, task=task, cache=Cache(tmp_path))
     assert len(list(tmp_path.iterdir())) == len(asked)
 
 
 # The network φ
-
-
-def shapes(adapter: object) -> list[tuple[int, ...]]:
-    assert isinstance(adapter, MLPAdapter)
-    return [tuple(layer.weight.shape) for layer in adapter.layers if isinstance(layer, nn.Linear)]
 
 
 @pytest.mark.parametrize(
@@ -335,24 +345,23 @@ def test_depth_counts_hidden_layers_and_width_is_theirs(
 ) -> None:
     vectors = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     pairs = Pairs(vectors, vectors, torch.zeros(6, dtype=torch.int64))
-    adapter = Adaptation(adapter_steps=1, **settings).fit(pairs, lambda v, y: v.sum() * 0, seed=0, task=0)  # type: ignore[arg-type]
-    assert shapes(adapter) == expected
-    assert isinstance(adapter, MLPAdapter)
-    assert [type(layer) for layer in adapter.layers] == [nn.Linear, nn.ReLU] * (len(expected) - 1) + [nn.Linear]
-    assert not any(parameter.requires_grad for parameter in adapter.parameters())
+    adapter = MLPAdapter(adapter_steps=1, **settings)  # type: ignore[arg-type]
+    adapter.fit(pairs)
+    layers = adapter.network_.layers
+    assert [tuple(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear)] == expected
+    assert [type(layer) for layer in layers] == [nn.Linear, nn.ReLU] * (len(expected) - 1) + [nn.Linear]
+    assert not any(parameter.requires_grad for parameter in adapter.network_.parameters())
 
 
 def test_the_papers_adapter_on_imagenet_has_75_million_parameters() -> None:
     with torch.device("meta"):
-        adapter = MLPAdapter(512, 16 * 512, 2)
+        adapter = AdapterNetwork(512, 16 * 512, 2)
     assert sum(p.numel() for p in adapter.parameters()) == 513 * 8192 + 8193 * 8192 + 8193 * 512 == 75_514_368
 
 
 def test_the_adapter_is_a_function_of_seed_and_task(near: Drift) -> None:
-    settings = Adaptation(adapter_steps=20, adapter_width=16)
-
     def adapted(seed: int, task: int) -> Tensor:
-        return settings.fit(near.pairs, near.classification, seed=seed, task=task)(near.stored)
+        return MLPAdapter(adapter_steps=20, adapter_width=16).fit(near.pairs, seed=seed, task=task)(near.stored)
 
     first = adapted(0, 1)
     torch.manual_seed(4)
@@ -372,8 +381,8 @@ def test_the_order_of_pairs_is_that_of_its_purpose() -> None:
         seen.extend(targets.tolist())
         return features.sum() * 0
 
-    settings = Adaptation(adapter_steps=6, adapter_batch=5, adapter_width=4)
-    settings.fit(Pairs(vectors, vectors, class_indices), classification, seed=3, task=1)
+    adapter = MLPAdapter(adapter_steps=6, adapter_batch=5, adapter_width=4)
+    adapter.fit(Pairs(vectors, vectors, class_indices, classification), seed=3, task=1)
     expected = [torch.randperm(12, generator=generator_for(3, "pairs", 1, epoch)).tolist() for epoch in (0, 1)]
     assert seen == expected[0] + expected[1]
 
@@ -386,24 +395,23 @@ def test_as_many_steps_are_taken_as_were_asked_for_however_few_the_pairs() -> No
         steps.append(len(targets))
         return features.sum() * 0
 
-    settings = Adaptation(adapter_steps=8, adapter_batch=5, adapter_width=4)
-    settings.fit(Pairs(vectors, vectors, torch.arange(12)), classification, seed=3, task=1)
+    adapter = MLPAdapter(adapter_steps=8, adapter_batch=5, adapter_width=4)
+    adapter.fit(Pairs(vectors, vectors, torch.arange(12), classification), seed=3, task=1)
     assert steps == [4] * 8
 
 
 # Refusals
 
 
-@pytest.mark.parametrize("adapter", ["mlp", "ridge"])
+@pytest.mark.parametrize("adapter", ["mlp", "ridge", "auto"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("side", ["old", "new"])
 def test_pairs_that_are_not_finite_are_refused(adapter: str, bad: float, side: str) -> None:
     vectors = {"old": torch.ones(20, 3), "new": torch.ones(20, 3)}
     vectors[side][11, 2] = bad
     pairs = Pairs(**vectors, class_indices=torch.zeros(20, dtype=torch.int64))
-    settings = Adaptation(adapter=adapter, adapter_steps=1)  # type: ignore[arg-type]
-    with pytest.raises(TrainingError, match=r"not finite\. Nothing of this task was kept"):
-        settings.fit(pairs, lambda v, y: v.sum() * 0, seed=0, task=0)
+    with pytest.raises(TrainingError, match="NaN or infinity"):
+        made(adapter, adapter_steps=1).fit(pairs)
 
 
 # Ridge
@@ -430,20 +438,20 @@ def test_ridge_matches_least_squares_with_added_rows(penalty: float, count: int)
     old, new = torch.randn(count, D, generator=random) + 0.5, torch.randn(count, D, generator=random) - 0.5
     pairs = Pairs(old, new, torch.zeros(count, dtype=torch.int64))
     stored = F.normalize(torch.randn(40, D, generator=random))
-    found = fit_ridge(pairs, penalty)(stored)
+    found = RidgeAdapter(adapter_penalty=penalty).fit(pairs)(stored)
     np.testing.assert_allclose(found, least_squares(pairs, penalty)(stored.double().numpy()), atol=1e-5)
 
 
 def test_ridge_leaves_vectors_as_they_are_where_nothing_has_moved() -> None:
     vectors = torch.randn(50, D, generator=torch.Generator().manual_seed(0))
     stored = F.normalize(torch.randn(9, D, generator=torch.Generator().manual_seed(1)))
-    adapter = fit_ridge(Pairs(vectors, 3 * vectors, torch.zeros(50, dtype=torch.int64)), 1e-3)
+    adapter = RidgeAdapter().fit(Pairs(vectors, 3 * vectors, torch.zeros(50, dtype=torch.int64)))
     torch.testing.assert_close(adapter(stored), stored)
 
 
 def test_ridge_of_a_single_pair_moves_everything_along_with_it() -> None:
     old, new = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-    adapter = fit_ridge(Pairs(old, new, torch.zeros(1, dtype=torch.int64)), 1e-3)
+    adapter = RidgeAdapter().fit(Pairs(old, new, torch.zeros(1, dtype=torch.int64)))
     torch.testing.assert_close(adapter(torch.tensor([[1.0, 0.0]])), torch.tensor([[0.0, 1.0]]))
 
 
@@ -458,20 +466,15 @@ def classes_of_pairs(classes: int, per_class: int, moved: Callable[[Tensor], Ten
     return Pairs(old, F.normalize(moved(old)), torch.arange(classes).repeat_interleave(per_class))
 
 
-def nothing(carried: Tensor, class_indices: Tensor) -> Tensor:
-    return carried.sum() * 0
-
-
 def test_of_two_adapters_the_one_that_carries_unseen_classes_better_is_taken() -> None:
     turn = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1)))[0]
-    auto, chosen = Adaptation(adapter="auto", adapter_width=128, adapter_steps=400), []
+    chosen = []
     for pairs in (
         classes_of_pairs(2, 100, lambda old: old @ turn),  # two classes, and a linear move
         classes_of_pairs(100, 40, lambda old: (old @ turn).abs()),  # many, and one that no linear map makes
         classes_of_pairs(1, 100, lambda old: old @ turn),  # one, so none can be left out
     ):
-        adapter = auto.fit(pairs, nothing, seed=0, task=1)
-        chosen.append("mlp" if isinstance(adapter, MLPAdapter) else "ridge")
+        chosen.append(AutoAdapter(adapter_width=128, adapter_steps=400).fit(pairs, task=1).name)
     assert chosen == ["ridge", "mlp", "ridge"]
 
 
@@ -481,14 +484,14 @@ def test_of_two_adapters_the_one_that_carries_unseen_classes_better_is_taken() -
 def test_the_steps_of_an_adaptation_are_foretold(adapter: str, steps: int) -> None:
     taken = []
 
-    def counted(carried: Tensor, class_indices: Tensor) -> Tensor:
+    def counted(adapted: Tensor, class_indices: Tensor) -> Tensor:
         taken.append(1)
-        return nothing(carried, class_indices)
+        return adapted.sum() * 0
 
-    settings = Adaptation(adapter=adapter, adapter_steps=500, adapter_width=128)  # type: ignore[arg-type]
+    settings = made(adapter, adapter_steps=500, adapter_width=128)
     pairs = classes_of_pairs(100, 40, torch.abs)  # no linear map makes this, so `auto` goes on to an MLP
-    settings.fit(pairs, counted, seed=0, task=1)
-    assert len(taken) == settings.steps_in_all == steps
+    settings.fit(replace(pairs, classification=counted), task=1)
+    assert len(taken) == settings.most_steps == steps
 
 
 def test_the_time_that_choosing_takes_is_counted_as_adapting() -> None:
@@ -507,7 +510,6 @@ def test_the_time_that_choosing_takes_is_counted_as_adapting() -> None:
     old = torch.randn(60, 8, generator=draws)
     pairs = Pairs(old, old + 0.1 * torch.randn(60, 8, generator=draws), torch.arange(60) % 5)
     told = Counting()
-    adaptation = Adaptation(adapter="auto", adapter_steps=7, adapter_width=16)
-    adaptation.fit(pairs, lambda carried, _: carried.sum(), seed=0, task=1, progress=told)
+    AutoAdapter(adapter_steps=7, adapter_width=16).fit(pairs, task=1, progress=told)
     assert told.steps[:2] == [7, None]  # the MLP, and the linear map it is held against
     assert told.steps[2:] in ([7], [None])  # and the better of them, of all pairs

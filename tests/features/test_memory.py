@@ -13,10 +13,10 @@ from engram.errors import EngramWarning
 from engram.features import (
     MEGABYTE,
     FeatureMemory,
+    Float32,
     ImageMemory,
     Memory,
     herd,
-    preserved_bytes,
     select,
     warn_of_small_classes,
 )
@@ -154,13 +154,6 @@ def test_bytes_are_counted_exactly() -> None:
     assert Memory(FeatureMemory.empty(64), ImageMemory.empty((32, 32, 3))).nbytes == 0
 
 
-def test_bytes_from_sizes_alone_are_those_of_a_memory_of_these_sizes() -> None:
-    features = stored(*[7] * 3, dimension=16)
-    images = ImageMemory(torch.zeros(6, 4, 4, 3, dtype=torch.uint8), torch.tensor([2, 2, 2]))
-    expected = preserved_bytes(3, features_per_class=7, dimension=16, images_per_class=2, image_bytes=48)
-    assert Memory(features, images).nbytes == expected
-
-
 IMAGE = 256 * 256 * 3  # bytes of one image of ImageNet, as the paper counts it
 
 
@@ -176,13 +169,5 @@ IMAGE = 256 * 256 * 3  # bytes of one image of ImageNet, as the paper counts it
     ],
 )
 def test_the_megabytes_of_table_1(classes: int, features: int, images: int, megabytes: str) -> None:
-    kept = preserved_bytes(
-        classes, features_per_class=features, dimension=512, images_per_class=images, image_bytes=IMAGE
-    )
+    kept = Float32().nbytes(classes * features, 512) + classes * images * IMAGE
     assert f"{kept / MEGABYTE:.1f}" == megabytes
-
-
-def test_one_feature_and_one_image_of_the_digest() -> None:
-    assert preserved_bytes(1, features_per_class=1, dimension=512) == 2048
-    assert preserved_bytes(1, features_per_class=1, dimension=64) == 256
-    assert preserved_bytes(1, images_per_class=1, image_bytes=IMAGE) == 196_608

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from engram.data import Stream, split
 from engram.errors import UsageError
-from engram.features import Coding, LinearSVM
-from engram.methods import Features, Learner
+from engram.features import LinearSVM
+from engram.methods import Features, Learner, make
 from engram.methods.editing import forget, merge
 
 CODECS: dict[str, dict[str, Any]] = {
@@ -34,6 +34,12 @@ MANY: dict[str, Any] = {
 }
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
+
+
+def nbytes(codec: str, count: int) -> int:
+    learner = make("features", **CODECS[codec])
+    assert isinstance(learner, Features)
+    return learner.codec.make().nbytes(count, 64)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +81,7 @@ class TestEveryCodec:
         memory = learn_once(method, codec).memory
         assert memory.features.codec == CODECS[codec]["codec"]
         assert memory.features.counts.tolist() == [60] * 6
-        assert memory.features.nbytes == Coding(**CODECS[codec]).nbytes(360, 64) < 360 * 64 * 4
+        assert memory.features.nbytes == nbytes(codec, 360) < 360 * 64 * 4
         saved = sum(t.nbytes for name, t in learn_once(method, codec).state().items() if "memory.features" in name)
         assert saved == memory.features.nbytes + 6 * 8  # and a count a class
 
@@ -106,7 +112,7 @@ class TestEveryCodec:
         forget(learner, stream.classes[3])
         after = learner.memory.features
         assert (len(after), after.codec) == (300, CODECS[codec]["codec"])
-        assert after.nbytes == Coding(**CODECS[codec]).nbytes(300, 64)
+        assert after.nbytes == nbytes(codec, 300)
         assert torch.allclose(after.rows, before[others], atol=2e-3 if codec == "int8" else 0, rtol=0)
 
     def test_joined_classes_are_kept_by_the_same_codec(

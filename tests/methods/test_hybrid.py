@@ -1,7 +1,5 @@
 """Ours-hybrid: images that are replayed and join the adapter's pairs, features that answer, and other objectives."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream
-from engram.features import Adaptation, Adapter, LinearSVM, Pairs
+from engram.features import Adapter, LinearSVM, Pairs, RidgeAdapter
 from engram.methods import Features, Hybrid, Learner, make
 from engram.network import CorrectedHead, Network, extract
-from engram.progress import SILENT, Progress
+from engram.progress import SILENT
 
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 16, "learning_rate": 0.2}
 KEPT: dict[str, Any] = {"images_per_class": 5, "features_per_class": 8}
@@ -103,55 +101,43 @@ def test_the_images_of_a_new_class_are_those_of_its_first_features(vectors: Stre
 # The adapter's pairs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded(Adaptation):
-    """An adaptation that remembers the pairs it was given."""
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
+    """The pairs that ridge adapters are fitted to."""
+    pairs: list[Pairs] = []
+    fit = RidgeAdapter.fit
 
-    pairs: list[Pairs] = field(default_factory=list)
+    def recording(self: RidgeAdapter, given: Pairs, **options: Any) -> Adapter:
+        pairs.append(given)
+        return fit(self, given, **options)
 
-    def fit(
-        self,
-        pairs: Pairs,
-        classification: Callable[[Tensor, Tensor], Tensor],
-        *,
-        seed: int,
-        task: int,
-        progress: Progress = SILENT,
-        known: Sequence[object] | None = None,
-    ) -> Adapter:
-        self.pairs.append(pairs)
-        return super().fit(pairs, classification, seed=seed, task=task, progress=progress, known=known)
+    monkeypatch.setattr(RidgeAdapter, "fit", recording)
+    return pairs
 
 
-def test_the_kept_images_join_the_pairs(vectors: Stream) -> None:
-    one = hybrid()
-    recorded = one.adaptation = Recorded(adapter="ridge")
+def test_the_kept_images_join_the_pairs(vectors: Stream, recorded: list[Pairs]) -> None:
+    one = hybrid(adapter="ridge")
     one.learn(vectors.tasks[0])
-    assert not recorded.pairs
+    assert not recorded
     for task in vectors.tasks[1:]:
         kept, before = one.memory.images, network_of(one)
         one.learn(task)
-        pairs = recorded.pairs[-1]
+        pairs = recorded[-1]
         assert len(pairs.class_indices) == 10 * task.index + 48
         paired = of_no_class(torch.cat([kept.rows, inputs_of(task.train)]))
         assert torch.equal(pairs.old, extract(before, paired))
         assert torch.equal(pairs.new, extract(network_of(one), paired))
         class_indices = [one.classes_.index(label) for label in task.train.labels.tolist()]
         assert pairs.class_indices.tolist() == [*kept.class_indices.tolist(), *class_indices]
-    assert len(recorded.pairs) == 2
+    assert len(recorded) == 2
 
 
-def test_stored_features_go_through_the_adapter_of_these_pairs(vectors: Stream) -> None:
-    one = hybrid()
-    recorded = one.adaptation = Recorded(adapter="ridge")
+def test_stored_features_go_through_the_adapter_of_these_pairs(vectors: Stream, recorded: list[Pairs]) -> None:
+    one = hybrid(adapter="ridge")
     one.learn(vectors.tasks[0])
     stored = one.memory.features.rows
     one.learn(vectors.tasks[1])
-
-    def nothing(features: Tensor, class_indices: Tensor) -> Tensor:
-        return features.sum() * 0
-
-    adapter = Adaptation(adapter="ridge").fit(recorded.pairs[0], nothing, seed=0, task=1)
+    adapter = RidgeAdapter().fit(recorded[0])
     assert torch.equal(one.memory.features.rows[:16], adapter(stored))
     assert not torch.allclose(one.memory.features.rows[:16], stored, atol=1e-3)
 
@@ -231,17 +217,18 @@ def test_bic_corrects_where_images_are_kept_and_nothing_where_none_are(vectors: 
     assert newest == {"hybrid": ([False, False, True, True], True), "features": ([False] * 4, False)}
 
 
-def test_bic_holds_images_out_of_the_training_of_hybrid_but_not_of_its_pairs(vectors: Stream) -> None:
-    one = make("hybrid", objective="bic", **{**QUICK, "learning_rate": 0.05}, **KEPT)
+def test_bic_holds_images_out_of_the_training_of_hybrid_but_not_of_its_pairs(
+    vectors: Stream, recorded: list[Pairs]
+) -> None:
+    one = make("hybrid", objective="bic", adapter="ridge", **{**QUICK, "learning_rate": 0.05}, **KEPT)
     assert isinstance(one, Hybrid)
-    recorded = one.adaptation = Recorded(adapter="ridge")
     one.learn(vectors.tasks[0])
     present = one._lesson(vectors.tasks[1], one.network_, SILENT)
     assert present.held_out is not None
     assert torch.bincount(present.held_out[1]).tolist() == [1] * 4
     assert (present.kept, len(present.samples)) == (8, 8 + 46)
     one.learn(vectors.tasks[1])
-    assert len(recorded.pairs[0].class_indices) == 10 + 48
+    assert len(recorded[0].class_indices) == 10 + 48
 
 
 @pytest.mark.parametrize("objective", ["distillation", "lucir", "bic"])

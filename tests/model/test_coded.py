@@ -14,7 +14,7 @@ from models_made import DAISY, FORMULA, NAMES, SIDE, TULIP, copied, draw
 
 from engram import IncrementalClassifier
 from engram.errors import UsageError
-from engram.features import Coding
+from engram.features import Int8, ProductQuantisation
 from engram.model import (
     LearnOptions,
     ModelFolder,
@@ -56,7 +56,7 @@ def taught(place: Path, options: LearnOptions) -> ModelFolder:
 def test_it_tells_how_it_keeps_vectors_and_counts_every_byte(model: ModelFolder) -> None:
     found = inspect(model)
     assert (found.codec, found.settings["codec"]) == ("pq", "pq")
-    assert found.bytes.features == found.bytes.memory == Coding(codec="pq").nbytes(320, 64)
+    assert found.bytes.features == found.bytes.memory == ProductQuantisation().nbytes(320, 64)
     assert found.bytes.shared == (256 + 64) * 64 * 2  # a codebook and a rotation
     assert sum(each.bytes for each in found.classes) + found.bytes.shared == found.bytes.memory
     assert "(pq, 40,960 of it shared by all)" in " ".join(
@@ -81,7 +81,7 @@ def test_it_is_edited(model: ModelFolder, tmp_path: Path) -> None:
     assert verify(folder).intact
     found = inspect(folder)
     assert [each.features for each in found.classes] == [80] * 2
-    assert found.bytes.memory == Coding(codec="pq").nbytes(160, 64)
+    assert found.bytes.memory == ProductQuantisation().nbytes(160, 64)
 
 
 def test_its_vectors_are_exported_decoded(model: ModelFolder, tmp_path: Path) -> None:
@@ -94,16 +94,16 @@ def test_its_vectors_are_exported_decoded(model: ModelFolder, tmp_path: Path) ->
 
 def test_what_will_be_kept_is_foretold_to_the_byte(model: ModelFolder) -> None:
     plan = plan_update_of_samples(load(model), {"rose": 30}, (SIDE, SIDE, 3), LearnOptions())
-    assert plan.memory_bytes == Coding(codec="pq").nbytes(350, 64)
+    assert plan.memory_bytes == ProductQuantisation().nbytes(350, 64)
 
 
 def test_a_budget_is_for_all_that_is_kept(model: ModelFolder) -> None:
-    budget = Coding(codec="pq").nbytes(5 * 60, 64)
+    budget = ProductQuantisation().nbytes(5 * 60, 64)
     plan = plan_update_of_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), LearnOptions(budget=budget))
     assert (plan.learner.settings()["features_per_class"], plan.memory_bytes) == (60, budget)
     fewer = plan_update_of_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), LearnOptions(budget=budget - 1))
     assert fewer.learner.settings()["features_per_class"] == 59
-    with pytest.raises(UsageError, match=rf"one vector of each would be {Coding(codec='pq').nbytes(5, 64):,}\."):
+    with pytest.raises(UsageError, match=rf"one vector of each would be {ProductQuantisation().nbytes(5, 64):,}\."):
         plan_update_of_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), LearnOptions(budget=500))
 
 
@@ -113,7 +113,7 @@ def test_another_codec_holds_from_the_next_lesson_on(small_model: ModelFolder, t
     rose = draw(tmp_path / "rose", ("rose",), 8)
     learn(folder, rose, LearnOptions(settings={"codec": "int8"}))  # a single class: the network stays as it is
     found = inspect(folder)
-    assert (found.codec, found.bytes.memory) == ("int8", Coding(codec="int8").nbytes(24, 64))
+    assert (found.codec, found.bytes.memory) == ("int8", Int8().nbytes(24, 64))
     after = load(folder).learner.memory.features.rows[: len(before)]
     assert float((before * after).sum(1).min()) > 0.9999
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data.labelled import read_images, scan
-from engram.features import Coding
+from engram.features import Int8
 from engram.model import LearnOptions, Model, ModelFolder, evaluate, learn, load, plan_update, predict, verify
 from engram.network.catalogue import FROM_SCRATCH
 from engram.network.efficientnet import Variant
@@ -79,7 +79,7 @@ def test_features_are_stored_in_a_byte_a_number_by_default_and_stay_where_they_w
     folder = ModelFolder(tmp_path / "model")
     learn(folder, paint(tmp_path / "1", ("red", "green"), 6))
     before = load(folder)
-    assert before.learner.memory.nbytes == Coding(codec="int8").nbytes(12, 1280)
+    assert before.learner.memory.nbytes == Int8().nbytes(12, 1280)
     learn(folder, paint(tmp_path / "2", ("blue",), 6))
     for name in before.names:
         assert F.cosine_similarity(stored(load(folder), name), stored(before, name)).min() > 0.9999

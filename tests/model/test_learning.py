@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from engram.data import Samples
 from engram.data.labelled import read_images, scan
 from engram.errors import BusyError, DataError, UsageError
-from engram.features import Adaptation, Adapter, Coding, kind_of
+from engram.features import Adapter, AutoAdapter, Int8, MLPAdapter, RidgeAdapter
 from engram.methods import BudgetError
 from engram.model import (
     LearnOptions,
@@ -277,7 +277,7 @@ def test_a_new_model_learns_by_our_method_and_keeps_a_byte_a_number(tmp_path: Pa
     learn(folder, draw(tmp_path / "2", ("c", "d"), 8), options)
     model = load(folder)
     assert model.learner.name == "engram"
-    assert model.learner.memory.nbytes == Coding(codec="int8").nbytes(4 * 8, 64)
+    assert model.learner.memory.nbytes == Int8().nbytes(4 * 8, 64)
     assert not len(model.learner.memory.images) and verify(folder).problems == ()
 
 
@@ -341,21 +341,21 @@ def test_vectors_are_carried_over_for_good_by_the_adapter_that_was_judged(
     small_model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all pictures another might be chosen than without those that judge it, as this one would be."""
-    choices = iter(["ridge", "mlp"])
-    monkeypatch.setattr(Adaptation, "_better", lambda *arguments: next(choices))
+    choices = iter([True, False])
+    monkeypatch.setattr(AutoAdapter, "_prefers_ridge", lambda *arguments: next(choices))
     adapters = []
-    learn_adapter = Adaptation.fit
+    fit_ridge = RidgeAdapter.fit
 
-    def told(*arguments: Any, **options: Any) -> Adapter:
-        adapters.append(learn_adapter(*arguments, **options))
+    def recording(*arguments: Any, **options: Any) -> Adapter:
+        adapters.append(fit_ridge(*arguments, **options))
         return adapters[-1]
 
-    monkeypatch.setattr(Adaptation, "fit", told)
+    monkeypatch.setattr(RidgeAdapter, "fit", recording)
     folder = copied(small_model, tmp_path / "model")
     settings = {**QUICK, "adapter": "auto", "learning_rate": 4.0}
     learned = learn(folder, draw(tmp_path / "new", ("rose", "lily"), 20), LearnOptions(epochs=4, settings=settings))
     assert learned.adaptation is not None and learned.adaptation.adapted
-    assert [kind_of(adapter) for adapter in adapters] == ["ridge", "ridge"]
+    assert [adapter.name for adapter in adapters] == ["ridge", "ridge"]
     assert load(folder).learner.settings()["adapter"] == "auto"  # next time it is chosen again
 
 
@@ -373,7 +373,7 @@ def test_the_time_of_a_small_lesson_is_that_of_adapters_which_learn_from_few(
     small_model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = []
-    monkeypatch.setattr(Adaptation, "fit", lambda self, pairs, *others, **options: timed.append(len(pairs.old)))
+    monkeypatch.setattr(MLPAdapter, "fit", lambda self, pairs, **options: timed.append(len(pairs.old)))
     expected_seconds(plan_update(load(small_model), scan(draw(tmp_path / "new", ("rose", "lily"), 6)), LearnOptions()))
     assert set(timed) == {12}  # and not the 128 of a whole batch
 

@@ -251,23 +251,24 @@ class AutoAdapter(MLPAdapter):
         self, pairs: Pairs, *, seed: int = 0, task: int = 0, progress: Progress = SILENT, cache: Cache | None = None
     ) -> Adapter:
         _check_finite(pairs)
-        ridge = RidgeAdapter(adapter_penalty=self.adapter_penalty)
+        if self._prefers_ridge(pairs, seed, task, progress, cache):
+            return RidgeAdapter(adapter_penalty=self.adapter_penalty).fit(pairs, progress=progress)
+        return super().fit(pairs, seed=seed, task=task, progress=progress, cache=cache)
+
+    def _prefers_ridge(self, pairs: Pairs, seed: int, task: int, progress: Progress, cache: Cache | None) -> bool:
         classes = pairs.class_indices[pairs.class_indices >= 0].unique()
         if len(classes) < 2:
-            return ridge.fit(pairs, progress=progress)
+            return True
         held_out = torch.isin(pairs.class_indices, classes[: max(1, len(classes) // 5)])
         old, new, class_indices = pairs.old[~held_out], pairs.new[~held_out], pairs.class_indices[~held_out]
         seen = replace(pairs, old=old, new=new, class_indices=class_indices)
         few = self._mlp(adapter_steps=min(self.steps, CHOOSING_STEPS))
         mlp = few.fit(seen, seed=seed, task=task, progress=progress, cache=cache)
         with progress.phase("adapt"):
+            ridge = RidgeAdapter(adapter_penalty=self.adapter_penalty).fit(seen)
             old, new = F.normalize(pairs.old[held_out]), F.normalize(pairs.new[held_out])
-            errors = [
-                _error_of_means(adapter(old), new, pairs.class_indices[held_out]) for adapter in (mlp, ridge.fit(seen))
-            ]
-        if not parallel.broadcast(lambda: errors[0] < errors[1]):
-            return ridge.fit(pairs, progress=progress)
-        return super().fit(pairs, seed=seed, task=task, progress=progress, cache=cache)
+            errors = [_error_of_means(each(old), new, pairs.class_indices[held_out]) for each in (mlp, ridge)]
+        return parallel.broadcast(lambda: errors[0] >= errors[1])
 
 
 class AdapterNetwork(nn.Module):
