@@ -339,5 +339,5 @@ def test_a_codec_that_is_asked_for_stays() -> None:
 
 
 def test_without_faiss_a_byte_a_number_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engram.methods.budget.installed", lambda: False)
+    monkeypatch.setattr("engram.features.codecs.find_spec", lambda name: None)
     assert planned("engram", 50_000).chosen(many(10, 500))["codec"] == "int8"

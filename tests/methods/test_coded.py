@@ -188,6 +188,6 @@ def test_without_faiss_a_person_is_told_before_anything_is_trained(
 def test_parts_that_do_not_fit_the_network_are_refused_with_those_that_do(stream: Stream) -> None:
     learner = quick("features", **MANY, codec="pq", codec_bytes=24)
     assert isinstance(learner, Features)
-    with pytest.raises(UsageError, match=r"Vectors of 64 numbers cannot be cut into 24 equal parts.* 16 or 32"):
+    with pytest.raises(UsageError, match=r"64 numbers.* 24 .* 16 or 32"):
         learner.learn(stream.tasks[0])
     assert learner.tasks_ == 0

@@ -40,6 +40,7 @@ def decode_options(
     workers: int | None,
 ) -> DecodeOptions:
     """What was asked for."""
+    from engram.data import DecodeOptions
     from engram.methods import parse_bytes
 
     return DecodeOptions(
