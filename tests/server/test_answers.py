@@ -105,7 +105,7 @@ def test_the_first_lesson_makes_the_model(serve: Serve, tmp_path: Path) -> None:
     assert job["state"] == "done", job
     assert job["result"]["new"] == {TULIP: 6, DAISY: 6}
     (left,) = job["result"]["skipped"]
-    assert left["name"] == "12.png"
+    assert left["path"] == "12.png"
     model = client.get("/api/model").json()
     assert (model["image_size"], model["network"]) == (224, "efficientnet-lite0")
     result = job["result"]

@@ -197,7 +197,7 @@ def test_a_lesson_with_a_bomb_leaves_it_out(client: TestClient) -> None:
     sent["data"]["classes"].append("grey")
     job = over(client, client.post("/api/teach", **sent).json()["id"])
     assert job["state"] == "done"
-    assert [left["name"] for left in job["result"]["skipped"]] == ["bomb.png"]
+    assert [left["path"] for left in job["result"]["skipped"]] == ["bomb.png"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engram.server.app import check_address, make_app, make_server
+from engram.server.app import make_app, make_server
 from engram.server.config import Config
 
-__all__ = ["Config", "check_address", "make_app", "make_server"]
+__all__ = ["Config", "make_app", "make_server"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from prometheus_client import generate_latest
@@ -68,29 +68,16 @@ api = APIRouter(prefix="/api")
 edits = APIRouter(prefix="/api", dependencies=[Depends(_require_model)])
 
 
-class Alive(BaseModel):
-    """The server runs."""
-
-    status: Literal["alive"] = "alive"
-
-
-class Ready(BaseModel):
-    """The generation that answers, and a newer one that does not because it is damaged."""
-
-    generation: int
-    damaged: int | None = None
-
-
 @health.get("/livez")
-async def live() -> Alive:
+async def live() -> dict[str, str]:
     """Whether the server runs."""
-    return Alive()
+    return {"status": "alive"}
 
 
 @health.get("/readyz")
-def ready(server: Server) -> Ready:
-    """Whether there is an intact model."""
-    return Ready(generation=server.loader.current().generation, damaged=server.loader.damaged)
+def ready(server: Server) -> dict[str, int | None]:
+    """The generation that answers, and a newer one that does not because it is damaged."""
+    return {"generation": server.loader.current().generation, "damaged": server.loader.damaged}
 
 
 @health.get("/metrics", response_class=Response)
@@ -211,12 +198,6 @@ def _file_name(file: UploadFile) -> str:
     return printable(file.filename or "")[:LONGEST_FILE_NAME]
 
 
-class JobList(BaseModel):
-    """All jobs that are remembered, oldest first."""
-
-    jobs: list[JobStatus]
-
-
 @api.post("/teach", status_code=202, openapi_extra=_form(files=FILE, classes={"type": "string", "minLength": 1}))
 async def teach(
     request: Request,
@@ -252,9 +233,9 @@ async def _read_upload(form: FormData, config: Config) -> Upload:
 
 
 @api.get("/jobs")
-def list_jobs(server: Server) -> JobList:
+def list_jobs(server: Server) -> dict[str, list[JobStatus]]:
     """All jobs that are remembered, oldest first."""
-    return JobList(jobs=[job.status for job in server.jobs.all()])
+    return {"jobs": [job.status for job in server.jobs.all()]}
 
 
 @api.get("/jobs/{id}")
@@ -338,13 +319,6 @@ def roll_back(body: Rollback, server: Server) -> EditResponse:
     return EditResponse(**rollback(server.folder, body.to).to_json())
 
 
-class Session(BaseModel):
-    """Whether this client is authenticated, and whether it has to be."""
-
-    authenticated: bool
-    token_required: bool
-
-
 class SignIn(BaseModel, extra="forbid"):
     """The server's token."""
 
@@ -352,30 +326,23 @@ class SignIn(BaseModel, extra="forbid"):
 
 
 @api.get("/session")
-async def get_session(request: Request, server: Server) -> Session:
+async def get_session(request: Request, server: Server) -> dict[str, bool]:
     """Whether this client is authenticated, and whether it has to be."""
-    return Session(authenticated=request.state.authenticated, token_required=server.authenticator.token_required)
+    return {"authenticated": request.state.authenticated, "token_required": server.authenticator.token_required}
 
 
 @api.post("/session", status_code=204, response_class=Response)
 async def sign_in(body: SignIn, request: Request, response: Response, server: Server) -> None:
     """Start a session, identified by a cookie."""
-    if not server.authenticator.token_required:
-        return
-    server.authenticator.check_token(body.token.strip(), request.client.host if request.client else "")
-    response.set_cookie(
-        COOKIE,
-        server.authenticator.start_session(),
-        max_age=round(server.config.session_seconds),
-        secure=request.url.scheme == "https",
-        httponly=True,
-        samesite="strict",
-    )
+    if server.authenticator.token_required:
+        server.authenticator.check_token(body.token.strip(), request.client.host if request.client else "")
+        session, seconds = server.authenticator.start_session(), round(server.config.session_seconds)
+        secure = request.url.scheme == "https"
+        response.set_cookie(COOKIE, session, max_age=seconds, secure=secure, httponly=True, samesite="strict")
 
 
 @api.delete("/session", status_code=204, response_class=Response)
 async def sign_out(request: Request, response: Response, server: Server) -> None:
     """End the session."""
     server.authenticator.end_session(session_cookie(request.headers))
-    secure = request.url.scheme == "https"
-    response.delete_cookie(COOKIE, secure=secure, httponly=True, samesite="strict")
+    response.delete_cookie(COOKIE)

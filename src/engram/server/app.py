@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -78,18 +77,6 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
 
     app.mount("/static", StaticFiles(directory=PAGE), name="static")
     return app
-
-
-def check_address(host: str, port: int) -> None:
-    """Raise an error if the server cannot listen there, for example because another one does."""
-    try:
-        for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            socket.create_server((str(address[0]), port), family=family).close()
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0].lower()
-        raise EngramError(
-            f"Cannot listen at {host}, port {port}: {reason}. Choose another with --host or --port."
-        ) from error
 
 
 def make_server(folder: ModelFolder, config: Config) -> uvicorn.Server:

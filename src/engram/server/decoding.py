@@ -25,7 +25,7 @@ from engram.data.images import UnreadableImage, decode
 from engram.server.config import Config
 
 HEADER = struct.Struct("<IQ")  # side of the square, limit of pixels; the file's content follows
-PIXELS, REASON = b"pr"  # first byte of a reply
+PIXELS, REASON = b"p", b"r"  # first byte of a reply
 LONGEST_REASON = 1_000
 START_SECONDS = 60.0
 TOO_COSTLY = "It needs too much time or memory to decode. Make it smaller, or save it again."
@@ -38,7 +38,7 @@ class Decoders:
         self.config, self.on_restart = config, on_restart
         self.threads = ThreadPoolExecutor(config.decoders, "decoding")  # requests wait here, not in the shared pool
         self.processes = [DecoderProcess(config) for _ in range(config.decoders)]
-        self._idle: queue.LifoQueue[DecoderProcess] = queue.LifoQueue()
+        self._idle = queue.LifoQueue[DecoderProcess]()
         for process in self.processes:
             self._idle.put(process)
 
@@ -53,14 +53,13 @@ class Decoders:
             raise UnreadableImage(TOO_COSTLY) from None
         finally:
             self._idle.put(decoder)
-        if reply[0] == REASON:
+        if reply[:1] == REASON:
             raise UnreadableImage(reply[1 : 1 + LONGEST_REASON].decode("utf-8", "replace"))
-        if reply[0] != PIXELS or len(reply) != 1 + size * size * 3:
+        if reply[:1] != PIXELS or len(reply) != 1 + size * size * 3:
             raise UnreadableImage(TOO_COSTLY)
         return torch.frombuffer(bytearray(reply[1:]), dtype=torch.uint8).reshape(size, size, 3)
 
     def close(self) -> None:
-        """End all processes."""
         self.threads.shutdown(cancel_futures=True)
         for process in self.processes:
             process.close()
@@ -80,13 +79,9 @@ class DecoderProcess:
         pipe.send_bytes(message)
         if not pipe.poll(2 * self.config.decode_seconds + 1):  # wall time: it may wait for a CPU
             raise EOFError
-        reply = pipe.recv_bytes()
-        if not reply:
-            raise EOFError
-        return reply
+        return pipe.recv_bytes()
 
     def close(self) -> None:
-        """End the process and wait for it."""
         if self.pipe is not None:
             self.pipe.close()
         if self.process is not None:
@@ -123,9 +118,9 @@ def _work(pipe: Connection, seconds: int, memory: int) -> None:
 def _reply(message: bytes) -> bytes:
     size, pixels = HEADER.unpack_from(message)
     try:
-        return bytes([PIXELS]) + decode(message[HEADER.size :], size=size, limit=pixels).numpy().tobytes()
+        return PIXELS + decode(message[HEADER.size :], size=size, limit=pixels).numpy().tobytes()
     except UnreadableImage as error:
-        return bytes([REASON]) + str(error).encode("utf-8", "replace")
+        return REASON + str(error).encode("utf-8", "replace")
 
 
 def _limit_memory(extra: int) -> None:

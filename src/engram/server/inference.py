@@ -133,7 +133,6 @@ class Batcher:
         return await request.answers
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.shutdown()
 
     async def _run_batch(self) -> None:

@@ -15,12 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from engram.data.images import UnreadableImage
+from engram.data.scanning import SkippedFile
 from engram.errors import DataError, EngramError
 from engram.model import LearnOptions, UpdateResult
 from engram.network import DEFAULT_PRETRAINED
@@ -35,6 +37,7 @@ from engram.text import printable
 State = Literal["queued", "learning", "done", "failed", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
 FINISHED = STATES[2:]
+RESULT = TypeAdapter(UpdateResult)
 KILL_SECONDS = 5.0  # after SIGTERM
 KILLED = (
     "The update was killed, perhaps because memory ran out. The model is unchanged, and the pictures were deleted. "
@@ -77,24 +80,6 @@ class Upload:
             self._file.close()
 
 
-@dataclass(frozen=True)
-class SkippedUpload:
-    """An uploaded file that was not learned from."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobResult(UpdateResult):
-    """The result of an update, as `engram learn --json` prints it."""
-
-    skipped: tuple[SkippedUpload, ...] = ()  # type: ignore[assignment] # uploads have a name and no path
-
-
-RESULT = TypeAdapter(JobResult)
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """An update and its outcome."""
@@ -104,7 +89,7 @@ class JobStatus:
     created: str
     classes: dict[str, int]
     progress: JobProgress | None = None
-    result: JobResult | None = None
+    result: UpdateResult | None = None
     problem: str | None = None
 
 
@@ -221,9 +206,8 @@ class Jobs:
 
     def _seconds_left(self) -> float:
         """An estimate of the time until the running job is finished."""
-        running = (job.status.progress for job in self._jobs.values() if job.status.state == "learning")
-        progress = next(running, None)
-        return min(600.0, max(5.0, (progress and progress.seconds_left) or 0.0))
+        running = [job.status.progress for job in self._jobs.values() if job.status.state == "learning"]
+        return min(600.0, max([5.0, *(each.seconds_left or 0.0 for each in running if each is not None)]))
 
     def _run(self, job: Job) -> None:
         job.set(state="learning")
@@ -245,7 +229,7 @@ class Jobs:
                 job.key = None  # it may be sent again
             job.set(state=state, progress=None, **outcome)
 
-    def _update(self, job: Job) -> JobResult:
+    def _update(self, job: Job) -> UpdateResult:
         while True:
             size = self._image_size()
             try:
@@ -258,7 +242,7 @@ class Jobs:
     def _image_size(self) -> int:
         return self.loader.current().image_size if self.folder.exists() else VARIANTS[DEFAULT_PRETRAINED].size
 
-    def _update_at(self, job: Job, image_size: int) -> JobResult:
+    def _update_at(self, job: Job, image_size: int) -> UpdateResult:
         upload = job.upload
         assert upload is not None
         images, skipped = self._decode(job, upload, image_size)
@@ -266,7 +250,7 @@ class Jobs:
         for index, each in skipped.items():
             if (name := upload.classes[index]) not in classes:
                 raise DataError(
-                    f"No picture of the class '{printable(name)}' can be read. {each.name}: {each.reason} "
+                    f"No picture of the class '{printable(name)}' can be read. {each} "
                     "Replace the pictures, or remove the class."
                 )
         names = tuple(sorted(set(classes)))
@@ -282,10 +266,10 @@ class Jobs:
         result = self._run_process(job, request, images)
         return RESULT.validate_python({**result, "skipped": tuple(skipped.values())})
 
-    def _decode(self, job: Job, upload: Upload, image_size: int) -> tuple[list[Tensor], dict[int, SkippedUpload]]:
+    def _decode(self, job: Job, upload: Upload, image_size: int) -> tuple[list[Tensor], dict[int, SkippedFile]]:
         """The images, and the files that cannot be read by their index."""
         images: list[Tensor] = []
-        skipped: dict[int, SkippedUpload] = {}
+        skipped: dict[int, SkippedFile] = {}
         progress = JobProgress("read", 0, len(upload.names))
         job.set(progress=progress)
         for index, name in enumerate(upload.names):
@@ -294,7 +278,7 @@ class Jobs:
             try:
                 images.append(self.decoders.decode(upload.content(index), image_size))
             except UnreadableImage as error:
-                skipped[index] = SkippedUpload(printable(name), str(error))
+                skipped[index] = SkippedFile(Path(printable(name)), str(error))
             progress.advance()
         return images, skipped
 

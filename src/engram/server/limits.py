@@ -33,18 +33,16 @@ class LimitsMiddleware:
         self.body_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request that exceeds a limit."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         is_upload = scope["path"] in UPLOADS
         anonymous = not scope.get("state", {}).get("authenticated", True)  # set by SecurityMiddleware
         limit = self.config.body_bytes if is_upload else self.config.json_bytes
-        refusal = _check_length(scope, limit)
-        if refusal is None and scope["path"] not in HEALTH and self._is_full(anonymous):
-            refusal = _busy()
-        if refusal is not None:
-            await problem_response(refusal)(scope, receive, send)
+        try:
+            self._check(scope, limit, anonymous)
+        except Problem as problem:
+            await problem_response(problem)(scope, receive, send)
             return
         body = _Body(self, receive, limit, self.config.body_seconds if is_upload else self.config.json_seconds)
         self.requests += 1
@@ -56,10 +54,16 @@ class LimitsMiddleware:
             self.anonymous_requests -= anonymous
             self.body_bytes -= body.received
 
-    def _is_full(self, anonymous: bool) -> bool:
-        """Clients without the token must not take all places."""
-        full = self.requests >= self.config.requests
-        return full or (anonymous and self.anonymous_requests >= self.config.anonymous_requests)
+    def _check(self, scope: Scope, limit: int, anonymous: bool) -> None:
+        length = Headers(scope=scope).get("content-length", "0")
+        if not (length.isascii() and length.isdecimal()) or len(length) > 18:
+            raise Problem(400, "The Content-Length header is not a number.", CLOSE)
+        if int(length) > limit:
+            raise _too_large(limit)
+        # Clients without the token must not take the places of those who have it.
+        full = anonymous and self.anonymous_requests >= self.config.anonymous_requests
+        if scope["path"] not in HEALTH and (full or self.requests >= self.config.requests):
+            raise _busy()
 
 
 class _Body:
@@ -91,13 +95,6 @@ class _Body:
         return message
 
 
-def _check_length(scope: Scope, limit: int) -> Problem | None:
-    length = Headers(scope=scope).get("content-length", "0")
-    if not (length.isascii() and length.isdecimal()) or len(length) > 18:
-        return Problem(400, "The Content-Length header is not a number.", CLOSE)
-    return _too_large(limit) if int(length) > limit else None
-
-
 def _busy() -> Problem:
     return too_many("The server is busy. Try again in a moment.", 1, CLOSE)
 
@@ -120,7 +117,6 @@ class TimedProtocol(H11Protocol):
         self.write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer for the first head, if there is room for another connection."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             transport.abort()
@@ -128,37 +124,28 @@ class TimedProtocol(H11Protocol):
             self._update_head_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Process data, then see whether a head is still incomplete."""
         super().data_received(data)
         self._update_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
         for timer in (self.head_timer, self.write_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The write buffer is full: the client has to read from it in time."""
         super().pause_writing()
         self.write_timer = self.loop.call_later(self.limits.response_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read enough."""
         super().resume_writing()
         if self.write_timer is not None:
             self.write_timer.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not HTTP with a problem document."""
-        response = problem_response(Problem(400, MESSAGES[400]))
-        headers = [*response.raw_headers, (b"connection", b"close")]
-        for event in (
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=bytes(response.body)),
-            h11.EndOfMessage(),
-        ):
+        response = problem_response(Problem(400, MESSAGES[400], CLOSE))
+        head = h11.Response(status_code=400, headers=response.raw_headers, reason=b"Bad Request")
+        for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

@@ -65,7 +65,6 @@ class Authenticator:
         raise Problem(401, "The token is wrong.", BEARER)
 
     def start_session(self) -> str:
-        """Make a new session."""
         session, now = secrets.token_urlsafe(32), time.monotonic()
         with self._lock:
             self._sessions = {digest: end for digest, end in self._sessions.items() if end > now}
@@ -75,12 +74,10 @@ class Authenticator:
         return session
 
     def has_session(self, session: str) -> bool:
-        """Whether a session exists and has not expired."""
         with self._lock:
             return self._sessions.get(_digest(session), 0.0) > time.monotonic()
 
     def end_session(self, session: str) -> None:
-        """Delete a session."""
         with self._lock:
             self._sessions.pop(_digest(session), None)
 
@@ -93,7 +90,6 @@ class SecurityMiddleware:
     authenticator: Authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request before its body is read."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

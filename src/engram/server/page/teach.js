@@ -295,7 +295,7 @@ function warnings(texts) {
 
 function skippedFiles(files) {
   if (!files.length) return [];
-  const items = files.slice(0, NAMED).map((each) => make("li", {}, named(each.name), `: ${each.reason}`));
+  const items = files.slice(0, NAMED).map((each) => make("li", {}, named(each.path), `: ${each.reason}`));
   if (files.length > NAMED) items.push(make("li", { textContent: `and ${counted(files.length - NAMED, "more file")}` }));
   return [make("p", { textContent: `${counted(files.length, "file")} skipped:` }), make("ul", { className: "small" }, ...items)];
 }
