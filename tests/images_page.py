@@ -1,6 +1,6 @@
-"""Pictures and folders of every kind, good and bad, and docs/images.md, which tells what becomes of each.
+"""Images and folders of every kind, good and bad, and docs/images.md, which says what happens to each.
 
-What the page says is what engram says: `python tests/images_page.py` writes it anew, and a test keeps it so.
+The page quotes engram: `python tests/images_page.py` writes it, and a test checks that it is up to date.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RAMP = np.arange(0, 65536, 3000, dtype=np.uint16)
 
 
 @dataclass(frozen=True)
-class Picture:
+class Case:
     """A file that someone has. If it can be read: how, and what is then seen, to so many steps of 256."""
 
     what: str
@@ -79,41 +79,41 @@ HEIC_TURNED = heic(PICTURE, exif=exif(6)) if WITH_HEIC else b""
 HEIC_OF_TWO = heic(PICTURE, Image.new("RGB", (8, 8))) if WITH_HEIC else b""
 
 READ = (
-    Picture("JPEG", JPEG, "as it is", PICTURE, 16),
-    Picture("JPEG, progressive", encoded(PICTURE, "JPEG", quality=95, progressive=True), "as it is", PICTURE, 16),
-    Picture("JPEG in the four inks of print (CMYK, YCCK)", ycck(PICTURE), "in colours, on white paper", PICTURE, 6),
-    Picture(
-        "JPEG that holds several pictures, as some phones make",
+    Case("JPEG", JPEG, "as it is", PICTURE, 16),
+    Case("JPEG, progressive", encoded(PICTURE, "JPEG", quality=95, progressive=True), "as it is", PICTURE, 16),
+    Case("JPEG in CMYK or YCCK", ycck(PICTURE), "in colours, on white paper", PICTURE, 6),
+    Case(
+        "JPEG that holds several images, as some phones make",
         encoded(PICTURE, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))], quality=95),
         "the first",
         PICTURE,
         16,
     ),
-    Picture("JPEG with something appended, as some phones do", JPEG + b"\xff\xda\0\2 video", "as it is", PICTURE, 16),
-    Picture("JPEG, PNG or WebP that says which way is up (EXIF)", TURNED, "upright", np.rot90(PICTURE, -1)),
-    Picture("the same, with damage in its EXIF block", MISTURNED, "as stored", PICTURE),
-    Picture("PNG", PNG, "as it is", PICTURE),
-    Picture("PNG, grey or black and white", encoded(RED, "PNG"), "three equal channels", grey(RED)),
-    Picture("PNG of 16 bits", grey_16(RAMP), "in 256 steps, black to white", grey(np.rint(RAMP / 257))[None]),
-    Picture("PNG, GIF or BMP with a palette", encoded(QUANTISED, "PNG"), "in its colours", COARSE),
-    Picture(
+    Case("JPEG with something appended, as some phones do", JPEG + b"\xff\xda\0\2 video", "as it is", PICTURE, 16),
+    Case("JPEG, PNG or WebP with an EXIF orientation", TURNED, "upright", np.rot90(PICTURE, -1)),
+    Case("the same, with damage in its EXIF block", MISTURNED, "as stored", PICTURE),
+    Case("PNG", PNG, "as it is", PICTURE),
+    Case("PNG, grey or black and white", encoded(RED, "PNG"), "three equal channels", grey(RED)),
+    Case("PNG of 16 bits", grey_16(RAMP), "in 256 steps, black to white", grey(np.rint(RAMP / 257))[None]),
+    Case("PNG, GIF or BMP with a palette", encoded(QUANTISED, "PNG"), "in its colours", COARSE),
+    Case(
         "PNG, WebP, GIF or BMP that is transparent in places",
         encoded(np.dstack([PICTURE, FADING]), "PNG"),
         "on white",
         on_white(PICTURE, FADING),
         1,
     ),
-    Picture("PNG that moves", several_frames("PNG"), "its first frame", PICTURE),
-    Picture("WebP", encoded(PICTURE, "WEBP", lossless=True), "as it is", PICTURE),
-    Picture("WebP that moves", several_frames("WEBP", lossless=True), "its first frame", PICTURE),
-    Picture("GIF", encoded(QUANTISED, "GIF"), "in its colours", COARSE),
-    Picture("GIF that moves", several_frames("GIF"), "its first frame", PICTURE, 40),
-    Picture("BMP", encoded(PICTURE, "BMP"), "as it is", PICTURE),
-    Picture("BMP with zeros where opacity could be", bmp_32(np.dstack([PICTURE, 0 * FADING])), "as opaque", PICTURE),
-    Picture("HEIC, the format of iPhones", HEIC, "as it is; needs pillow-heif", PICTURE),
-    Picture("HEIC that says which way is up", HEIC_TURNED, "upright", np.rot90(PICTURE, -1)),
-    Picture("HEIC that contains several images", HEIC_OF_TWO, "the primary one", PICTURE),
-    Picture("one pixel", encoded(PICTURE[:1, :1], "PNG"), "as it is", PICTURE[:1, :1]),
+    Case("PNG, animated", several_frames("PNG"), "its first frame", PICTURE),
+    Case("WebP", encoded(PICTURE, "WEBP", lossless=True), "as it is", PICTURE),
+    Case("WebP, animated", several_frames("WEBP", lossless=True), "its first frame", PICTURE),
+    Case("GIF", encoded(QUANTISED, "GIF"), "in its colours", COARSE),
+    Case("GIF, animated", several_frames("GIF"), "its first frame", PICTURE, 40),
+    Case("BMP", encoded(PICTURE, "BMP"), "as it is", PICTURE),
+    Case("BMP with zeros where opacity could be", bmp_32(np.dstack([PICTURE, 0 * FADING])), "as opaque", PICTURE),
+    Case("HEIC, the format of iPhones", HEIC, "as it is; needs pillow-heif", PICTURE),
+    Case("HEIC with a rotation", HEIC_TURNED, "upright", np.rot90(PICTURE, -1)),
+    Case("HEIC that contains several images", HEIC_OF_TWO, "the primary one", PICTURE),
+    Case("one pixel", encoded(PICTURE[:1, :1], "PNG"), "as it is", PICTURE[:1, :1]),
 )
 
 ZEROS = zlib.compress(bytes(20_000_000), 9)
@@ -126,34 +126,37 @@ def damaged(content: bytes) -> bytes:
 
 
 REFUSED = (
-    Picture("an empty file", b""),
-    Picture("only zero bytes", bytes(5000)),
-    Picture("a JPEG that is cut short", JPEG[: len(JPEG) // 2]),
-    Picture("a JPEG whose second half was never copied", JPEG[: len(JPEG) // 2] + bytes(len(JPEG) // 2)),
-    Picture("a PNG that is cut short", PNG[: len(PNG) // 2]),
-    Picture("a PNG with one wrong bit", damaged(PNG)),
-    Picture("a GIF that is cut short", encoded(QUANTISED, "GIF")[:600]),
-    Picture("a web page in place of a picture", b"<!DOCTYPE html>\n<html><title>404</title></html>"),
-    Picture("what Git LFS leaves in place of a picture", b"version https://git-lfs.github.com/spec/v1\n"),
-    Picture("text", b"Dear Sir or Madam"),
-    Picture("something else", b"\x01\x02\x03\xfe"),
-    Picture("TIFF, or a camera's raw format", encoded(PICTURE, "TIFF")),
-    Picture("AVIF", b"\0\0\0\x1cftypavif\0\0\0\0"),
-    Picture("SVG", b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'),
-    Picture("PDF", b"%PDF-1.7\n"),
-    Picture("PostScript", b"%!PS-Adobe-3.0 EPSF-3.0\n"),
-    Picture("Photoshop", b"8BPS\0\1" + bytes(20)),
-    Picture("JPEG 2000", b"\0\0\0\x0cjP  \r\n\x87\n"),
-    Picture("JPEG XL", b"\0\0\0\x0cJXL \r\n\x87\n"),
-    Picture("ICO", encoded(PICTURE, "ICO")),
-    Picture("PPM", encoded(PICTURE, "PPM")),
-    Picture("a video", b"\0\0\0\x18ftypmp42\0\0\0\0"),
-    Picture("ZIP, and so the files of Office", b"PK\3\4" + bytes(30)),
-    Picture("gzip", b"\x1f\x8b\x08" + bytes(10)),
-    Picture("too many pixels, in a few bytes or in many", png(2**31 - 1, 2**31 - 1, 8, 6, b"")),
-    Picture("a PNG whose metadata swells", png(32, 24, 8, 2, ROWS, before=chunk(b"zTXt", b"Comment\0\0" + ZEROS))),
-    Picture("a JPEG of a thousand scans", scans(encoded(PICTURE, "JPEG", progressive=True), 1000)),
-    Picture("a picture without pixels", png(0, 24, 8, 2, b"")),
+    Case("an empty file", b""),
+    Case("only zero bytes", bytes(5000)),
+    Case("a JPEG that is truncated", JPEG[: len(JPEG) // 2]),
+    Case("a JPEG whose second half was never copied", JPEG[: len(JPEG) // 2] + bytes(len(JPEG) // 2)),
+    Case("a PNG that is truncated", PNG[: len(PNG) // 2]),
+    Case("a PNG with one wrong bit", damaged(PNG)),
+    Case("a GIF that is truncated", encoded(QUANTISED, "GIF")[:600]),
+    Case("a web page in place of an image", b"<!DOCTYPE html>\n<html><title>404</title></html>"),
+    Case("what Git LFS leaves in place of an image", b"version https://git-lfs.github.com/spec/v1\n"),
+    Case("text", b"Dear Sir or Madam"),
+    Case("something else", b"\x01\x02\x03\xfe"),
+    Case("TIFF, or camera raw", encoded(PICTURE, "TIFF")),
+    Case("AVIF", b"\0\0\0\x1cftypavif\0\0\0\0"),
+    Case("SVG", b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'),
+    Case("PDF", b"%PDF-1.7\n"),
+    Case("PostScript", b"%!PS-Adobe-3.0 EPSF-3.0\n"),
+    Case("Photoshop", b"8BPS\0\1" + bytes(20)),
+    Case("JPEG 2000", b"\0\0\0\x0cjP  \r\n\x87\n"),
+    Case("JPEG XL", b"\0\0\0\x0cJXL \r\n\x87\n"),
+    Case("ICO", encoded(PICTURE, "ICO")),
+    Case("PPM", encoded(PICTURE, "PPM")),
+    Case("a video", b"\0\0\0\x18ftypmp42\0\0\0\0"),
+    Case("ZIP, and so the files of Office", b"PK\3\4" + bytes(30)),
+    Case("gzip", b"\x1f\x8b\x08" + bytes(10)),
+    Case("too many pixels, in a few bytes or in many", png(2**31 - 1, 2**31 - 1, 8, 6, b"")),
+    Case(
+        "a PNG whose compressed metadata is huge",
+        png(32, 24, 8, 2, ROWS, before=chunk(b"zTXt", b"Comment\0\0" + ZEROS)),
+    ),
+    Case("a JPEG of a thousand scans", scans(encoded(PICTURE, "JPEG", progressive=True), 1000)),
+    Case("an image without pixels", png(0, 24, 8, 2, b"")),
 )
 
 
@@ -164,11 +167,11 @@ class Place:
     what: str
     make: Callable[[Path], None]
     learned: bool = True
-    source: str = "pictures"
+    source: str = "images"
 
 
 def files(*names: str | bytes) -> Callable[[Path], None]:
-    """Makes pictures under these names."""
+    """Makes images under these names."""
 
     def make(folder: Path) -> None:
         for name in names:
@@ -180,7 +183,7 @@ def files(*names: str | bytes) -> Callable[[Path], None]:
 
 
 def beside(*names: str, **others: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Makes pictures under these names, and then, under cat, `others`: by their names, with an underscore for a dot."""
+    """Makes images under these names, and then, under cat, `others`: by their names, with an underscore for a dot."""
 
     def make(folder: Path) -> None:
         files(*names)(folder)
@@ -197,7 +200,7 @@ def link(target: str) -> Callable[[Path], None]:
 
 
 def listed(text: str | bytes) -> Callable[[Path], None]:
-    """Makes pictures/cat/1.png, pictures/dog/1.png and a list beside them."""
+    """Makes images/cat/1.png, images/dog/1.png and a list beside them."""
 
     def make(folder: Path) -> None:
         files("cat/1.png", "dog/1.png")(folder)
@@ -212,19 +215,19 @@ def too_long(path: Path) -> None:
 
 
 BOTH = ("cat/1.png", "dog/1.png")
-LIST = "pictures/list.csv"
+LIST = "images/list.csv"
 
 PLACES = (
     Place("a sub-folder per class", files("cat/1.png", "cat/2.png", "dog/1.png")),
     Place("folders inside a class", files("cat/1.png", "cat/kittens/2.png", "dog/1.png")),
     Place("an ending in capitals, or that of another format", files(*BOTH, "cat/a.JPG")),
     Place("hidden files and what systems leave", files(*BOTH, "cat/._1.png", "__MACOSX/1.png", "Thumbs.db")),
-    Place("a file that is no picture by its name", beside(*BOTH, notes_txt=Path.touch)),
-    Place("a picture that cannot be read", beside(*BOTH, b_png=Path.touch)),
-    Place("a picture that is larger than any", beside(*BOTH, film_jpg=too_long)),
-    Place("a picture beside the classes", files(*BOTH, "3.png")),
-    Place("a class without pictures", beside(*BOTH, **{"../emu": Path.mkdir})),
-    Place("a link to a folder or a picture", beside(*BOTH, more=link("../dog"))),
+    Place("a file without the extension of an image", beside(*BOTH, notes_txt=Path.touch)),
+    Place("an image that cannot be read", beside(*BOTH, b_png=Path.touch)),
+    Place("a file that is larger than any image", beside(*BOTH, film_jpg=too_long)),
+    Place("an image beside the classes", files(*BOTH, "3.png")),
+    Place("a class without images", beside(*BOTH, **{"../emu": Path.mkdir})),
+    Place("a link to a folder or an image", beside(*BOTH, more=link("../dog"))),
     Place("a link that leads nowhere", beside(*BOTH, gone_png=link("nowhere"))),
     Place("a link in a circle", beside(*BOTH, around=link(".."))),
     Place("a pipe or a device", beside(*BOTH, pipe_png=os.mkfifo)),
@@ -233,15 +236,15 @@ PLACES = (
     Place("a name of a file that is not UTF-8", files(*BOTH, b"cat/\xff.png")),
     Place("a class called like a part of a data set", files("train/1.png", "plane/1.png")),
     Place("nothing at all", Path.mkdir, learned=False),
-    Place("pictures without classes", files("1.png", "2.png"), learned=False),
+    Place("images without classes", files("1.png", "2.png"), learned=False),
     Place("a folder above those of the classes", files("train/cat/1.png", "test/cat/2.png"), learned=False),
-    Place("a class of which no picture can be read", beside("dog/1.png", a_png=Path.touch), learned=False),
+    Place("a class without a readable image", beside("dog/1.png", a_png=Path.touch), learned=False),
     Place("two classes that differ in capitals", files("Cat/1.png", "cat/1.png"), learned=False),
     Place("two that differ in the encoding of accents", files("caf\u00e9/1.png", "cafe\u0301/1.png"), learned=False),
     Place("two that differ in spaces at the end", files("cat/1.png", "cat /1.png"), learned=False),
     Place("a name of a class that is not UTF-8", files(b"k\xe4fer/1.png"), learned=False),
     Place("a name of a class that cannot be shown", files("a\x07b/1.png"), learned=False),
-    Place("a file that is no list", files("1.png"), learned=False, source="pictures/1.png"),
+    Place("a file that is no list", files("1.png"), learned=False, source="images/1.png"),
     Place("what is not there", files(*BOTH), learned=False, source="elsewhere"),
     Place("a list", listed("path,label\ncat/1.png,cat\ndog/1.png,dog\n"), source=LIST),
     Place(
@@ -251,7 +254,7 @@ PLACES = (
     ),
     Place("a list with other columns", listed("who,label,path\nme,cat,cat/1.png\nyou,dog,dog/1.png\n"), source=LIST),
     Place("a line that repeats another", listed("cat/1.png,cat\ndog/1.png,dog\n./cat/1.png,cat\n"), source=LIST),
-    Place("a list without pictures", listed("path,label\n"), learned=False, source=LIST),
+    Place("a list without images", listed("path,label\n"), learned=False, source=LIST),
     Place("a list with semicolons", listed("path;label\ncat/1.png;cat\n"), learned=False, source=LIST),
     Place("a list in UTF-16", listed("path,label\n".encode("utf-16")), learned=False, source=LIST),
     Place(
@@ -264,7 +267,7 @@ PLACES = (
 
 
 def refusal(content: bytes) -> str:
-    """Why a picture cannot be read."""
+    """Why an image cannot be read."""
     try:
         decode(content)
     except UnreadableImage as error:
@@ -275,15 +278,15 @@ def refusal(content: bytes) -> str:
 def outcome(place: Place) -> tuple[bool, str]:
     """Whether anything was learned, and what is said."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        place.make(Path("pictures"))
+        place.make(Path("images"))
         try:
             found = scan(place.source)
             plan_update(None, found, LearnOptions(network="small"))
-            pictures = read_images(found, 8)
+            images = read_images(found, 8)
         except EngramError as error:
             return False, str(error)
-        counts = Counter(pictures.class_names[label] for label in pictures.samples.labels.tolist())
-        skipped = [f"Left out: {each}" for each in (*found.skipped, *pictures.unreadable)]
+        counts = Counter(images.class_names[label] for label in images.samples.labels.tolist())
+        skipped = [f"Skipped: {each}" for each in (*found.skipped, *images.unreadable)]
         learned = ", ".join(f"{name} {count}" for name, count in counts.items())
         return True, " ".join([f"Learned: {learned}.", *skipped])
 
@@ -306,46 +309,46 @@ def page() -> str:
     return TEMPLATE.format(
         extensions=", ".join(f"`{each}`" for each in EXTENSIONS),
         limit=f"{LIMIT:,}",
-        read=table("picture", "is read", [(each.what, each.how) for each in READ]),
-        refused=table("file", "what is said of it", [(each.what, refusal(each.content)) for each in REFUSED]),
-        learned=table("what is there", "what becomes of it", [(what, said) for what, (good, said) in outcomes if good]),
-        errors=table("what is there", "the error", [(what, said) for what, (good, said) in outcomes if not good]),
+        read=table("image", "is read", [(each.what, each.how) for each in READ]),
+        refused=table("file", "message", [(each.what, refusal(each.content)) for each in REFUSED]),
+        learned=table("folder or list", "result", [(what, said) for what, (good, said) in outcomes if good]),
+        errors=table("folder or list", "error", [(what, said) for what, (good, said) in outcomes if not good]),
     )
 
 
 TEMPLATE = """\
 <!-- Written by: .venv/bin/python tests/images_page.py
-     What is said here is what engram says of the cases in that file. Change those, and run it. -->
+     It quotes what engram says of the cases in that file. Change those, and run it. -->
 
-# Pictures
+# Images
 
 `engram learn` and `engram evaluate` take a folder with one sub-folder per class, or a list:
 
 ```
-pictures/cat/1.jpg           path,label
-pictures/cat/kitten/2.jpg    cat/1.jpg,cat
-pictures/dog/1.png           dog/1.png,dog
+images/cat/1.jpg           path,label
+images/cat/kitten/2.jpg    cat/1.jpg,cat
+images/dog/1.png           dog/1.png,dog
 ```
 
-`engram predict` takes pictures, folders, and `-` for a list on stdin, one path a line. In folders, pictures are known
-by how their names end: {extensions}.
-Files that are named in a list, or to `predict`, may be called anything. Either way the content decides how one is read.
+`engram predict` takes images, folders, and `-` for a list on stdin, one path per line. In folders, images are
+recognised by their extensions: {extensions}.
+Files that are named in a list, or to `predict`, may have any name. The content decides how a file is decoded.
 
-What is left out is told on stderr, each with the reason, and with `--json` under `skipped`. Nothing is learned of a
-picture that cannot be read, and nothing takes its place. `predict` answers the others, and exits with 1.
+Skipped files are reported on stderr, each with the reason, and with `--json` under `skipped`. Files that cannot be
+decoded are not learned, and nothing replaces them. `predict` classifies the others, and exits with 1.
 
-## Pictures that are read
+## Images that are read
 
 {read}
 
-A picture becomes the square that the network takes: the shorter side is scaled to the model's size, and of the longer
-one the middle is kept. At most {limit} pixels are decoded.
+An image becomes the square that the network takes: the shorter side is scaled to the model's size, and the middle of
+the longer one is used. At most {limit} pixels are decoded.
 
-HEIC photos need the package pillow-heif (`pip install -c constraints.txt '.[heic]'`). Without it, a HEIC file is not
-read, and the message says so. Of a HEIC file, the primary image is read, with its rotation and its alpha plane;
+HEIC photos need the package pillow-heif (`pip install -c constraints.txt '.[heic]'`). Without it, HEIC files are
+skipped, and the message says so. Of a HEIC file, the primary image is read, with its rotation and its alpha plane;
 thumbnails, depth maps and HDR gain maps are ignored.
 
-## Files that are not
+## Files that are not read
 
 {refused}
 
@@ -359,13 +362,13 @@ These are refused, and nothing is changed:
 
 ## Names
 
-Names of files and classes are shown on one line: what no terminal can print, or what would steer one, is escaped, such
-as `\\n` or `\\x1b`. JSON has every name as it is, with its own escapes; from a name that is not UTF-8, Python's
-`os.fsencode` makes the bytes again. In CSV, a cell that a spreadsheet would take for a formula begins with an
-apostrophe instead.
+Names of files and classes are printed on one line: characters that a terminal cannot print, or that would control it,
+are escaped, such as `\\n` or `\\x1b`. JSON has every name as it is, with its own escapes; from a name that is not
+UTF-8, Python's `os.fsencode` restores the bytes. In CSV, a cell that a spreadsheet would take for a formula begins with
+an apostrophe.
 
-A list on stdin ends each path at a newline, so a path that has one in it cannot be listed; name it, or its folder.
-Blank lines, and what Windows puts at the ends of lines, are passed over. A file that is called `-` is named `./-`.
+A list on stdin ends each path at a newline, so a path that contains one cannot be listed; name it, or its folder.
+Blank lines and the carriage returns of Windows are ignored. To name a file called `-`, write `./-`.
 """
 
 
@@ -373,4 +376,4 @@ if __name__ == "__main__":
     text = page()
     changed = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
     PAGE.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{PAGE}: {'written anew' if changed else 'as it was'}\n")
+    sys.stdout.write(f"{PAGE}: {'written' if changed else 'up to date'}\n")

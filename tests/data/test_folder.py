@@ -142,7 +142,7 @@ def test_samples_are_only_row_numbers_and_a_stream_of_them_decodes_nothing(
     assert len(set(stream.fingerprints())) == 2
 
 
-def test_packed_images_take_the_place_of_files_and_leave_the_fingerprint(tmp_path: Path) -> None:
+def test_cached_images_have_the_pixels_and_the_fingerprint_of_the_files(tmp_path: Path) -> None:
     root = settle(imagenet(tmp_path / "data"))
     plain = load("imagenet1000", root, options=DecodeOptions(size=8))
     packed = load("imagenet1000", root, options=DecodeOptions(size=8, cache=10**6))
@@ -159,11 +159,10 @@ def test_files_that_are_left_out_are_listed_as_learn_lists_them(tmp_path: Path) 
     (root / "train" / "n00000000" / "notes.txt").touch()
     write(root / "train" / "stray.JPEG", 0, 0)
     dataset = load("imagenet1000", root)
-    assert [str(left).removeprefix(f"{root}/train/").split(".")[:2] for left in dataset.skipped] == [
-        ["n00000000/notes", "txt: Its name does not end like that of a picture: "],
-        ["stray", "JPEG: It lies beside the class folders, so it has no class"],
-        ["n00000000/empty", "JPEG: It is empty"],
-    ]
+    reasons = {str(left.path.relative_to(root / "train")): left.reason for left in dataset.skipped}
+    assert list(reasons) == ["n00000000/empty.JPEG", "n00000000/notes.txt", "stray.JPEG"]
+    assert "empty" in reasons["n00000000/empty.JPEG"] and "extension" in reasons["n00000000/notes.txt"]
+    assert "beside the class folders" in reasons["stray.JPEG"]
     assert len(dataset.train) == 6
     assert load("folder", root / "val").skipped == ()
 
@@ -173,14 +172,12 @@ def test_files_that_are_left_out_are_listed_as_learn_lists_them(tmp_path: Path) 
 
 def test_a_folder_must_be_named_and_be_there(tmp_path: Path) -> None:
     for name in ("folder", "imagenet100", "imagenet1000", "tiny-imagenet-200"):
-        with pytest.raises(
-            UsageError, match=f"^The data set '{name}' is a folder of your own. Name it with --data DIR.$"
-        ):
+        with pytest.raises(UsageError, match=f"'{name}' .* --data DIR"):
             load(name)
-        with pytest.raises(DataError, match=r"gone cannot be found\. Name the data set's folder with --data DIR\."):
+        with pytest.raises(DataError, match=r"gone .*--data DIR"):
             load(name, tmp_path / "gone")
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"file is not a folder\."):
+    with pytest.raises(DataError, match="file is not a folder"):
         load("folder", tmp_path / "file")
 
 
@@ -199,17 +196,13 @@ def test_a_wrong_layout_is_told_with_what_was_found_and_what_is_expected(tmp_pat
 def test_validation_pictures_that_are_not_sorted_into_classes_are_told(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
     write(root / "val" / "ILSVRC2012_val_00000001.JPEG", 0, 0)
-    with pytest.raises(
-        DataError, match=r"val has no pictures of 2 of the 2 classes, such as n00000000\. Expected val/CLASS"
-    ):
+    with pytest.raises(DataError, match=r"val .* 2 of the 2 classes, such as n00000000\. Expected val/CLASS"):
         load("imagenet1000", root)
 
 
 def test_train_without_anything_to_test_on_is_told(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
-    with pytest.raises(
-        DataError, match=r"data has train, but none of val, valid, validation, test\. .* or name .*data/train, of"
-    ):
+    with pytest.raises(DataError, match=r"data holds train, .*data/train"):
         load("folder", root)
     assert len(load("folder", root / "train").test) == 2
 
@@ -218,10 +211,7 @@ def test_train_without_anything_to_test_on_is_told(tmp_path: Path) -> None:
 def test_parts_of_a_data_set_are_not_learned_as_classes(parts: tuple[str, str], tmp_path: Path) -> None:
     for part in parts:
         class_folders(tmp_path / "data" / part, classes=2, per_class=2)
-    said = (
-        rf"data has {' and '.join(sorted(parts))}, which seem to be parts of a data set\. Call them train and val, or"
-    )
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=rf"data holds {' and '.join(sorted(parts))}"):
         load("folder", tmp_path / "data")
 
 
@@ -240,7 +230,7 @@ def test_what_is_only_tested_on_or_has_no_pictures_is_told(tmp_path: Path) -> No
     dataset = load("folder", root)
     assert dataset.class_names == ("n00000000", "n00000001")
     assert {(left.path.relative_to(root).as_posix(), left.reason) for left in dataset.skipped} == {
-        ("train/bare", "This class has no pictures."),
+        ("train/bare", "This class has no images."),
         ("val/unlearned", "train has no such class, so it cannot be learned."),
     }
     (root / "train" / "n00000000" / "inner").mkdir()
@@ -260,7 +250,7 @@ def test_a_class_list_may_come_from_another_system_and_blanks_around_a_name_are_
 def test_a_class_with_one_picture_is_told(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data", classes=2, per_class=3)
     write(root / "single" / "1.jpg", 0, 0)
-    with pytest.raises(DataError, match=r"the class 'single' has 1 pictures that are not empty\. Two are needed"):
+    with pytest.raises(DataError, match="class 'single' has 1 "):
         load("folder", root)
 
 
@@ -268,14 +258,12 @@ def test_classes_that_differ_in_capitals_alone_are_refused_as_by_learn(tmp_path:
     for name in ("Cat", "cat"):
         for number in range(2):
             write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
-    with pytest.raises(DataError, match=r"The classes 'Cat' .* and 'cat' .* differ in capitals"):
+    with pytest.raises(DataError, match="'Cat' .* and 'cat' "):
         load("folder", tmp_path / "data")
 
 
 def test_neither_a_hundred_nor_a_thousand_classes_need_a_list(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"drawn from 1,000, and there are 4\. Name those to take, .* imagenet100\.txt"
-    ):
+    with pytest.raises(UsageError, match=r"1,000; found 4\. .* imagenet100\.txt"):
         load("imagenet100", imagenet(tmp_path / "data"))
 
 
@@ -286,10 +274,10 @@ def test_a_list_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     def attempt() -> Dataset:
         return load("imagenet100", root, options=DecodeOptions(class_list=listed))
 
-    with pytest.raises(UsageError, match=r"list\.txt cannot be read\. One name a line is expected\."):
+    with pytest.raises(UsageError, match=r"list\.txt cannot be read"):
         attempt()
     listed.write_text("\n")
-    with pytest.raises(UsageError, match=r"list\.txt names none"):
+    with pytest.raises(UsageError, match=r"list\.txt is empty"):
         attempt()
     listed.write_text("n00000001\nn0000002\n")
     with pytest.raises(
@@ -298,16 +286,14 @@ def test_a_list_that_cannot_be_used_is_told(tmp_path: Path) -> None:
         attempt()
 
 
-def test_how_files_are_read_is_not_asked_of_data_that_are_no_files() -> None:
+def test_decode_options_are_refused_for_data_that_are_not_files() -> None:
     for name in ("digits", "cifar100", "arrays"):
-        with pytest.raises(
-            UsageError, match=rf"^{name} is not read from pictures: image size, .* are for folder, imagenet"
-        ):
+        with pytest.raises(UsageError, match=rf"^{name} .* folder, imagenet100"):
             load(name, options=DecodeOptions(size=12))
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"workers": 0}])
-def test_readings_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
+def test_impossible_decode_options_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="found 0"):
         DecodeOptions(**wrong)  # type: ignore[arg-type]
 

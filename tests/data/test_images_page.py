@@ -1,4 +1,4 @@
-"""docs/images.md says of every kind of picture and folder what engram says, and no more than is true."""
+"""docs/images.md says of every kind of image and folder what engram says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from images_page import PAGE, PLACES, READ, REFUSED, Picture, Place, outcome, page, refusal
+from images_page import PAGE, PLACES, READ, REFUSED, Case, Place, outcome, page, refusal
 
 from engram.data.images import DECODERS, SIGNATURES, decode
 
@@ -27,20 +27,20 @@ def any_name(tmp_path: Path) -> None:
 documented = pytest.mark.skipif(not PAGE.exists(), reason="a copy without the documents")
 
 
-@pytest.mark.parametrize("picture", READ, ids=lambda picture: picture.what)
-def test_what_is_read_is_seen_as_the_page_says(picture: Picture) -> None:
-    assert picture.how and picture.seen is not None
-    if not picture.content:
+@pytest.mark.parametrize("case", READ, ids=lambda case: case.what)
+def test_images_are_decoded_as_the_page_says(case: Case) -> None:
+    assert case.how and case.seen is not None
+    if not case.content:
         pytest.skip("pillow-heif is not installed (the extra heic)")
-    found = decode(picture.content).numpy()
-    assert found.shape == picture.seen.shape
-    assert np.abs(found.astype(int) - picture.seen).max() <= picture.tolerance
-    assert decode(picture.content, size=8).shape == (8, 8, 3)
+    found = decode(case.content).numpy()
+    assert found.shape == case.seen.shape
+    assert np.abs(found.astype(int) - case.seen).max() <= case.tolerance
+    assert decode(case.content, size=8).shape == (8, 8, 3)
 
 
-@pytest.mark.parametrize("picture", REFUSED, ids=lambda picture: picture.what)
-def test_what_is_not_read_is_said_to_be_so_in_a_sentence_about_it(picture: Picture) -> None:
-    message = refusal(picture.content)
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.what)
+def test_an_unreadable_file_gets_one_short_message(case: Case) -> None:
+    message = refusal(case.content)
     assert message.startswith(("It ", "Its ")) and message.endswith(".") and "\n" not in message
     assert len(message) < 200
 

@@ -130,15 +130,15 @@ def test_what_is_not_a_picture_by_its_name_is_listed_and_so_are_empty_classes(tm
     found = scan(tmp_path)
     assert classes(found) == {"cat": ["cat/1.png"]}
     extensions = ".jpg, .jpeg, .jpe, .jfif, .png, .apng, .webp, .bmp, .gif, .heic, .heif, .hif"
-    name = f"Its name does not end like that of a picture: {extensions}."
+    name = f"It does not have the extension of an image: {extensions}."
     assert reasons(found.skipped, tmp_path) == {
         "2.png": "It lies beside the class folders, so it has no class.",
         "README.md": name,
         "cat/notes.txt": name,
         "cat/png": name,
         "cat/scan.tiff": name,
-        "cat/pipe.png": "It is not a file.",
-        "dog": "This class has no pictures.",
+        "cat/pipe.png": "It is not a regular file.",
+        "dog": "This class has no images.",
     }
     assert [left.path for left in found.skipped] == sorted(left.path for left in found.skipped)
     assert str(found.skipped[0]) == f"{tmp_path}/2.png: It lies beside the class folders, so it has no class."
@@ -164,45 +164,41 @@ def test_links_that_lead_in_a_circle_or_nowhere_are_listed(tmp_path: Path) -> No
     (tmp_path / "cat" / "itself.png").symlink_to("itself.png")
     found = scan(tmp_path)
     assert classes(found) == {"cat": ["cat/1.png", "cat/deep/2.png"]}
-    circle = "This link leads in a circle, back to a folder that it lies in."
+    circle = "This link leads to a folder that contains it."
     assert reasons(found.skipped, tmp_path) == {
         "all": circle,
         "cat/deep/all": circle,
         "cat/deep/up": circle,
-        "cat/gone.png": "This link leads nowhere.",
-        "cat/itself.png": "This link leads nowhere.",
+        "cat/gone.png": "This link is broken.",
+        "cat/itself.png": "This link is broken.",
     }
 
 
 def test_pictures_without_class_folders_are_refused_with_what_was_expected(tmp_path: Path) -> None:
     fill(tmp_path, "1.png", "2.png")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"{tmp_path} holds images, but not in class folders.*{tmp_path}/cat/1.jpg"):
         scan(tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path} holds pictures, but not in class folders. Expected one sub-folder per class, "
-        f"such as {tmp_path}/cat/1.jpg, or a .csv file with the columns path and label."
-    )
 
 
 def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "notes.txt").touch()
-    with pytest.raises(DataError, match=r"holds no pictures\. Expected one sub-folder per class"):
+    with pytest.raises(DataError, match="holds no images"):
         scan(tmp_path)
 
 
 def test_what_is_neither_folder_nor_list_is_refused(tmp_path: Path) -> None:
     fill(tmp_path, "1.png")
-    with pytest.raises(DataError, match=r"1\.png is neither a folder nor a \.csv file\. Expected one sub-folder"):
+    with pytest.raises(DataError, match=r"1\.png is neither a folder nor a \.csv file"):
         scan(tmp_path / "1.png")
-    with pytest.raises(DataError, match=r"absent cannot be found\. Expected one sub-folder"):
+    with pytest.raises(DataError, match="absent does not exist"):
         scan(tmp_path / "absent")
 
 
 def test_a_data_set_that_is_already_split_is_not_learned_as_train_and_test(tmp_path: Path) -> None:
     fill(tmp_path, "train/cat/1.png", "train/dog/1.png", "Val/cat/2.png")
-    with pytest.raises(DataError, match=rf"seems to be split into Val and train, .* such as {tmp_path}/train\."):
+    with pytest.raises(DataError, match=rf"holds Val and train, .* such as {tmp_path}/train"):
         scan(tmp_path)
     fill(tmp_path, "plane/1.png")
     assert scan(tmp_path).class_names == ("Val", "plane", "train")
@@ -217,8 +213,8 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch:
     fill(tmp_path, "cat/1.png", "dog/1.png")
     scandir = os.scandir
 
-    def forbid(folder: Path) -> Any:
-        if folder.name == "dog":
+    def forbid(folder: bytes) -> Any:
+        if folder.endswith(b"/dog"):
             raise PermissionError(13, "Permission denied")
         return scandir(folder)
 
@@ -247,13 +243,13 @@ def test_classes_that_people_take_for_one_are_refused(one: str, other: str, tmp_
         pytest.skip("a file system that takes both names for one")
     with pytest.raises(DataError) as caught:
         scan(tmp_path)
-    places = [f"{name!a} (the folder {tmp_path / name})" for name in both]
-    assert str(caught.value).startswith(f"The classes {places[0]} and {places[1]} differ in capitals, spaces or ")
+    for name in both:
+        assert f"{name!a} (the folder {tmp_path / name})" in str(caught.value)
 
 
 def test_labels_that_people_take_for_one_are_refused_with_their_lines(tmp_path: Path) -> None:
     path = listed(tmp_path, f"path,label\na.png,{COMPOSED}\nb.png,{COMPOSED}\nc.png,{DECOMPOSED}\n")
-    with pytest.raises(DataError, match=r"The classes 'caf\\xe9' \(line 2\) and 'cafe\\u0301' \(line 4\) differ in"):
+    with pytest.raises(DataError, match=r"'caf\\xe9' \(line 2\) and 'cafe\\u0301' \(line 4\)"):
         scan(path)
 
 
@@ -262,7 +258,7 @@ def test_a_class_that_is_not_named_in_utf8_is_refused(tmp_path: Path) -> None:
         fill(tmp_path, os.fsdecode(b"k\xe4fer/1.png"))
     except OSError:
         pytest.skip("a file system of UTF-8 alone")
-    with pytest.raises(DataError, match=r"The class 'k\\udce4fer' \(the folder .*\) is not named in UTF-8\. Rename it"):
+    with pytest.raises(DataError, match=r"'k\\udce4fer' \(the folder .*\) is not UTF-8"):
         scan(tmp_path)
 
 
@@ -278,7 +274,7 @@ def test_files_may_have_any_name_and_are_shown_on_one_line(tmp_path: Path) -> No
     found = scan(tmp_path)
     assert sorted(path.name for path in found.paths) == sorted(names)
     assert len(read_images(found, 4).samples) == len(names)
-    assert str(found.skipped[0]).startswith(rf"{tmp_path}/cat/\x07bell.txt: Its name")
+    assert str(found.skipped[0]).startswith(rf"{tmp_path}/cat/\x07bell.txt: ")
     for path in found.paths:
         printable(path).encode()
         assert printable(path).isprintable()
@@ -324,7 +320,7 @@ def test_a_list_may_name_files_in_bytes_that_are_not_text(tmp_path: Path) -> Non
     except OSError:
         pytest.skip("a file system of UTF-8 alone")
     assert scan(listed(tmp_path, b"path,label\n\xff.png,cat\n")).paths == (tmp_path / os.fsdecode(b"\xff.png"),)
-    with pytest.raises(DataError, match=r"The class 'k\\udce4fer' \(line 2\) is not named in UTF-8"):
+    with pytest.raises(DataError, match=r"'k\\udce4fer' \(line 2\) is not UTF-8"):
         scan(listed(tmp_path, b"path,label\na.png,k\xe4fer\n"))
 
 
@@ -334,13 +330,13 @@ def test_what_a_list_has_wrong_is_told_by_line(tmp_path: Path) -> None:
     path = listed(tmp_path, good + bad)
     with pytest.raises(DataError) as caught:
         scan(path)
-    assert str(caught.value) == (
-        f"{path} cannot be used. Line 3: there is no file absent.png. Line 4: the label of b.png is empty. "
-        r"Line 5: there is no file ab\nsent.png. Line 7: the path is empty. "
-        "Line 8: a.png is 'dog', but 'cat' in line 2. "
-        "Line 10: it has 1 instead of 2 columns. Line 11: it has 3 instead of 2 columns. "
-        "Expected the columns path and label, with paths relative to the list."
-    )
+    for problem in (
+        *("Line 3: there is no file absent.png.", "Line 4: the label of b.png is empty."),
+        *(r"Line 5: there is no file ab\nsent.png.", "Line 7: the path is empty."),
+        *("Line 8: a.png is 'dog', but 'cat' in line 2.", "Line 10: it has 1 instead of 2 columns."),
+        "Line 11: it has 3 instead of 2 columns.",
+    ):
+        assert problem in str(caught.value)
 
 
 def test_of_many_wrong_lines_ten_are_told(tmp_path: Path) -> None:
@@ -369,14 +365,14 @@ def test_a_line_that_repeats_another_is_left_out_and_listed(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"lists no pictures\. Expected the columns path and label, one picture a line"),
-        ("path,label\n", "lists no pictures"),
-        ("\n\n", "lists no pictures"),
+        ("", "lists no images"),
+        ("path,label\n", "lists no images"),
+        ("\n\n", "lists no images"),
         ("path;label\na.png;cat\n", "must be UTF-8 text with the columns path and label, .* line is 'path;label'"),
         ("file,class,who\na.png,cat,me\n", "its first line is 'file,class,who'"),
         ("file,class\na.png,cat\n", r"Line 1: there is no file file\. Expected the columns path and label"),
         ("path,label\n".encode("utf-16"), "must be UTF-8 text"),
-        ("path,label\n" + "a" * 200_000 + ",cat\n", "cannot be read: it is not a list of values with commas"),
+        ("path,label\n" + "a" * 200_000 + ",cat\n", "cannot be read"),
         ("path,label\n" + "a" * 5_000 + ",cat\n", "Line 2: there is no file aaa"),
         ("path,label\na\0.png,cat\n", r"Line 2: there is no file a\\x00\.png"),
     ],
@@ -435,7 +431,7 @@ def test_what_cannot_be_read_is_left_out_and_listed_and_nothing_takes_its_place(
     assert len(result.samples.inputs) == 3
     assert {path: reason[:20] for path, reason in reasons(result.unreadable, tmp_path).items()} == {
         "cat/2.png": "It begins like a PNG",
-        "dog/1.jpg": "It is text and no pi",
+        "dog/1.jpg": "It is text, and only",
         "dog/2.png": "There is no such fil",
         "dog/9.gif": "It is empty. Copy it",
     }
@@ -445,12 +441,8 @@ def test_a_class_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> Non
     fill(tmp_path, "cat/1.png")
     (tmp_path / "bad\ndog").mkdir()
     (tmp_path / "bad\ndog" / "1.jpg").touch()
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"class 'bad\\ndog' .*/bad\\ndog/1\.jpg: It is empty"):
         read_images(scan(tmp_path), 4)
-    assert str(caught.value) == (
-        rf"None of the pictures of the class 'bad\ndog' can be read. {tmp_path}/bad\ndog/1.jpg: It is empty. "
-        "Copy it again. Replace them, or leave the class out."
-    )
 
 
 def test_the_limit_of_pixels_holds_for_each_picture(tmp_path: Path) -> None:
@@ -526,5 +518,5 @@ def test_a_size_without_pixels_is_refused(size: int, tmp_path: Path) -> None:
 
 def test_more_than_the_machine_can_hold_is_refused_in_words(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "cat/2.png")
-    with pytest.raises(DataError, match=r"^2 pictures of 10000000 x 10000000 pixels take 600,000\.0 GB, which this"):
+    with pytest.raises(DataError, match=r"^2 images of .* 600,000\.0 GB"):
         read_images(scan(tmp_path), 10_000_000)

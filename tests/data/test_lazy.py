@@ -11,7 +11,7 @@ from lazy_made import IMAGES, LABELS, Counted, lazy
 from torch import Tensor
 
 from engram.data import Samples, concatenate
-from engram.data.lazy import Joined, filled
+from engram.data.lazy import Joined, fill
 
 
 def content(samples: Samples) -> Tensor:
@@ -70,8 +70,8 @@ def test_images_are_filled_in_by_any_number_of_workers(workers: int | None) -> N
     def make(number: int, pixels: np.ndarray) -> None:
         pixels[:] = IMAGES[number].numpy()
 
-    assert torch.equal(filled(20, (4, 5, 3), make, workers), IMAGES)
-    assert filled(0, (4, 5, 3), make, workers).shape == (0, 4, 5, 3)
+    assert torch.equal(fill(20, (4, 5, 3), make, workers), IMAGES)
+    assert fill(0, (4, 5, 3), make, workers).shape == (0, 4, 5, 3)
 
 
 def test_an_error_of_a_worker_shows_and_leaves_no_thread_behind() -> None:
@@ -83,5 +83,5 @@ def test_an_error_of_a_worker_shows_and_leaves_no_thread_behind() -> None:
 
     for workers in (1, 3):
         with pytest.raises(ValueError, match="seven"):
-            filled(20, (4, 5, 3), make, workers)
+            fill(20, (4, 5, 3), make, workers)
     assert threading.active_count() == before

@@ -11,9 +11,9 @@ import pytest
 import torch
 from folders_made import class_folders, imagenet, settle
 
-from engram.data import scanning as indexing
-from engram.data.labelled import scan as scan_pictures
-from engram.data.scanning import ImageIndex, open_index, place_of, scan
+from engram.data import scanning
+from engram.data.labelled import scan
+from engram.data.scanning import ImageIndex, build_index, folder_cache, open_index
 from engram.errors import DataError, EngramWarning
 from engram.progress import Phase
 from engram.storage import load_tensors, save_tensors
@@ -29,22 +29,20 @@ def paths(index: ImageIndex) -> list[Path]:
 
 
 def test_all_pictures_are_found_in_order_with_their_sizes(tree: Path) -> None:
-    index = scan(tree, ("train", "val"))
+    index = build_index(tree, ("train", "val"))
     expected = sorted(path for path in tree.rglob("*.JPEG"))
     assert paths(index) == expected and len(index) == 12
     assert index.sizes.tolist() == [path.stat().st_size for path in expected]
     assert index.relative(0) == b"train/n00000000/n00000000_0.JPEG"
-    assert [index.folders[number] for number in index.tops] == [b"train", b"val"]
 
 
 def test_only_the_parts_that_are_asked_for_are_scanned(tree: Path) -> None:
-    assert paths(scan(tree, ("val",))) == sorted((tree / "val").rglob("*.JPEG"))
-    assert len(scan(tree, ())) == 12
-    assert scan(tree, ()).tops == [0]
+    assert paths(build_index(tree, ("val",))) == sorted((tree / "val").rglob("*.JPEG"))
+    assert len(build_index(tree, ())) == 12
 
 
 def test_the_number_of_threads_makes_no_difference(tree: Path) -> None:
-    one, many = scan(tree, (), threads=1), scan(tree, (), threads=16)
+    one, many = build_index(tree, (), threads=1), build_index(tree, (), threads=16)
     assert (one.folders, one.names) == (many.folders, many.names)
     for field in ("changed", "folder_of", "ends", "sizes", "times"):
         assert torch.equal(getattr(one, field), getattr(many, field))
@@ -63,7 +61,7 @@ def test_the_same_is_found_and_left_out_as_by_learn(tmp_path: Path) -> None:
     (first / "around").symlink_to(root)
     (first / "itself").symlink_to("itself")
     os.mkfifo(first / "pipe.jpg")
-    index, found = scan(root, ()), scan_pictures(root)
+    index, found = build_index(root, ()), scan(root)
     assert sorted(paths(index)) == sorted(found.paths)
     assert {(left.path, left.reason) for left in index.skipped} == {(left.path, left.reason) for left in found.skipped}
 
@@ -85,25 +83,25 @@ def test_progress_is_told(tree: Path) -> None:
             pass
 
     watcher = Watcher()
-    scan(tree, (), watcher)
+    build_index(tree, (), watcher)
     assert watcher.steps == 12
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"The folder .*elsewhere cannot be read: No such file or directory\."):
-        scan(tmp_path / "elsewhere", ())
+    with pytest.raises(DataError, match="elsewhere cannot be read"):
+        build_index(tmp_path / "elsewhere", ())
 
 
 def test_thousands_of_files_that_are_no_pictures_are_counted_and_not_all_named(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "NAMED", 3)
+    monkeypatch.setattr(scanning, "MAX_SKIPPED", 3)
     for number in range(5):
         (tree / "val" / f"{number}.txt").touch()
         (tree / "train" / f"{number}.txt").touch()
-    skipped = scan(tree, ()).skipped
+    skipped = build_index(tree, ()).skipped
     assert [left.path.name for left in skipped[:3]] == ["0.txt", "1.txt", "2.txt"]
-    assert str(skipped[3]).endswith("data: 7 more of its files are left out, for such reasons.")
+    assert skipped[3].path == tree and "7 more" in skipped[3].reason
     assert len(skipped) == 4
 
 
@@ -114,14 +112,14 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("scanned again")
 
-    monkeypatch.setattr(indexing, "scan", refuse)
+    monkeypatch.setattr(scanning, "build_index", refuse)
 
 
 def test_an_index_is_kept_in_the_cache_and_found_again_whole(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree / "train" / "notes.txt").touch()
     settle(tree)
     made = open_index(tree, ("train", "val"))
-    assert made.place.parent == place_of(tree) and made.place.is_file()
+    assert made.place.parent == folder_cache(tree) and made.place.is_file()
     forbid(monkeypatch)
     kept = open_index(tree, ("train", "val"))
     assert (kept.root, kept.folders, kept.names, kept.skipped) == (made.root, made.folders, made.names, made.skipped)
@@ -185,7 +183,7 @@ def test_a_damaged_index_is_made_anew(damage: str, tree: Path) -> None:
     elif damage == "a part missing":
         save_tensors(place, {name: tensor for name, tensor in tensors.items() if name != "changed"})
     else:
-        save_tensors(place, {**tensors, "skipped": torch.tensor([1, 2], dtype=torch.uint8)})
+        save_tensors(place, {**tensors, "text": torch.tensor([1, 2], dtype=torch.uint8)})
     assert len(open_index(tree, ())) == 12
     assert place.read_bytes() == content
 
@@ -196,13 +194,11 @@ def test_without_a_place_to_keep_it_the_index_is_made_each_time_with_a_warning(
     (tmp_path / "file").touch()
     monkeypatch.setenv("ENGRAM_DATA", str(tmp_path / "file"))
     for _ in range(2):
-        with pytest.warns(
-            EngramWarning, match=r"What was found in .*data cannot be kept\. The folder .* cannot be made"
-        ):
+        with pytest.warns(EngramWarning, match="data cannot be cached"):
             assert len(open_index(tree, ())) == 12
 
 
 def test_what_tells_pictures_apart_is_the_same_wherever_the_folder_lies(tree: Path, tmp_path: Path) -> None:
-    one = scan(tree, ())
+    one = build_index(tree, ())
     moved = tree.rename(tmp_path / "moved")
-    assert list(scan(moved, ()).identity(torch.arange(12))) == list(one.identity(torch.arange(12)))
+    assert list(build_index(moved, ()).identity(torch.arange(12))) == list(one.identity(torch.arange(12)))

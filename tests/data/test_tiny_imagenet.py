@@ -53,7 +53,5 @@ def test_another_layout_is_told_with_what_is_expected(root: Path, tmp_path: Path
     with pytest.raises(DataError, match=rf"data holds train, val\. {expected}\."):
         load("tiny-imagenet-200", imagenet(tmp_path / "data"))
     (root / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn00000000\t0\t0\t9\t9\n")
-    with pytest.raises(
-        DataError, match=rf"val has no pictures of 2 of the 3 classes in wnids\.txt, such as n00000001\. {expected}"
-    ):
+    with pytest.raises(DataError, match=rf"val has no images of 2 of the 3 classes, such as n00000001\. {expected}"):
         load("tiny-imagenet-200", root)

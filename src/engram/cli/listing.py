@@ -33,7 +33,7 @@ def datasets(json: Json = False) -> None:
     """List the data sets."""
     from engram.data import DATASETS
 
-    _print("datasets", [{"name": name, "summary": entry.description} for name, entry in DATASETS.items()], json)
+    _print("datasets", [{"name": name, "summary": entry.summary} for name, entry in DATASETS.items()], json)
 
 
 def networks(

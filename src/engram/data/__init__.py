@@ -1,93 +1,32 @@
-"""What is learned from: samples, the tasks they arrive in, and the data sets there are."""
+"""What is learned from: samples, the tasks they arrive in, and the data sets that can be loaded by name."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from engram.data import arrays, cifar, digits, download, folder, imagenet, tiny_imagenet
+from engram.data import arrays, cifar, digits, folder, imagenet
+from engram.data.download import cache_folder
 from engram.data.files import DecodeOptions
-from engram.data.samples import Dataset, Samples, concatenate, hold_out
+from engram.data.samples import Dataset, Samples, Source, concatenate, hold_out
 from engram.data.tasks import Stream, Task, split
 from engram.errors import UsageError, unknown
 from engram.progress import SILENT, Progress
 from engram.text import printable
 
-__all__ = [
-    "DATASETS",
-    "Dataset",
-    "DecodeOptions",
-    "Samples",
-    "Source",
-    "Stream",
-    "Task",
-    "concatenate",
-    "hold_out",
-    "load",
-    "split",
-]
-
-
-@dataclass(frozen=True)
-class Source:
-    """A data set that can be loaded by name."""
-
-    description: str  # one line
-    load: Callable[[Path | None, DecodeOptions, Progress], Dataset]
-    of_files: bool = False  # whether it is read as `DecodeOptions` ask, from a folder that must be named
-    embedded: bool = False  # whether it comes with what is installed: then it lies nowhere
-
-
-def _digits(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
-    return digits.load()
-
-
-def _cifar100(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
-    return cifar.load(cifar.CIFAR100, root or download.cache_folder(), progress)
-
-
-def _cifar10(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
-    return cifar.load(cifar.CIFAR10, root or download.cache_folder(), progress)
-
-
-def _arrays(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
-    if root is None:
-        raise UsageError("The data set 'arrays' is a file of your own. Name it with --data FILE.npz.")
-    return arrays.load(root)
-
-
-def _of_files(name: str, description: str, load: Callable[[Path, DecodeOptions, Progress], Dataset]) -> Source:
-    def named(root: Path | None, reading: DecodeOptions, progress: Progress) -> Dataset:
-        if root is None:
-            raise UsageError(f"The data set '{name}' is a folder of your own. Name it with --data DIR.")
-        return load(root, reading, progress)
-
-    return Source(description, named, of_files=True)
-
-
-def _imagenet(name: str, description: str) -> Source:
-    return _of_files(name, description, lambda root, reading, progress: imagenet.load(name, root, reading, progress))
-
+__all__ = ["DATASETS", "Dataset", "DecodeOptions", "Samples", "Source", "Stream", "Task"]
+__all__ += ["concatenate", "hold_out", "load", "split"]
 
 DATASETS = {
-    "digits": Source(
-        "1,797 handwritten digits of 8 x 8 pixels, 10 classes; comes with scikit-learn", _digits, embedded=True
-    ),
-    "cifar100": Source("60,000 colour images of 32 x 32 pixels, 100 classes; downloads 169 MB once", _cifar100),
-    "cifar10": Source("60,000 colour images of 32 x 32 pixels, 10 classes; downloads 171 MB once", _cifar10),
-    "arrays": Source("images or vectors of your own, in one .npz file: --data FILE.npz", _arrays),
-    "folder": _of_files(
-        "folder", "pictures of your own, a folder per class, or train and val: --data DIR", folder.load
-    ),
-    "imagenet100": _imagenet("imagenet100", "a hundred of ImageNet's classes, train/CLASS and val/CLASS: --data DIR"),
-    "imagenet1000": _imagenet("imagenet1000", "ImageNet, ILSVRC 2012, train/CLASS and val/CLASS: --data DIR"),
-    "tiny-imagenet-200": _of_files(
-        "tiny-imagenet-200",
-        "200 of ImageNet's classes at 64 x 64 pixels, as it is published: --data DIR",
-        tiny_imagenet.load,
-    ),
+    "digits": digits.SOURCE,
+    "cifar100": cifar.CIFAR100_SOURCE,
+    "cifar10": cifar.CIFAR10_SOURCE,
+    "arrays": arrays.SOURCE,
+    "folder": folder.SOURCE,
+    "imagenet100": imagenet.IMAGENET100,
+    "imagenet1000": imagenet.IMAGENET1000,
+    "tiny-imagenet-200": imagenet.TINY_IMAGENET,
 }
 
 
@@ -99,30 +38,36 @@ def load(
 ) -> Dataset:
     """The data set `name` of `DATASETS`.
 
-    `root` is, for cifar100 and cifar10, the folder that has or receives their files (by default $ENGRAM_DATA, or
-    `engram` in the user's cache), for arrays the .npz file, and for data sets of files their folder; `reading` says how
-    those become images.
+    `root` is the .npz file of arrays, the folder of data sets of files, or the folder that has or receives the files of
+    cifar100 and cifar10 (by default $ENGRAM_DATA, or `engram` in the user's cache). `options` are for data sets of
+    files.
     """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS, "engram datasets")
-    source, reading = DATASETS[name], options or DecodeOptions()
-    if reading.asked and not source.of_files:
+    source, options = DATASETS[name], options or DecodeOptions()
+    if options != DecodeOptions() and not source.of_files:
         others = ", ".join(other for other, each in DATASETS.items() if each.of_files)
         raise UsageError(
-            f"{name} is not read from pictures: image size, fit, class list, cache and workers are for {others}."
+            f"{name} does not consist of image files: image size, fit, class list, cache and workers are for {others}."
         )
-    if root is not None and source.embedded:
-        others = ", ".join(other for other, each in DATASETS.items() if not each.embedded)
-        raise UsageError(f"{name} comes with engram, and --data is for others: name one with --dataset, of {others}.")
-    root = None if root is None else Path(root).expanduser()
-    dataset = source.load(root, reading, progress)
+    dataset = source.load(_locate(name, root), options, progress)
     if dataset.published:
         return dataset
-    assert root is not None
-    # One's own does not pass for a known one, whose settings it would be given, because its file is called so.
-    taken = dataset.name in DATASETS and dataset.name != name
+    # Data of one's own must not pass for a known data set, and get its settings, because of the name of its file.
+    clash = dataset.name in DATASETS and dataset.name != name
     return replace(
         dataset,
-        name=f"{dataset.name} ({name})" if taken else dataset.name,
-        source={"dataset": name, "data": printable(root.resolve().name), **reading.told()},
+        name=f"{dataset.name} ({name})" if clash else dataset.name,
+        source={"dataset": name, "data": printable(_locate(name, root).resolve().name), **options.to_json()},
     )
+
+
+def _locate(name: str, root: str | os.PathLike[str] | None) -> Path:
+    location = DATASETS[name].location
+    if root is not None and location == "installed":
+        others = ", ".join(other for other, each in DATASETS.items() if each.location != "installed")
+        raise UsageError(f"{name} is installed with engram and has no --data. Data sets with --data are {others}.")
+    if root is None and location in ("file", "folder"):
+        what = "FILE.npz" if location == "file" else "DIR"
+        raise UsageError(f"The data set '{name}' is a {location} of your own. Name it with --data {what}.")
+    return cache_folder() if root is None else Path(root).expanduser()

@@ -1,10 +1,11 @@
-"""CIFAR-100 and CIFAR-10 from their official files: checksums first, then a reader that can run no code."""
+"""CIFAR-100 and CIFAR-10 from their official files: checksums first, then an unpickler that cannot run code."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,8 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engram import storage
 from engram.data import download
-from engram.data.samples import Dataset, Samples
+from engram.data.files import DecodeOptions
+from engram.data.samples import Dataset, Samples, Source
 from engram.errors import DataError
 from engram.progress import SILENT, Progress
 
@@ -24,15 +27,15 @@ PIXELS = CHANNELS * SIDE * SIDE
 
 @dataclass(frozen=True)
 class Release:
-    """The files of a published data set, and how to recognise them."""
+    """The files of a published data set and their checksums."""
 
     name: str
-    folder: str  # the folder inside the archive, and inside the root
+    folder: str  # inside the archive and inside the root
     url: str  # of the archive, a .tar.gz
     md5: str  # of the archive
     train: tuple[str, ...]
     test: tuple[str, ...]
-    meta: str  # the file that holds the class names
+    meta: str  # the file with the class names
     labels_key: str
     names_key: str
     checksums: Mapping[str, str]  # file -> MD5
@@ -76,7 +79,7 @@ CIFAR10 = Release(
     },
 )
 
-# All that an array's pickle refers to. The first has moved within numpy, so it is asked of an array itself.
+# The only globals that an array's pickle refers to. The first has moved within numpy, so it is taken from an array.
 GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
@@ -84,40 +87,31 @@ GLOBALS = {
 }
 
 
-def load(release: Release, root: Path, progress: Progress = SILENT) -> Dataset:
-    """Images (n, 32, 32, 3) of a release in `root`, the folder that has or receives the release's own folder."""
+def load(release: Release, root: Path, options: DecodeOptions | None = None, progress: Progress = SILENT) -> Dataset:
+    """Images (n, 32, 32, 3) of a release in `root`, which is or contains the release's own folder, or receives it."""
     folder = _locate(release, root, progress)
-    names = _class_names(folder, release)
-    train = _samples(folder, release.train, release, len(names))
-    test = _samples(folder, release.test, release, len(names))
+    names = _class_names(folder / release.meta, release)
+    train, test = (_samples(folder, files, release, len(names)) for files in (release.train, release.test))
     return Dataset(release.name, train, test, names, published=True)
 
 
 def _locate(release: Release, root: Path, progress: Progress) -> Path:
     if all((root / name).is_file() for name in release.checksums):
-        return root  # what was named as the root is the release's own folder
+        return root
     folder = root / release.folder
     if not folder.exists():
         download.provide(folder, release.checksums, release.url, release.md5, progress)
-    for name in release.checksums:
-        if not (folder / name).is_file():
-            raise _wrong(folder / name, "is missing")
     return folder
 
 
-def _again(path: Path) -> str:
-    return f"Delete the folder {path.parent} and run again to download it."
+def _invalid(path: Path, what: str) -> DataError:
+    return DataError(f"{path} {what}. Delete the folder {path.parent} and run again to download it.")
 
 
-def _wrong(path: Path, what: str) -> DataError:
-    return DataError(f"{path} {what}. {_again(path)}")
-
-
-def _class_names(folder: Path, release: Release) -> tuple[str, ...]:
-    path = folder / release.meta
-    names = _field(_read(path, release), release.names_key, path)
+def _class_names(path: Path, release: Release) -> tuple[str, ...]:
+    names = _read(path, release).get(release.names_key.encode())
     if not isinstance(names, list) or not names or not all(isinstance(name, bytes) for name in names):
-        raise _wrong(path, f"must hold a list of class names under '{release.names_key}'; found {_described(names)}")
+        raise _invalid(path, f"has no list of class names under '{release.names_key}'")
     return tuple(name.decode("latin1") for name in names)
 
 
@@ -125,58 +119,47 @@ def _samples(folder: Path, files: tuple[str, ...], release: Release, classes: in
     batches = [_batch(folder / file, release, classes) for file in files]
     labels = torch.cat([labels for _, labels in batches])
     inputs = torch.empty((len(labels), SIDE, SIDE, CHANNELS), dtype=torch.uint8)
-    places = inputs.split_with_sizes([len(pixels) for pixels, _ in batches])
-    for place, (pixels, _) in zip(places, batches, strict=True):
-        # Straight into its place: a torch.cat of rearranged images would hold the pixels a third time.
-        place.copy_(torch.from_numpy(pixels).reshape(-1, CHANNELS, SIDE, SIDE).permute(0, 2, 3, 1))
+    targets = inputs.split_with_sizes([len(pixels) for pixels, _ in batches])
+    for target, (pixels, _) in zip(targets, batches, strict=True):
+        # In place: a torch.cat of transposed images would need the memory a third time.
+        target.copy_(torch.from_numpy(pixels).reshape(-1, CHANNELS, SIDE, SIDE).permute(0, 2, 3, 1))
     return Samples.of(inputs, labels)
 
 
 def _batch(path: Path, release: Release, classes: int) -> tuple[npt.NDArray[np.uint8], Tensor]:
-    """The pixels (n, 3072), one colour after the other, and the labels (n,) of one file."""
+    """The pixels (n, 3072), one channel after the other, and the labels (n,) of one file."""
     content = _read(path, release)
-    pixels = _field(content, "data", path)
+    pixels, labels = content.get(b"data"), content.get(release.labels_key.encode())
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
-        raise _wrong(path, f"must hold uint8 (n, {PIXELS}) under 'data'; found {_described(pixels)}")
-    key = release.labels_key
-    labels = _field(content, key, path)
-    if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
-        raise _wrong(path, f"must hold {len(pixels)} whole numbers under '{key}'; found {_described(labels)}")
-    if labels and not 0 <= min(labels) <= max(labels) < classes:
-        raise _wrong(path, f"must have labels from 0 to {classes - 1}; found {min(labels)} to {max(labels)}")
+        raise _invalid(path, f"has no uint8 array (n, {PIXELS}) under 'data'")
+    if (
+        not isinstance(labels, list)
+        or len(labels) != len(pixels)
+        or not all(type(label) is int and 0 <= label < classes for label in labels)
+    ):
+        raise _invalid(path, f"has no {len(pixels)} labels from 0 to {classes - 1} under '{release.labels_key}'")
     return pixels, torch.tensor(labels, dtype=torch.int64)
 
 
-def _described(value: object) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {value.shape}"
-    if isinstance(value, list):
-        return f"a list of {len(value)} {' and '.join(sorted({type(item).__name__ for item in value}))}"
-    return type(value).__name__
-
-
-def _field(content: Mapping[bytes, Any], key: str, path: Path) -> Any:
-    if key.encode() not in content:
-        raise _wrong(path, f"has no '{key}', so it is not a file of this release")
-    return content[key.encode()]
-
-
 def _read(path: Path, release: Release) -> Mapping[bytes, Any]:
-    download.check(path, release.checksums[path.name], _again(path))
+    if not path.is_file():
+        raise _invalid(path, "is missing")
+    if (found := storage.checksum(path, "md5")) != (expected := release.checksums[path.name]):
+        raise _invalid(path, f"is damaged or another release: its MD5 is {found}, expected {expected}")
     try:
         with path.open("rb") as file:
             content = _Unpickler(file, path).load()
     except DataError:
         raise
-    except Exception as error:  # the errors that a damaged pickle may raise are not limited to any list
-        raise _wrong(path, f"cannot be read as a pickle ({error})") from error
+    except Exception as error:  # damaged pickles raise errors of any type
+        raise _invalid(path, f"cannot be unpickled ({error})") from error
     if not isinstance(content, dict):
-        raise _wrong(path, "holds no table, so it is not a file of this release")
+        raise _invalid(path, "does not contain a dictionary")
     return content
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads arrays, numbers and text that Python 2 wrote, and refuses whatever else a pickle may ask for."""
+    """Reads arrays, numbers and text that Python 2 wrote, and refuses every other global."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         super().__init__(file, encoding="bytes")
@@ -184,5 +167,19 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in GLOBALS:
-            raise _wrong(self.path, f"asks for {module}.{name}, which could run code")
+            raise _invalid(self.path, f"asks for {module}.{name}, which could run code")
         return GLOBALS[module, name]
+
+
+def _source(release: Release, classes: int, megabytes: int, classes_per_task: int) -> Source:
+    return Source(
+        summary=f"60,000 colour images of 32 x 32 pixels, {classes} classes; downloads {megabytes} MB once",
+        load=partial(load, release),
+        location="cache",
+        classes_per_task=classes_per_task,
+        settings={"pad": 4, "flip": True},
+    )
+
+
+CIFAR100_SOURCE = _source(CIFAR100, classes=100, megabytes=169, classes_per_task=10)
+CIFAR10_SOURCE = _source(CIFAR10, classes=10, megabytes=171, classes_per_task=2)

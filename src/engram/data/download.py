@@ -1,4 +1,4 @@
-"""Downloads that appear whole and verified or not at all; archives of which only the expected files are unpacked."""
+"""Downloads that appear complete and verified or not at all, and archives of which only named files are unpacked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -31,92 +30,77 @@ HANDLERS = (
     urllib.request.HTTPDefaultErrorHandler,
     urllib.request.UnknownHandler,
 )
+ELSEWHERE = "Free some space, or choose another folder with --data or ENGRAM_DATA."
 
 
 class _Failure(Exception):
-    """Why a download failed, in words that follow a colon."""
+    """Why a download failed."""
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept unless the caller says otherwise: $ENGRAM_DATA, or `engram` in the user's cache."""
+    """The default folder for downloads and caches: $ENGRAM_DATA, or `engram` in the user's cache."""
     if chosen := os.environ.get("ENGRAM_DATA"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "engram"
 
 
-def check(path: Path, md5: str, remedy: str) -> None:
-    """Refuse a file whose checksum is not `md5`."""
-    try:
-        found = storage.checksum(path, "md5")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. {remedy}") from error
-    if found != md5:
-        raise DataError(f"{path} is damaged or another release: its MD5 is {found}, expected {md5}. {remedy}")
-
-
 def fetch(url: str, target: Path, md5: str, progress: Progress = SILENT, timeout: float = 30.0) -> None:
-    """Download `url` (http or https) to `target`, which appears whole and with this MD5, or not at all.
+    """Download `url` (http or https) to `target`, which appears complete and with this MD5, or not at all.
 
-    `timeout` is how many seconds the server may stay silent.
+    `timeout` is how many seconds the server may be silent.
     """
     try:
         with storage.writing(target) as aside:
-            with _opened(url, timeout) as response:
-                _receive(response, aside, progress)
-            found = storage.checksum(aside, "md5")
-            if found != md5:
-                raise _Failure(f"the MD5 of what came is {found}, expected {md5}")
+            _receive(url, timeout, aside, progress)
+            if (found := storage.checksum(aside, "md5")) != md5:
+                raise _Failure(f"the MD5 of the received file is {found}, expected {md5}")
     except _Failure as failure:
         raise DataError(
             f"{url} could not be downloaded: {failure}. Try again later, "
             f"put the file at {target} by hand, or pass --data with a folder that holds the data."
         ) from failure
     except OSError as error:
-        raise DataError(
-            f"{url} could not be saved as {target}: {_reason(error)}. "
-            "Make room there, or choose another folder with --data or ENGRAM_DATA."
-        ) from error
+        raise DataError(f"{url} could not be saved as {target}: {_reason(error)}. {ELSEWHERE}") from error
 
 
-@contextmanager
-def _opened(url: str, timeout: float) -> Iterator[http.client.HTTPResponse]:
+def _receive(url: str, timeout: float, path: Path, progress: Progress) -> None:
+    with _open(url, timeout) as response:
+        expected, received = response.length, 0
+        with progress.phase("download", expected) as phase, path.open("wb") as file:
+            for chunk in _chunks(response):
+                file.write(chunk)
+                received += len(chunk)
+                phase.advance(len(chunk))
+    if expected is not None and received != expected:
+        raise _Failure(f"the connection ended after {received:,} of {expected:,} bytes")
+
+
+def _open(url: str, timeout: float) -> http.client.HTTPResponse:
     if not url.lower().startswith(("http://", "https://")):
         raise _Failure("it is not an http or https address")
     opener = urllib.request.OpenerDirector()
     for handler in HANDLERS:
         opener.add_handler(handler())
     try:
-        response = opener.open(urllib.request.Request(url, headers={"User-Agent": "engram"}), timeout=timeout)
+        response: http.client.HTTPResponse = opener.open(
+            urllib.request.Request(url, headers={"User-Agent": "engram"}), timeout=timeout
+        )
     except urllib.error.HTTPError as error:
         error.close()
         raise _Failure(f"the server answered {error.code} {error.reason}") from error
-    except urllib.error.URLError as error:
-        raise _Failure(f"it cannot be reached ({_reason(error.reason)})") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no proper address
-        raise _Failure(f"it cannot be reached ({_reason(error)})") from error
-    with response:
-        yield response
-
-
-def _receive(response: http.client.HTTPResponse, path: Path, progress: Progress) -> None:
-    announced = response.length
-    received = 0
-    with progress.phase("download", announced) as phase, path.open("wb") as file:
-        for chunk in _chunks(response):
-            file.write(chunk)
-            received += len(chunk)
-            phase.advance(len(chunk))
-    if announced is not None and received != announced:
-        raise _Failure(f"the connection ended after {received:,} of {announced:,} bytes")
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: not a valid address
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise _Failure(f"it cannot be reached ({_reason(reason)})") from error
+    return response
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    # A generator, because it sees the network's errors and not those of the disk, which are OSErrors too.
+    """A generator, so that errors of the network are told from those of the disk: both are OSErrors."""
     try:
         while chunk := response.read(CHUNK):
             yield chunk
     except (OSError, http.client.HTTPException) as error:
-        raise _Failure(f"the connection broke off ({_reason(error)})") from error
+        raise _Failure(f"the connection failed ({_reason(error)})") from error
 
 
 def _reason(error: str | BaseException) -> str:
@@ -124,10 +108,10 @@ def _reason(error: str | BaseException) -> str:
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
-    """Make `folder`, at once, with the files `names` that a .tar.gz holds in a folder of that name, and no others.
+    """Make `folder`, atomically, with the files `names` that a .tar.gz holds in a folder of that name, and no others.
 
     Members are looked up, never followed: links and paths that lead elsewhere have no effect. Verify the archive's
-    checksum before: that of gzip comes after the last byte that a tar needs, and is not looked at.
+    checksum first: gzip's own comes after the last byte that tar reads, and is not checked.
     """
 
     def fill(aside: Path) -> None:
@@ -139,34 +123,28 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
                     with content, (aside / wanted.pop(member.name)).open("wb") as file:
                         shutil.copyfileobj(content, file, CHUNK)
         if wanted:
-            raise DataError(f"{archive} does not hold these as regular files: {', '.join(wanted)}. Download it again.")
+            raise DataError(f"{archive} lacks these regular files: {', '.join(wanted)}. Download it again.")
 
     try:
         storage.publish_folder(folder, fill)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{archive} cannot be unpacked: {error}. Delete it and run again.") from error
     except OSError as error:
-        raise DataError(
-            f"{archive} could not be unpacked into {folder}: {_reason(error)}. "
-            "Make room there, or choose another folder with --data or ENGRAM_DATA."
-        ) from error
+        raise DataError(f"{archive} could not be unpacked into {folder}: {_reason(error)}. {ELSEWHERE}") from error
 
 
 def provide(folder: Path, names: Collection[str], url: str, md5: str, progress: Progress = SILENT) -> None:
-    """Make `folder` with the files `names` of the .tar.gz at `url`, or of the copy a person put beside the folder."""
+    """Make `folder` with the files `names` of the .tar.gz at `url`, or of a copy of it beside the folder."""
     root = folder.parent
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"The folder {root} cannot be made: {_reason(error)}. Choose another with --data or ENGRAM_DATA."
-        ) from error
+    storage.make_folder(root)
     archive = root / PurePosixPath(urlsplit(url).path).name
     with storage.locked(root):
         if folder.exists():
             return  # another process was faster
         if archive.exists():
-            check(archive, md5, "Delete it and run again to download it.")
+            if (found := storage.checksum(archive, "md5")) != md5:
+                advice = "Delete it and run again to download it."
+                raise DataError(f"{archive} is damaged: its MD5 is {found}, expected {md5}. {advice}")
             unpack(archive, folder, names)
             return
         fetch(url, archive, md5, progress)

@@ -1,120 +1,153 @@
-"""Folders of pictures as data sets: `train/CLASS/*` and `val/CLASS/*`, or just one folder per class."""
+"""Folders of images as data sets: `train/CLASS/*` and `val/CLASS/*`, or one folder per class."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engram.data.files import DecodeOptions
-from engram.data.labelled import SPLIT_NAMES
-from engram.data.labelling import (
-    Defaults,
-    classes_in,
-    fewest,
-    finished,
-    folders_in,
-    labels_in,
-    listed,
-    refuse_empty_classes,
-    samples_of,
-    wrong_layout,
-)
-from engram.data.samples import Dataset, hold_out
-from engram.data.scanning import ImageIndex, SkippedFile, open_index
-from engram.errors import DataError
+import torch
+from torch import Tensor
+
+from engram.data.files import DecodeOptions, ImageFiles, cache_images
+from engram.data.images import Fit
+from engram.data.labelled import class_folders, folder_labels, refuse_splits, skipped_in
+from engram.data.samples import Dataset, Samples, Source, hold_out
+from engram.data.scanning import SkippedFile, at_most, open_index
+from engram.errors import DataError, UsageError, unknown
 from engram.progress import SILENT, Progress
-from engram.text import composed, printable
+from engram.text import names_in, printable
 
-TRAIN, TESTS = "train", ("val", "valid", "validation", "test")  # of the latter, the first that is there
-OWN = Defaults(64, "middle")  # as `learn` shows pictures, at a size that needs no graphics card
+TRAIN, TESTS = "train", ("val", "valid", "validation", "test")  # the first of these that exists is the test split
+SHOWN = 5  # entries of a folder that an error names
+
+Choose = Callable[[list[str]], list[str]]  # the classes to load, of all that were found
 
 
-def load(root: Path, reading: DecodeOptions, progress: Progress = SILENT) -> Dataset:
-    """Any folder of folders, named after it: with `train` and `val`, or one of classes, a fifth of each for testing."""
-    found = folders_in(root)
+def load(root: Path, options: DecodeOptions, progress: Progress = SILENT) -> Dataset:
+    """Any folder, named after it: with `train` and `val`, or with one folder per class, a fifth of each held out."""
+    check_folder(root)
+    name = printable(Path(os.path.abspath(root)).name)  # the folder's own name, also where root is "."
+    size, fit = options.size or 64, options.fit or "middle"
 
     def choose(names: list[str]) -> list[str]:
-        return names if reading.class_list is None else listed(reading.class_list, names)
+        return names if options.class_list is None else listed(options.class_list, names)
 
-    if TRAIN in found and set(TESTS) & set(found):
-        return load_split(_named(root), root, reading, OWN, choose, progress)
-    index = open_index(root, (), progress)
-    classes = sorted(classes_in(index, ""))
-    _refuse_parts(root, index, classes)
-    names = choose(classes)
-    if not names:
+    if (root / TRAIN).is_dir() and any((root / part).is_dir() for part in TESTS):
+        return load_split(name, root, size, fit, choose, options, progress)
+    files = ImageFiles(open_index(root, (), progress), size, fit, options.workers)
+    classes, empty = class_folders(files.index)
+    if not classes:
         raise wrong_layout(root, f"CLASS/*.jpg, or {TRAIN}/CLASS/*.jpg and {TESTS[0]}/CLASS/*.jpg")
-    files = OWN.files(index, reading)
-    samples = samples_of(files, labels_in(index, "", names))
-    for name, count in fewest(samples, names).items():
+    refuse_splits(root, files.index, classes)
+    names = choose(sorted(classes))
+    samples = labelled_samples(files, folder_labels(files.index, classes, names))
+    for each, count in zip(names, _counts(samples, names), strict=True):
         if count < 2:
             raise DataError(
-                f"In {printable(root)}, the class '{printable(name)}' has {count} pictures that are not empty. Two are needed, "
-                "one to learn from and one to be tested on."
+                f"In {printable(root)}, the class '{printable(each)}' has {count} images that are not empty. It needs "
+                "two, one for training and one for testing."
             )
     train, test = hold_out(samples, share=0.2, seed=0, purpose="test")
-    return finished(_named(root), names, train, test, files, reading, progress, _without_pictures(root, classes))
-
-
-def _refuse_parts(root: Path, index: ImageIndex, classes: list[str]) -> None:
-    """Refuse folders of folders of classes, such as `Train` and `Test`, which would be learned as classes."""
-    direct = any(len(classes_in(index, name)) < 2 for name in classes)
-    if classes and not direct and {name.lower() for name in classes} <= SPLIT_NAMES:
-        likely = next((name for name in classes if name.lower().startswith(TRAIN)), classes[0])
-        what = (
-            f"{TRAIN}, but none of {', '.join(TESTS)}. Add one of them"
-            if classes == [TRAIN]
-            else f"{' and '.join(map(printable, classes))}, which seem to be parts of a data set. Call them {TRAIN} and val"
-        )
-        raise DataError(
-            f"{printable(root)} has {what}, or name {printable(root / likely)}, of which a fifth of each class is then for "
-            "testing."
-        )
-
-
-def _without_pictures(folder: Path, classes: Collection[str]) -> list[SkippedFile]:
-    """The folders that could be those of classes, and have no pictures."""
-    empty = (name for name in folders_in(folder) if composed(name) not in classes)
-    return [SkippedFile(folder / name, "This class has no pictures.") for name in sorted(empty)]
-
-
-def _named(root: Path) -> str:
-    """The data set's name: the folder's own, however it is pointed at."""
-    return printable(Path(os.path.abspath(root)).name)
+    return dataset_of(name, names, train, test, files, options, progress, empty)
 
 
 def load_split(
-    name: str,
-    root: Path,
-    reading: DecodeOptions,
-    defaults: Defaults,
-    choose: Callable[[list[str]], list[str]],
-    progress: Progress = SILENT,
+    name: str, root: Path, size: int, fit: Fit, choose: Choose, options: DecodeOptions, progress: Progress = SILENT
 ) -> Dataset:
     """A folder with `train/CLASS/*` and `val/CLASS/*`; of the classes of `train`, sorted, those that are chosen."""
-    found = folders_in(root)
-    test_part = next((part for part in TESTS if part in found), None)
-    if TRAIN not in found or test_part is None:
+    check_folder(root)
+    test_part = next((part for part in TESTS if (root / part).is_dir()), None)
+    if not (root / TRAIN).is_dir() or test_part is None:
         raise wrong_layout(root, f"{TRAIN}/CLASS/*.JPEG and {TESTS[0]}/CLASS/*.JPEG")
-    index = open_index(root, (TRAIN, test_part), progress)
-    classes = sorted(classes_in(index, TRAIN))
-    names = choose(classes)
+    files = ImageFiles(open_index(root, (TRAIN, test_part), progress), size, fit, options.workers)
+    classes, empty = class_folders(files.index, TRAIN)
+    tested, _ = class_folders(files.index, test_part)
+    names = choose(sorted(classes))
     if not names:
         raise wrong_layout(root / TRAIN, f"{TRAIN}/CLASS/*.JPEG")
-    files = defaults.files(index, reading)
-    train, test = (samples_of(files, labels_in(index, part, names)) for part in (TRAIN, test_part))
+    advice = "sort the images into such folders, or name the classes to load with --class-list FILE."
+    train, test = (labelled_samples(files, folder_labels(files.index, own, names)) for own in (classes, tested))
     for part, samples in ((TRAIN, train), (test_part, test)):
-        refuse_empty_classes(
-            root / part,
-            samples,
-            names,
-            f"Expected {part}/CLASS/*.JPEG for each: sort them into such folders, or name the classes to take with "
-            "--class-list FILE.",
-        )
-    skipped = _without_pictures(root / TRAIN, classes)
-    known = {left.path.name for left in skipped} | set(classes)
-    unlearned = [other for other in folders_in(root / test_part) if composed(other) not in known]
+        refuse_missing(root / part, samples, names, f"Expected {part}/CLASS/*.JPEG for each: {advice}")
+    unknown_classes = (root / test_part / other for other in sorted(tested.keys() - classes.keys()))
     reason = f"{TRAIN} has no such class, so it cannot be learned."
-    skipped += [SkippedFile(root / test_part / other, reason) for other in sorted(unlearned)]
-    return finished(name, names, train, test, files, reading, progress, skipped)
+    extra = [*empty, *(SkippedFile(path, reason) for path in unknown_classes)]
+    return dataset_of(name, names, train, test, files, options, progress, extra)
+
+
+def check_folder(root: Path) -> None:
+    """Refuse what is not a folder."""
+    if not root.is_dir():
+        what = "is not a folder" if root.exists() else "does not exist"
+        raise DataError(f"{printable(root)} {what}. Name the folder of the data set with --data DIR.")
+
+
+def wrong_layout(root: Path, expected: str) -> DataError:
+    """The error for a folder with an unexpected layout."""
+    found = sorted(os.listdir(root))
+    what = ", ".join(printable(name) for name in found[:SHOWN]) + (", …" if len(found) > SHOWN else "")
+    return DataError(f"{printable(root)} holds {what or 'nothing'}. Expected {expected}.")
+
+
+def listed(path: Path, names: Sequence[str]) -> list[str]:
+    """The names that a file lists, one per line, sorted; each must be one of `names`."""
+    try:
+        wanted = sorted(set(names_in(path)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The class list {printable(path)} cannot be read. Expected one name per line.") from error
+    for name in wanted:
+        if name not in names:
+            raise unknown("class", name, names, f"the lines of {path}")
+    if not wanted:
+        raise UsageError(f"The class list {printable(path)} is empty. Expected one name per line.")
+    return wanted
+
+
+def labelled_samples(files: ImageFiles, labels: Tensor) -> Samples:
+    """The files that have a label, of labels (N,) for the whole index, and are not empty."""
+    rows = ((labels >= 0) & (files.index.sizes > 0)).nonzero().squeeze(1)
+    return Samples(files, rows, labels[rows])
+
+
+def refuse_missing(place: Path, samples: Samples, names: Sequence[str], advice: str) -> None:
+    """Refuse a split, at `place`, without an image of some class."""
+    missing = [name for name, count in zip(names, _counts(samples, names), strict=True) if not count]
+    if missing:
+        raise DataError(
+            f"{printable(place)} has no images of {len(missing):,} of the {len(names):,} classes, such as "
+            f"{printable(missing[0])}. {advice}"
+        )
+
+
+def _counts(samples: Samples, names: Sequence[str]) -> list[int]:
+    counts: list[int] = torch.bincount(samples.labels, minlength=len(names)).tolist()
+    return counts
+
+
+def dataset_of(
+    name: str,
+    names: Sequence[str],
+    train: Samples,
+    test: Samples,
+    files: ImageFiles,
+    options: DecodeOptions,
+    progress: Progress,
+    skipped: Sequence[SkippedFile] = (),
+) -> Dataset:
+    """The data set of these samples, cached if the options say so."""
+    if options.cache is not None:
+        cached = cache_images(files, torch.cat([train.rows, test.rows]).unique(), options.cache, progress)
+        train, test = (Samples(cached, part.rows, part.labels) for part in (train, test))
+    index = files.index
+    beside = skipped_in(index)
+    known = {left.path for left in beside}
+    empty = (index.path(row) for row in (index.sizes == 0).nonzero().squeeze(1).tolist())
+    beside += [SkippedFile(path, "It is empty. Copy it again.") for path in empty if path not in known]
+    everything = sorted([*at_most(beside, index.root), *skipped], key=lambda left: left.path)
+    return Dataset(name, train, test, tuple(names), tuple(everything))
+
+
+SOURCE = Source(
+    summary="images of your own, a folder per class, or train and val: --data DIR", load=load, location="folder"
+)

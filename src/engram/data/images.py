@@ -1,4 +1,4 @@
-"""Pictures as people have them: a file, or its bytes, becomes pixels, or an error says what was found instead."""
+"""Images as people have them: a file, or its bytes, becomes pixels, or an error says what was found instead."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -25,26 +26,28 @@ from torch import Tensor
 from engram.data import heif
 from engram.errors import DataError, UsageError, not_installed
 
-LIMIT = 64_000_000  # pixels: what cameras of 61 megapixels take fits; up to 1.2 GB of memory while they are decoded
-MAX_SIDE = 100_000  # pixels, more than a JPEG can have: each row takes memory of its own, and a PNG may have millions
+LIMIT = 64_000_000  # pixels: enough for cameras of 61 megapixels; up to 1.2 GB of memory while one is decoded
+MAX_SIDE = 100_000  # pixels, more than a JPEG can have; each row costs memory, and a PNG may have millions
 MAX_BYTES = 1 << 29  # of a file: more than LIMIT pixels take in any of the formats
-MAX_HEIC_PIXELS = 4  # times the limit: an image, the tiles it is made of, and the same for its alpha plane
+MAX_HEIC_PIXELS = 4  # times the limit: an image, its tiles, and the same for its alpha plane
 MAX_SCANS = 100  # of a JPEG, which usually has ten; each costs a pass over all pixels, and a few bytes in the file
+
+Fit = Literal["middle", "stretch"]  # how an image becomes a square: the middle of its longer side, or all, squeezed
 
 
 class UnreadableImage(DataError):
-    """A picture that cannot be decoded. The message is about "it", so that the name of the file can go before."""
+    """An image that cannot be decoded. The message is about "it", so that the name of the file can go before."""
 
 
 class _Jpeg(JpegImageFile):
-    """A JPEG of which the EXIF block is not searched for a resolution: damage there would only give a warning."""
+    """A JPEG whose EXIF block is not searched for a resolution, which would warn of damage there."""
 
     def _read_dpi_from_exif(self) -> None:
         pass
 
 
 def _heic(file: BinaryIO) -> ImageFile.ImageFile:
-    """pillow-heif's decoder. It is not registered with Pillow, so `Image.open` does not change for anyone else."""
+    """pillow-heif's decoder, not registered with Pillow, so that `Image.open` does not change for anyone else."""
     try:
         image: ImageFile.ImageFile = importlib.import_module("pillow_heif").HeifImageFile(file)
     except ImportError as error:
@@ -64,9 +67,9 @@ DECODERS: dict[str, Callable[[BinaryIO], ImageFile.ImageFile]] = {
     "HEIC": _heic,
 }
 READ = "only JPEG, PNG, WebP, BMP, GIF and HEIC are read"
-REMEDIES = {"ZIP": "unpack", "gzip": "unpack", "that of a video": "take pictures from"}  # for the rest: convert
+REMEDIES = {"ZIP": "unpack", "gzip": "unpack", "a video": "extract images from"}  # for the rest: convert
 
-# (where, the bytes that are there, what the file then is); the first that fits counts
+# (offset, bytes, format); the first match counts
 SIGNATURES = (
     (0, b"\xff\xd8\xff", "JPEG"),
     (0, b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -74,8 +77,8 @@ SIGNATURES = (
     (0, b"BM", "BMP"),
     (0, b"GIF87a", "GIF"),
     (0, b"GIF89a", "GIF"),
-    (0, b"II*\0", "TIFF or a camera's raw one"),
-    (0, b"MM\0*", "TIFF or a camera's raw one"),
+    (0, b"II*\0", "TIFF or camera raw"),
+    (0, b"MM\0*", "TIFF or camera raw"),
     (0, b"8BPS", "Photoshop"),
     (0, b"\0\0\1\0", "ICO"),
     (0, b"%PDF", "PDF"),
@@ -85,7 +88,7 @@ SIGNATURES = (
     (4, b"ftyphe", "HEIC"),
     (4, b"ftypmi", "HEIC"),
     (4, b"ftypmsf1", "HEIC"),
-    (4, b"ftyp", "that of a video"),
+    (4, b"ftyp", "a video"),
     (4, b"jP  ", "JPEG 2000"),
     (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
     (4, b"JXL ", "JPEG XL"),
@@ -95,8 +98,8 @@ SIGNATURES = (
     *((0, b"P%d%c" % (number, space), "PPM") for number in range(1, 7) for space in b"\n\r\t "),
 )
 
-# EXIF's eight orientations: what turns the stored picture into the one that was seen; 1 needs nothing.
-TURNS = {
+# EXIF's orientations other than 1: the transposition that turns the stored image upright.
+TRANSPOSITIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -105,66 +108,50 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-ORIENTATION = 0x0112  # EXIF's tag
-EXIF_AS_TEXT = "Raw profile type exif"  # what ImageMagick calls a text of a PNG
-INTEGERS = {1: "B", 3: "H", 4: "I"}  # EXIF's types of whole numbers
-
-Fit = Literal["middle", "stretch"]  # how a picture becomes a square: the middle of its longer side, or all, squeezed
+EXIF_AS_TEXT = "Raw profile type exif"  # the name of a PNG text in which ImageMagick stores EXIF
+EXIF_INTEGERS = {1: "B", 3: "H", 4: "I"}  # EXIF's integer types, as `struct` names them
 
 JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # those that a length follows, and the end
 SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
-ANIMATION = (b"acTL", b"fcTL", b"fdAT")  # a PNG's chunks that programs which know no animation pass over
-FRAME, EXTENSION = b",!"  # what a GIF's blocks begin with
+ANIMATION = (b"acTL", b"fcTL", b"fdAT")  # PNG chunks that programs without animation ignore
+FRAME, EXTENSION = b",!"  # the first bytes of a GIF's blocks
 
 
 def decode(
     source: str | os.PathLike[str] | bytes, *, size: int | None = None, fit: Fit = "middle", limit: int = LIMIT
 ) -> Tensor:
-    """The picture of a file, or of the bytes of one, upright and in colour: uint8 (h, w, 3).
+    """The image of a file, or of the bytes of one, upright and in colour: uint8 (h, w, 3).
 
-    With `size`, the square that a network takes: the shorter side scaled to `size` and the middle of the longer one or,
-    to "stretch", both sides scaled to it. Of a moving picture, the first frame. More than `limit` pixels are refused
-    before any is decoded.
+    With `size`, a square: the shorter side scaled to `size` and the middle of the longer one or, to "stretch", both
+    sides scaled. Of an animation, the first frame. More than `limit` pixels are refused before any is decoded.
     """
     if size is not None:
         check_side(size)
-    content = source if isinstance(source, bytes) else content_of(source)
+    content = source if isinstance(source, bytes) else read_file(source)
     kind = _kind(content)
-    try:
-        image = _opened(kind, content, limit)
+    with _readable(kind):
+        image = _open(kind, content, limit)
         extent = _draft(image, size)
-        image.load()  # before the EXIF block is asked for: a PNG may have it after the pixels
+        image.load()  # before EXIF is read: in a PNG it may come after the pixels
         if kind == "PNG":
-            _widen_transparency(image, bits=content[24])
-        seen = _in_colour(image, kind)
+            _scale_transparency(image, bits=content[24])
+        result = _in_colour(image, kind)
         if size is not None:
-            seen = _square(seen, size, extent, fit)
-        seen = _on_white(seen)
+            result = _square(result, size, extent, fit)
+        if result.mode == "RGBA":  # on white, the paper that drawings and cut-outs are made for
+            result = Image.alpha_composite(Image.new("RGBA", result.size, "white"), result).convert("RGB")
         orientation = _orientation(_exif(image.info))
-        if orientation in TURNS:
-            seen = seen.transpose(TURNS[orientation])
-        return torch.from_numpy(np.array(seen))
-    except UnreadableImage:
-        raise
-    except MemoryError as error:
-        raise UnreadableImage("There is not enough memory to decode it. Make it smaller.") from error
-    except Exception as error:  # what decoders raise over damaged files is not limited to any list
-        raise UnreadableImage(
-            f"It begins like a {kind}, but is damaged, cut short, or carries more metadata than a picture needs. "
-            "Copy or save it again."
-        ) from error
+        if orientation in TRANSPOSITIONS:
+            result = result.transpose(TRANSPOSITIONS[orientation])
+        return torch.from_numpy(np.array(result))
 
 
 def extent(source: str | os.PathLike[str] | bytes, *, limit: int = LIMIT) -> tuple[int, int]:
     """(width, height) in pixels, from the header alone: as stored, or for HEIC as rotated."""
-    content = source if isinstance(source, bytes) else content_of(source)
+    content = source if isinstance(source, bytes) else read_file(source)
     kind = _kind(content)
-    try:
-        return _opened(kind, content, limit).size
-    except UnreadableImage:
-        raise
-    except Exception as error:
-        raise UnreadableImage(f"It begins like a {kind}, but is damaged. Copy or save it again.") from error
+    with _readable(kind):
+        return _open(kind, content, limit).size
 
 
 def check_side(size: int) -> None:
@@ -173,24 +160,40 @@ def check_side(size: int) -> None:
         raise UsageError(f"The side of an image must be at least 1 pixel; found {size}.")
 
 
-def content_of(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a picture's file, or why they cannot be had."""
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of an image file."""
     if not os.path.isfile(path):  # a pipe or a device could be read for ever
         raise UnreadableImage("It is not a file." if os.path.exists(path) else "There is no such file.")
     try:
         with open(path, "rb") as file:
             length = os.fstat(file.fileno()).st_size
             if length > MAX_BYTES:
-                raise UnreadableImage(
-                    f"It has {length:,} bytes, more than any picture of at most {LIMIT:,} pixels. Make it smaller."
-                )
+                what = f"more than any image of at most {LIMIT:,} pixels"
+                raise UnreadableImage(f"It has {length:,} bytes, {what}. Make it smaller.")
             return file.read()
     except OSError as error:
         raise UnreadableImage(f"It cannot be opened: {error.strerror}.") from error
 
 
+@contextmanager
+def _readable(kind: str) -> Iterator[None]:
+    try:
+        yield
+    except UnreadableImage:
+        raise
+    except MemoryError as error:
+        raise UnreadableImage("There is not enough memory to decode it. Make it smaller.") from error
+    except Exception as error:  # decoders raise errors of any type over damaged files
+        raise UnreadableImage(
+            f"It begins like a {kind}, but is damaged, truncated, or has far too much metadata. Copy or save it again."
+        ) from error
+
+
+# Which format
+
+
 def _kind(content: bytes) -> str:
-    """Which of `DECODERS` the bytes are for; for all else, an error that says what they seem to be."""
+    """Which of `DECODERS` the bytes are for; otherwise an error that says what they seem to be."""
     for start, signature, name in SIGNATURES:
         if content[start : start + len(signature)] == signature:
             if name in DECODERS:
@@ -200,62 +203,52 @@ def _kind(content: bytes) -> str:
 
 
 def _unrecognised(content: bytes) -> str:
-    if not content:
-        return "It is empty. Copy it again."
     if not content.strip(b"\0"):
-        return "It holds nothing but zero bytes, as after an interrupted copy. Copy it again."
-    text = _text(content[:1024])
-    if text is None:
-        return f"It is of no known format: it begins with the bytes {content[:8].hex(' ')}, and {READ}."
+        return f"It {'holds only zero bytes' if content else 'is empty'}. Copy it again."
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(content[:1024]).lower()  # may end within a letter
+    except UnicodeDecodeError:
+        text = "\0"
+    if not all(letter.isprintable() or letter.isspace() for letter in text):
+        return f"Its format is unknown: it begins with the bytes {content[:8].hex(' ')}, and {READ}."
     if text.startswith("version https://git-lfs"):
-        return "It is the pointer that Git LFS leaves in place of a picture. Run 'git lfs pull'."
+        return "It is a pointer of Git LFS instead of an image. Run 'git lfs pull'."
     if "<svg" in text:
         return f"Its format is SVG, and {READ}: convert it."
     if "<html" in text or "<!doctype html" in text:
-        return "It is a web page, as a server sends in place of a picture it does not have. Download it again."
-    return f"It is text and no picture; {READ}."
+        return "It is a web page, as servers send in place of a missing image. Download it again."
+    return f"It is text, and {READ}."
 
 
-def _text(beginning: bytes) -> str | None:
-    """The bytes as small letters, or None if they are not UTF-8 that a person wrote."""
-    try:
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(beginning)  # the last letter may be cut
-    except UnicodeDecodeError:
-        return None
-    return text.lower() if all(letter.isprintable() or letter.isspace() for letter in text) else None
+# Opening, with limits on pixels and work
 
 
-def _opened(kind: str, content: bytes, limit: int) -> ImageFile.ImageFile:
-    """The image with its header read, no pixel decoded, and of an acceptable size."""
+def _open(kind: str, content: bytes, limit: int) -> ImageFile.ImageFile:
+    """The image with its header read, no pixel decoded, and within the limits."""
     if kind == "HEIC":
-        content = _one_image(content, limit)
+        content = _primary_image(content, limit)
     if kind == "PNG":
-        content = _still(content)
-    if kind in ("WebP", "GIF"):  # their decoders take memory for all pixels as soon as they are made
+        content = _still_png(content)
+    if kind in ("WebP", "GIF"):  # their decoders allocate memory for all pixels when they are created
         _check_size(_webp_size(content) if kind == "WebP" else _gif_size(content), limit)
     image = DECODERS[kind](io.BytesIO(content))
     _check_size(image.size, limit)
     if kind == "JPEG" and (scans := _scans(content)) > MAX_SCANS:
-        raise UnreadableImage(f"It is a JPEG in {scans:,} scans; a picture has about ten. Save it again.")
+        raise UnreadableImage(f"It is a JPEG in {scans:,} scans; usual are ten. Save it again.")
     return image
 
 
 def _check_size(size: tuple[int, int], limit: int) -> None:
     width, height = size
-    if width * height > limit:
-        raise UnreadableImage(
-            f"It is {width:,} x {height:,} pixels; at most {limit:,} in all are decoded. Make it smaller."
-        )
-    if max(size) > MAX_SIDE:
-        raise UnreadableImage(
-            f"It is {width:,} x {height:,} pixels; sides of at most {MAX_SIDE:,} are decoded. Make it smaller."
-        )
+    if width * height > limit or max(size) > MAX_SIDE:
+        most = f"at most {limit:,} in all" if width * height > limit else f"sides of at most {MAX_SIDE:,}"
+        raise UnreadableImage(f"It is {width:,} x {height:,} pixels; {most} are decoded. Make it smaller.")
 
 
-def _one_image(content: bytes, limit: int) -> bytes:
-    """A HEIC file reduced to its primary image, if that has an acceptable number of pixels.
+def _primary_image(content: bytes, limit: int) -> bytes:
+    """A HEIC file reduced to its primary image, if that is within the limits.
 
-    It has no EXIF block any more: libheif rotates the image by its properties, and EXIF would rotate it again.
+    The EXIF block is removed: libheif rotates the image by its properties, and EXIF would rotate it again.
     """
     try:
         reduced = heif.primary_image(content)
@@ -264,22 +257,19 @@ def _one_image(content: bytes, limit: int) -> bytes:
         raise UnreadableImage(f"Its format is {name}, and {READ}: convert it.") from error
     _check_size(reduced.size, limit)
     if reduced.pixels > MAX_HEIC_PIXELS * limit:
-        raise UnreadableImage(
-            f"It is a HEIC whose tiles have {reduced.pixels:,} pixels in all, many more than the image. Save it again."
-        )
+        raise UnreadableImage(f"It is a HEIC whose tiles have {reduced.pixels:,} pixels in all. Save it again.")
     return reduced.content
 
 
-def _still(content: bytes) -> bytes:
-    """A PNG without the chunks that make it move, each of the others verified: Pillow does not verify the pixels'."""
+def _still_png(content: bytes) -> bytes:
+    """A PNG without animation, its checksums verified: Pillow does not verify those of the pixels."""
     parts = [content[:8]]
     name, place = b"", 8
     while name != b"IEND":
         length, name = struct.unpack_from(">I4s", content, place)
         end = place + 8 + length
-        (checksum,) = struct.unpack_from(">I", content, end)
-        if zlib.crc32(content[place + 4 : end]) != checksum:
-            raise ValueError
+        if struct.pack(">I", zlib.crc32(content[place + 4 : end])) != content[end : end + 4]:
+            raise ValueError("checksum")
         if name not in ANIMATION:
             parts.append(content[place : end + 4])
         place = end + 4
@@ -298,9 +288,9 @@ def _webp_size(content: bytes) -> tuple[int, int]:
 
 
 def _gif_size(content: bytes) -> tuple[int, int]:
-    """(width, height) of a GIF, or of its first frame where that reaches further."""
+    """(width, height) of a GIF, enlarged to contain its first frame."""
     width, height, flags = struct.unpack_from("<HHB", content, 6)
-    place = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # after the colours
+    place = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # after the palette
     while content[place] != FRAME:
         if content[place] == EXTENSION:
             place += 2
@@ -312,7 +302,7 @@ def _gif_size(content: bytes) -> tuple[int, int]:
 
 
 def _scans(content: bytes) -> int:
-    """How many passes over its pixels a JPEG asks for, up to its end, without which half a picture may be decoded."""
+    """The number of scans of a JPEG up to its end marker, without which half an image could pass for a whole one."""
     scans = 0
     marker = JPEG_MARKER.search(content)
     while marker and marker[0] != JPEG_END:
@@ -324,16 +314,19 @@ def _scans(content: bytes) -> int:
     return scans
 
 
+# Pixels
+
+
 def _draft(image: ImageFile.ImageFile, size: int | None) -> tuple[float, float]:
-    """Let a JPEG be decoded at 1/2, 1/4 or 1/8 where that is still twice `size`; (width, height) it will then cover."""
+    """Let a JPEG be decoded at 1/2, 1/4 or 1/8 where that is still twice `size`; the (width, height) of the result."""
     if size is not None and (drafted := image.draft(None, (2 * size, 2 * size))):
         _, (_, _, width, height) = drafted
-        return width, height  # not whole numbers: the last row and column of pixels may stand for less than the others
+        return width, height  # fractions: the last row and column of pixels may stand for less than the others
     return image.size
 
 
-def _widen_transparency(image: Image.Image, bits: int) -> None:
-    """Make the colour that a PNG says is transparent one of its pixels'. Pillow brings these alone to eight bits."""
+def _scale_transparency(image: Image.Image, bits: int) -> None:
+    """Scale the transparent colour of a PNG to eight bits, as Pillow has scaled the pixels."""
     colour = image.info.get("transparency")
     if image.mode == "L" and isinstance(colour, int) and bits < 8:
         image.info["transparency"] = colour * 255 // (2**bits - 1)
@@ -342,51 +335,40 @@ def _widen_transparency(image: Image.Image, bits: int) -> None:
 
 
 def _in_colour(image: Image.Image, kind: str) -> Image.Image:
-    """In RGB, or in RGBA where parts of it may be transparent."""
-    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would cut off at 255
+    """In RGB, or in RGBA where parts may be transparent."""
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
         grey = np.asarray(image).astype(np.uint32)
         grey[grey == image.info.get("transparency")] = 0xFFFF
         return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
     mode = "RGBA" if image.has_transparency_data else "RGB"
     image = image if image.mode == mode else image.convert(mode)
     if kind == "BMP" and mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
-        return image.convert("RGB")  # many programs leave zeros in the fourth byte, and mean nothing by it
+        return image.convert("RGB")  # many programs leave zeros in the fourth byte
     return image
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    """In RGB. What is transparent becomes white, the paper that drawings and cut-outs are made to be seen on."""
-    if image.mode == "RGB":
-        return image
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 def _square(image: Image.Image, size: int, extent: tuple[float, float], fit: Fit) -> Image.Image:
     width, height = extent
-    if fit == "stretch":
-        return image.resize((size, size), Image.Resampling.BICUBIC, (0, 0, width, height))
-    side = min(extent)
-    left, top = (width - side) / 2, (height - side) / 2
-    box = (left, top, left + side, top + side)
-    return image.resize((size, size), Image.Resampling.BICUBIC, box)
+    left, top = (0.0, 0.0) if fit == "stretch" else ((width - min(extent)) / 2, (height - min(extent)) / 2)
+    return image.resize((size, size), Image.Resampling.BICUBIC, (left, top, width - left, height - top))
 
 
 def _exif(information: Mapping[Any, object]) -> object:
-    """The EXIF block, also where a PNG has it as ImageMagick writes it: a text of a name, a length, and digits.
-
-    Pillow limits what a text may swell to.
-    """
-    text = information.get(EXIF_AS_TEXT)
+    """The EXIF block, also where ImageMagick has stored it as a text: a name, a length, and hexadecimal digits."""
+    text = information.get(EXIF_AS_TEXT)  # Pillow limits its length
     if "exif" in information or not isinstance(text, str):
         return information.get("exif")
     try:
         return bytes.fromhex("".join(text.split("\n")[3:]))
-    except ValueError:  # damaged
+    except ValueError:
         return None
 
 
 def _orientation(exif: object) -> int:
-    """EXIF's orientation, 1 to 8; 1 where the block has none or is damaged: a picture is more than its metadata."""
+    """EXIF's orientation, 1 to 8; 1 where the block has none or is damaged.
+
+    Pillow's `getexif` reads every tag: thousands of them may refer to the same megabytes.
+    """
     if not isinstance(exif, bytes):  # none, or a text that a PNG has under this name
         return 1
     block = exif.removeprefix(b"Exif\0\0")
@@ -396,8 +378,8 @@ def _orientation(exif: object) -> int:
         (entries,) = struct.unpack_from(order + "H", block, start)
         for place in range(start + 2, start + 2 + 12 * entries, 12):
             tag, kind = struct.unpack_from(order + "HH", block, place)
-            if tag == ORIENTATION and kind in INTEGERS:
-                return int(struct.unpack_from(order + INTEGERS[kind], block, place + 8)[0])
+            if tag == ExifTags.Base.Orientation and kind in EXIF_INTEGERS:
+                return int(struct.unpack_from(order + EXIF_INTEGERS[kind], block, place + 8)[0])
     except struct.error:
         pass
     return 1

@@ -1,10 +1,11 @@
-"""Labelled pictures of one's own: found in a folder with one sub-folder per class or in a CSV list, then decoded."""
+"""Labelled images of one's own: found in a folder with one sub-folder per class or in a CSV list, then decoded."""
 
 from __future__ import annotations
 
+import csv
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,32 +14,31 @@ from torch import Tensor
 
 from engram.data.images import LIMIT, UnreadableImage, check_side, decode
 from engram.data.lazy import prefetch
-from engram.data.lists import read_list
 from engram.data.samples import Samples
-from engram.data.scanning import CIRCLE, Identity, SkippedFile, identity_of, is_folder, is_passed_over, problem_of
+from engram.data.scanning import ImageIndex, SkippedFile, at_most, build_index
 from engram.errors import DataError
 from engram.progress import SILENT, Phase, Progress
 from engram.text import composed, printable
 
 SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
-
 EXPECTED = "one sub-folder per class, such as {}/cat/1.jpg, or a .csv file with the columns path and label"
+MAX_PROBLEMS = 10  # wrong lines of a list that an error names
 
 
 @dataclass(frozen=True)
 class LabelledFiles:
-    """Pictures that were found, with their classes; none of them is opened yet."""
+    """Image files with their classes; none is opened yet."""
 
     source: Path  # the folder or the list
-    class_names: tuple[str, ...]  # sorted, each with at least one picture
+    class_names: tuple[str, ...]  # sorted, each with at least one file
     paths: tuple[Path, ...]  # sorted by class, then by path
     labels: tuple[int, ...]  # of each path: its position in `class_names`
-    skipped: tuple[SkippedFile, ...]  # other files, empty classes, links that lead nowhere or in a circle
+    skipped: tuple[SkippedFile, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    """Pictures that were decoded, as samples (n, size, size, 3), and those that could not be."""
+    """Decoded images, as samples (n, size, size, 3), and the files that cannot be decoded."""
 
     samples: Samples
     class_names: tuple[str, ...]  # by label
@@ -47,51 +47,59 @@ class LabelledImages:
 
 
 def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> LabelledFiles:
-    """The pictures of a folder with one sub-folder per class, or those that a .csv file lists with their labels.
+    """The images of a folder with one sub-folder per class, or those that a .csv file lists with their labels.
 
-    In a folder, all that lies below a class's sub-folder belongs to the class, links are followed, and pictures are
-    known by their extensions. A list has the columns `path` (relative to the list) and `label`, in that order if it has
-    no header.
+    All images below a class's sub-folder belong to the class; links are followed. A list has the columns `path`
+    (relative to the list) and `label`, in that order if it has no header.
     """
     source = Path(source)
-    with progress.phase("scan") as phase:
-        if os.path.isdir(source):
-            return _scan_folder(source, phase)
-        if os.path.isfile(source) and source.suffix.lower() == ".csv":
-            return _found(source, *read_list(source, phase))
-    what = "is neither a folder nor a .csv file" if os.path.exists(source) else "cannot be found"
+    if os.path.isdir(source):
+        return _scan_folder(source, progress)
+    if os.path.isfile(source) and source.suffix.lower() == ".csv":
+        with progress.phase("scan") as phase:
+            return _scan_list(source, phase)
+    what = "is neither a folder nor a .csv file" if os.path.exists(source) else "does not exist"
     raise DataError(f"{printable(source)} {what}. Expected {EXPECTED.format('FOLDER')}.")
 
 
-def read_images(
-    found: LabelledFiles, size: int, progress: Progress = SILENT, *, limit: int = LIMIT, threads: int | None = None
-) -> LabelledImages:
-    """Decode what was found to squares of `size` pixels; pictures of more than `limit` pixels count as unreadable.
+def images_below(folder: Path) -> tuple[list[Path], list[SkippedFile]]:
+    """All image files below a folder, sorted by path, and the skipped files."""
+    index = build_index(folder)
+    return sorted(map(index.path, range(len(index)))), list(index.skipped)
 
-    Besides the result, no more than a few pictures are in memory at a time.
+
+def read_images(
+    files: LabelledFiles, size: int, progress: Progress = SILENT, *, limit: int = LIMIT, threads: int | None = None
+) -> LabelledImages:
+    """Decode files to squares of `size` pixels; images of more than `limit` pixels count as unreadable.
+
+    Besides the result, only a few images are in memory at a time.
     """
     check_side(size)
-    inputs = _room(len(found.paths), size)
-    kept: list[int] = []
+    inputs = _allocate(len(files.paths), size)
+    decoded: list[int] = []
     unreadable: list[SkippedFile] = []
-    with progress.phase("read", len(found.paths)) as phase:
-        for position, outcome in enumerate(decode_files(found.paths, size, limit=limit, threads=threads)):
+    with progress.phase("read", len(files.paths)) as phase:
+        for position, outcome in enumerate(decode_files(files.paths, size, limit=limit, threads=threads)):
             if isinstance(outcome, SkippedFile):
                 unreadable.append(outcome)
             else:
-                inputs[len(kept)] = outcome
-                kept.append(position)
+                inputs[len(decoded)] = outcome
+                decoded.append(position)
             phase.advance()
-    _check_classes(found, kept, unreadable)
-    labels = torch.tensor([found.labels[position] for position in kept], dtype=torch.int64)
-    paths = tuple(found.paths[position] for position in kept)
-    return LabelledImages(Samples.of(inputs[: len(kept)], labels), found.class_names, paths, tuple(unreadable))
+    labels = torch.tensor([files.labels[position] for position in decoded], dtype=torch.int64)
+    if missing := sorted(set(files.labels) - set(labels.tolist())):
+        first = next(left for left in unreadable if files.labels[files.paths.index(left.path)] == missing[0])
+        name = printable(files.class_names[missing[0]])
+        raise DataError(f"No image of the class '{name}' can be read. {first} Replace them, or remove the class.")
+    paths = tuple(files.paths[position] for position in decoded)
+    return LabelledImages(Samples.of(inputs[: len(decoded)], labels), files.class_names, paths, tuple(unreadable))
 
 
 def decode_files(
     paths: Iterable[Path], size: int, *, limit: int = LIMIT, threads: int | None = None
 ) -> Iterator[Tensor | SkippedFile]:
-    """Each picture as a square of `size` pixels, uint8 (size, size, 3), or why it cannot be read; in order."""
+    """Each image as a square of `size` pixels, uint8 (size, size, 3), or why it cannot be read; in order."""
 
     def attempt(path: Path) -> Tensor | SkippedFile:
         try:
@@ -103,135 +111,179 @@ def decode_files(
     yield from prefetch(attempt, paths, workers=workers, ahead=2 * workers)
 
 
-def images_below(folder: Path) -> tuple[list[Path], list[SkippedFile]]:
-    """All pictures in a folder and the folders in it, by name, and what was left out."""
-    skipped: list[SkippedFile] = []
-    with SILENT.phase("scan") as phase:
-        return sorted(_files_below(folder, None, skipped, phase)), skipped
-
-
-def _room(count: int, size: int) -> Tensor:
+def _allocate(count: int, size: int) -> Tensor:
     try:
         return torch.empty((count, size, size, 3), dtype=torch.uint8)
     except RuntimeError as error:
         gigabytes = count * size * size * 3 / 1e9
         raise DataError(
-            f"{count:,} pictures of {size} x {size} pixels take {gigabytes:,.1f} GB, which this machine does not have. "
-            "Take fewer pictures at a time, or a smaller size."
+            f"{count:,} images of {size} x {size} pixels need {gigabytes:,.1f} GB, more than this machine has. "
+            "Use fewer images at a time, or a smaller size."
         ) from error
-
-
-def _check_classes(found: LabelledFiles, kept: list[int], unreadable: list[SkippedFile]) -> None:
-    bare = sorted(set(found.labels) - {found.labels[position] for position in kept})
-    if bare:
-        label_of = dict(zip(found.paths, found.labels, strict=True))
-        first = next(picture for picture in unreadable if label_of[picture.path] == bare[0])
-        raise DataError(
-            f"None of the pictures of the class '{printable(found.class_names[bare[0]])}' can be read. {first} "
-            "Replace them, or leave the class out."
-        )
 
 
 # Folders
 
 
-def _scan_folder(folder: Path, phase: Phase) -> LabelledFiles:
-    skipped: list[SkippedFile] = []
-    beside, class_folders = _sorted_entries(folder, skipped)
-    per_class = {entry: _files_below(entry, folder, skipped, phase) for entry in class_folders}
-    if not any(per_class.values()):
-        what = "pictures, but not in class folders" if beside else "no pictures"
+def _scan_folder(folder: Path, progress: Progress) -> LabelledFiles:
+    index = build_index(folder, progress=progress)
+    classes, empty = class_folders(index)
+    if not classes:
+        what = "images, but not in class folders" if len(index) else "no images"
         raise DataError(f"{printable(folder)} holds {what}. Expected {EXPECTED.format(printable(folder))}.")
-    skipped += [SkippedFile(path, "It lies beside the class folders, so it has no class.") for path in beside]
-    reported = {left.path for left in skipped}
-    empty = [entry for entry, files in per_class.items() if not files and entry not in reported]
-    skipped += [SkippedFile(entry, "This class has no pictures.") for entry in empty]
-    _check_splits(folder, per_class)
-    labelled = [(entry.name, path) for entry, files in per_class.items() for path in files]
-    places = {entry.name: f"the folder {printable(entry)}" for entry, files in per_class.items() if files}
-    return _found(folder, labelled, places, skipped)
+    refuse_splits(folder, index, classes)
+    names = sorted(classes)
+    labels = folder_labels(index, classes, names).tolist()
+    labelled = [(names[label], index.path(row)) for row, label in enumerate(labels) if label >= 0]
+    return _sorted(folder, labelled, [*skipped_in(index), *empty])
 
 
-def _sorted_entries(folder: Path, skipped: list[SkippedFile]) -> tuple[list[Path], list[Path]]:
-    """The pictures and the folders that lie in `folder`, by name."""
-    pictures, folders = [], []
-    try:
-        with os.scandir(folder) as entries:
-            found = sorted((entry for entry in entries if not is_passed_over(entry)), key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"The folder {printable(folder)} cannot be read: {error.strerror}.") from error
-    for entry in found:
-        path = folder / entry.name
-        if is_folder(entry):
-            folders.append(path)
-        elif problem := problem_of(entry):
-            skipped.append(SkippedFile(path, problem))
-        else:
-            pictures.append(path)
-    return pictures, folders
+def class_folders(index: ImageIndex, part: str = "") -> tuple[dict[str, list[int]], list[SkippedFile]]:
+    """The class folders of a part of the tree: each class with the numbers of its folders, and the empty ones."""
+    prefix = os.fsencode(f"{part}/" if part else "")
+    numbers: dict[str, list[int]] = {}
+    for number, folder in enumerate(index.folders):
+        if folder.startswith(prefix) and (name := folder[len(prefix) :].split(b"/")[0]):
+            numbers.setdefault(os.fsdecode(name), []).append(number)
+    filled = set(index.folder_of.unique().tolist())
+    classes = {name: own for name, own in numbers.items() if filled.intersection(own)}
+    check_class_names({name: f"the folder {printable(index.root / part / name)}" for name in classes})
+    reported = {left.path for left in index.skipped}
+    bare = (index.root / part / name for name in sorted(numbers.keys() - classes.keys()))
+    empty = [SkippedFile(path, "This class has no images.") for path in bare if path not in reported]
+    return {composed(name): own for name, own in classes.items()}, empty
 
 
-def _files_below(class_folder: Path, root: Path | None, skipped: list[SkippedFile], phase: Phase) -> list[Path]:
-    """All pictures below a class's folder. A folder that contains itself, by a link, is not entered again."""
-    files: list[Path] = []
-    around = () if root is None else (identity_of(root.stat()),)
-    waiting: list[tuple[Path, tuple[Identity, ...]]] = [(class_folder, around)]
-    while waiting:
-        folder, above = waiting.pop()
-        identity = identity_of(folder.stat())
-        if identity in above:
-            skipped.append(SkippedFile(folder, CIRCLE))
-            continue
-        pictures, folders = _sorted_entries(folder, skipped)
-        waiting += [(inner, (*above, identity)) for inner in folders]
-        files += pictures
-        phase.advance(len(pictures))
-    return files
+def folder_labels(index: ImageIndex, classes: Mapping[str, Sequence[int]], names: Sequence[str]) -> Tensor:
+    """The label of each file, int64 (N,): the position in `names` of its class; -1 where it has none of these."""
+    by_folder = torch.full((len(index.folders),), -1)
+    for label, name in enumerate(names):
+        by_folder[list(classes.get(name, []))] = label
+    return by_folder[index.folder_of.long()]
 
 
-def _check_splits(folder: Path, per_class: Mapping[Path, list[Path]]) -> None:
-    """Refuse a folder of folders of classes, which would be learned as the classes 'train' and 'test'."""
-    filled = [entry for entry, files in per_class.items() if files]
-    direct = any(path.parent == entry for entry in filled for path in per_class[entry])
-    if not direct and {entry.name.lower() for entry in filled} <= SPLIT_NAMES:
-        likely = next((entry for entry in filled if entry.name.lower().startswith("train")), filled[0])
+def refuse_splits(folder: Path, index: ImageIndex, classes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a folder of splits: they would be learned as the classes 'train' and 'test'."""
+    filled = set(index.folder_of.unique().tolist())
+    direct = any(b"/" not in index.folders[number] for own in classes.values() for number in own if number in filled)
+    if not direct and {name.lower() for name in classes} <= SPLIT_NAMES:
+        likely = next((name for name in sorted(classes) if name.lower().startswith("train")), min(classes))
         raise DataError(
-            f"{printable(folder)} seems to be split into {' and '.join(printable(entry.name) for entry in filled)}, "
-            f"with the classes one level below. Name one of these folders, such as {printable(likely)}."
+            f"{printable(folder)} holds {' and '.join(sorted(map(printable, classes)))}, which look like the splits of "
+            f"a data set, with the classes one level below. Name one of them, such as {printable(folder / likely)}; "
+            "for `engram run`, splits may also be called train and val."
         )
+
+
+def skipped_in(index: ImageIndex) -> list[SkippedFile]:
+    """The skipped files of an index, and the images that lie beside the class folders."""
+    tops = [number for number, folder in enumerate(index.folders) if b"/" not in folder]
+    tops = [0] if index.folders[0] == b"" else tops  # the folders that were scanned
+    beside = torch.isin(index.folder_of, torch.tensor(tops, dtype=torch.int32)).nonzero().squeeze(1).tolist()
+    reason = "It lies beside the class folders, so it has no class."
+    return at_most([*index.skipped, *(SkippedFile(index.path(row), reason) for row in beside)], index.root)
+
+
+# Lists
+
+
+def _scan_list(path: Path, phase: Phase) -> LabelledFiles:
+    problems: list[str] = []
+    skipped: list[SkippedFile] = []
+    known: dict[str, tuple[Path, str, int]] = {}  # by the resolved path: path, label and line
+    for line, cell, label in _rows(path, problems):
+        phase.advance()
+        file = path.parent / cell  # not normalised: after a link to a folder, `..` is for the file system to resolve
+        if not cell or not label or not os.path.isfile(file):
+            what = "the path is empty" if not cell else "" if label else f"the label of {printable(cell)} is empty"
+            problems.append(f"Line {line}: {what or f'there is no file {printable(cell)}'}.")
+            continue
+        _, before, first = known.setdefault(os.path.realpath(file), (file, label, line))
+        if before != label:
+            was = f"'{printable(before)}' in line {first}"
+            problems.append(f"Line {line}: {printable(cell)} is '{printable(label)}', but {was}.")
+        elif first != line:
+            skipped.append(SkippedFile(file, f"Line {line} repeats line {first}."))
+    if problems or not known:
+        more = f" And {len(problems) - MAX_PROBLEMS:,} more." if len(problems) > MAX_PROBLEMS else ""
+        what = " ".join(problems[:MAX_PROBLEMS]) + more or "It lists no images."
+        raise DataError(
+            f"{printable(path)} cannot be used. {what} "
+            "Expected the columns path and label, one image per line, with paths relative to the list."
+        )
+    lines: dict[str, str] = {}
+    for _, label, line in known.values():
+        lines.setdefault(label, f"line {line}")
+    check_class_names(lines)
+    return _sorted(path, [(composed(label), file) for file, label, _ in known.values()], skipped)
+
+
+def _rows(path: Path, problems: list[str]) -> Iterator[tuple[int, str, str]]:
+    """(line, path, label) of each row with as many columns as the first; the others become problems."""
+    rows = _lines(path)
+    line, first = next(rows, (1, ["path", "label"]))
+    names = [cell.strip().lower() for cell in first]
+    header = "path" in names and "label" in names
+    if not header and (len(first) != 2 or "\0" in "".join(first)):  # zeros: UTF-16, as spreadsheets may save it
+        raise DataError(
+            f"{printable(path)} must be UTF-8 text with the columns path and label, separated by a comma; "
+            f"its first line is '{printable(','.join(first))[:80]}'."
+        )
+    which, what = (names.index("path"), names.index("label")) if header else (0, 1)
+    if not header:
+        yield line, first[which], first[what].strip()
+    for line, row in rows:
+        if len(row) == len(first):
+            yield line, row[which], row[what].strip()
+        else:
+            problems.append(f"Line {line}: it has {len(row)} instead of {len(first)} columns.")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Each row that is not blank, with the number of the line it begins in."""
+    try:
+        # File names may be any bytes; labels are checked to be text.
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            reader = csv.reader(file)
+            begin = 1
+            for row in reader:
+                if any(cell.strip() for cell in row):
+                    yield begin, row
+                begin = reader.line_num + 1
+    except (OSError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it is not comma-separated text ({error})"
+        raise DataError(f"{printable(path)} cannot be read: {reason}.") from error
 
 
 # Classes
 
 
-def _found(
-    source: Path, labelled: Iterable[tuple[str, Path]], places: Mapping[str, str], skipped: list[SkippedFile]
-) -> LabelledFiles:
-    """Name the classes and sort the pictures. `places` says where each spelling of a class was met."""
-    check_class_names(places)
-    named = sorted((composed(name), path) for name, path in labelled)
-    class_names = tuple(dict.fromkeys(name for name, _ in named))
-    label_of = {name: label for label, name in enumerate(class_names)}
-    labels = tuple(label_of[name] for name, _ in named)
-    skipped.sort(key=lambda left: left.path)
-    return LabelledFiles(source, class_names, tuple(path for _, path in named), labels, tuple(skipped))
+def _sorted(source: Path, labelled: Iterable[tuple[str, Path]], skipped: Iterable[SkippedFile]) -> LabelledFiles:
+    pairs = sorted(labelled)
+    names = tuple(dict.fromkeys(name for name, _ in pairs))
+    label_of = {name: label for label, name in enumerate(names)}
+    labels = tuple(label_of[name] for name, _ in pairs)
+    ordered = tuple(sorted(skipped, key=lambda left: left.path))
+    return LabelledFiles(source, names, tuple(path for _, path in pairs), labels, ordered)
 
 
 def check_class_names(places: Mapping[str, str]) -> None:
-    """Refuse names that are not text, and two spellings that a person, or another system, takes for one."""
-    met: dict[str, str] = {}
+    """Refuse names that are not UTF-8, and two that differ only in case, spaces or Unicode form.
+
+    `places` says where each name was found.
+    """
+    known: dict[str, str] = {}
     for name, place in places.items():
         if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise DataError(f"The class '{printable(name)}' ({place}) is not named in UTF-8. Rename it.")
-        key = name_key(name)
-        if key in met:
+            raise DataError(f"The class name '{printable(name)}' ({place}) is not UTF-8. Rename it.")
+        other = known.setdefault(name_key(name), name)
+        if other != name:
             raise DataError(
-                f"The classes {met[key]!a} ({places[met[key]]}) and {name!a} ({place}) differ in capitals, "
-                "spaces or the encoding of accents alone. Give both one name, or two that differ more."
+                f"The class names {other!a} ({places[other]}) and {name!a} ({place}) differ only in case, spaces or "
+                "the encoding of accents. Use one name, or two that differ more."
             )
-        met[key] = name
 
 
 def name_key(name: str) -> str:
-    """Without capitals and surrounding spaces, accents decomposed."""
+    """The same key for names that people, or another file system, would take for one."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name.strip()).casefold())

@@ -1,4 +1,4 @@
-"""Inputs that are made when they are asked for: rows of files, or of several sources put one after another."""
+"""Images that are produced on request, and prefetching: results computed by threads before they are asked for."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ import torch
 from torch import Tensor
 
 Pixels = npt.NDArray[np.uint8]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+BATCHES = 2  # prefetched while another is used
 
 
 class LazyImages(ABC):
-    """Images (N, h, w, c) of which none is in memory until it is asked for; to `Samples` it is what a tensor is."""
+    """Images (N, h, w, c) that are in memory only when indexed; `Samples` uses it in place of a tensor."""
 
     dtype = torch.uint8
     shape: tuple[int, ...]
 
     @abstractmethod
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """The images of these rows, uint8 (len(rows), h, w, c), which may be changed."""
+        """The images of these rows, uint8 (len(rows), h, w, c); a new tensor."""
 
     @abstractmethod
     def identity(self, rows: Tensor) -> Iterator[bytes]:
-        """What tells the images of these rows from others, found without making them."""
+        """Bytes that identify the images of these rows, without producing them."""
 
 
 class Joined(LazyImages):
-    """Rows of several sources, some of them in memory, one after another. Nothing is copied."""
+    """Rows of several sources, some of them tensors, one after another. Nothing is copied."""
 
     def __init__(self, parts: Sequence[tuple[Tensor | LazyImages, Tensor]]) -> None:
         self.parts = tuple(parts)  # (inputs, rows of them)
@@ -41,67 +45,60 @@ class Joined(LazyImages):
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         images = torch.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
-        for places, inputs, own in self._shared_out(rows):
-            images[places] = inputs[own]
+        for positions, inputs, own in self._by_part(rows):
+            images[positions] = inputs[own]
         return images
 
     def identity(self, rows: Tensor) -> Iterator[bytes]:
-        for places, inputs, own in self._shared_out(rows):
-            yield places.numpy().tobytes()
+        for positions, inputs, own in self._by_part(rows):
+            yield positions.numpy().tobytes()
             if isinstance(inputs, LazyImages):
                 yield from inputs.identity(own)
             else:
                 yield from (inputs[some].numpy().tobytes() for some in own.split(4096))
 
-    def _shared_out(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor | LazyImages, Tensor]]:
-        """For each part that has some of the rows: where they are among them, the part's inputs, its own rows."""
+    def _by_part(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor | LazyImages, Tensor]]:
+        """For each part that owns some of the rows: their positions among `rows`, its inputs, its own row numbers."""
         owners = torch.searchsorted(self.ends, rows, right=True)
         for number, (inputs, own) in enumerate(self.parts):
-            places = (owners == number).nonzero().squeeze(1)
-            if len(places):
-                yield places, inputs, own[rows[places] - self.ends[number] + len(own)]
+            positions = (owners == number).nonzero().squeeze(1)
+            if len(positions):
+                yield positions, inputs, own[rows[positions] - self.ends[number] + len(own)]
 
 
-def filled(count: int, shape: tuple[int, ...], make: Callable[[int, Pixels], None], workers: int | None) -> Tensor:
-    """Images (count, *shape), each written by `make(number, pixels)`, by threads: decoders release Python's lock.
+def fill(count: int, shape: tuple[int, ...], write: Callable[[int, Pixels], None], workers: int | None) -> Tensor:
+    """Images (count, *shape), each written by `write(number, pixels)` in threads: decoders release the GIL.
 
-    Where no number of workers is asked for they are as many as torch may use, so that one setting limits both.
+    By default there are as many workers as torch may use threads, so that one setting limits both.
     """
     images = torch.empty((count, *shape), dtype=torch.uint8)
-    # As numpy's: a copy by torch could start threads of its own in every one of these.
-    pixels = images.numpy()
+    pixels = images.numpy()  # numpy copies start no threads; torch's could, in every worker
     threads = min(count, workers or torch.get_num_threads())
     if threads < 2:
         for number in range(count):
-            make(number, pixels[number])
+            write(number, pixels[number])
         return images
     with ThreadPoolExecutor(threads, "decode") as pool:
-        list(pool.map(make, range(count), pixels))  # after an error, which shows here, the rest is not begun
+        list(pool.map(write, range(count), pixels))  # raises the first error; the rest is not started
     return images
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-BATCHES = 2  # that are made while another is used
 
 
 def prefetch(
     work: Callable[[Item], Result], items: Iterable[Item], *, workers: int, ahead: int
 ) -> Generator[Result, None, None]:
-    """What `work` makes of each item, in order; no more than `ahead` are begun before they are asked for.
+    """`work(item)` for each item, in order; at most `ahead` are started before they are asked for.
 
-    An error of `work` shows where its result would have been. Whoever does not go through to the end closes this: what
-    is under way is then waited for, and the rest is not begun.
+    An error is raised in the place of its result. Close the generator if it may not be exhausted: running work is
+    waited for, and no more is started.
     """
-    begun: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(workers, "ahead") as pool:
+    started: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(workers, "prefetch") as pool:
         try:
             for item in items:
-                begun.append(pool.submit(work, item))
-                if len(begun) > ahead:
-                    yield begun.popleft().result()
-            while begun:
-                yield begun.popleft().result()
+                started.append(pool.submit(work, item))
+                if len(started) > ahead:
+                    yield started.popleft().result()
+            while started:
+                yield started.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)

@@ -1,62 +1,45 @@
-"""`Samples`: images or vectors with their labels, as a view of rows of one source that is never copied or changed."""
+"""`Samples`: images or vectors with labels, as rows of one source that is never copied; `Dataset` and its `Source`."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engram.data.files import DecodeOptions
 from engram.data.lazy import BATCHES, Joined, LazyImages, prefetch
 from engram.data.scanning import SkippedFile
 from engram.errors import DataError
+from engram.progress import Progress
 from engram.randomness import generator
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Rows of `inputs` and their labels.
+    """Rows of `inputs` with their labels. Make one with `Samples.of(inputs, labels)`."""
 
-    Make one with `Samples.of(inputs, labels)`.
-    """
-
-    # uint8 images (N, h, w, c) or float32 vectors (N, d), shared by every view; or images that are made when asked for
-    inputs: Tensor | LazyImages
+    inputs: Tensor | LazyImages  # uint8 images (N, h, w, c) or float32 vectors (N, d), shared by every view
     rows: Tensor  # int64 (n,): which rows of `inputs` these samples are
     labels: Tensor  # int64 (n,)
 
     @classmethod
     def of(cls, inputs: Any, labels: Any) -> Samples:
         """From arrays or tensors: uint8 images (n, h, w, c) or (n, h, w), or vectors (n, d) of any real type."""
-        inputs, labels = _tensor(inputs, "inputs"), _tensor(labels, "labels")
-        if inputs.ndim == 3 and inputs.dtype == torch.uint8:
-            inputs = inputs.unsqueeze(-1)
-        if inputs.ndim == 4 and inputs.dtype != torch.uint8:
-            raise DataError(f"Images must be uint8, 0 to 255; found {inputs.dtype}. Convert them before.")
-        if inputs.ndim == 4 and inputs.shape[-1] not in (1, 3):
-            raise DataError(f"Images must be (n, height, width, 1 or 3 channels); found {tuple(inputs.shape)}.")
-        if inputs.ndim not in (2, 4):
-            raise DataError(f"Inputs must be images (n, h, w, c) or vectors (n, d); found {tuple(inputs.shape)}.")
-        if 0 in inputs.shape[1:]:
-            raise DataError(f"A sample must have at least one number; found {tuple(inputs.shape)}.")
-        if inputs.ndim == 2:
-            if inputs.is_complex():
-                raise DataError(f"Vectors must be real numbers; found {inputs.dtype}.")
-            inputs = inputs.to(torch.float32)
-            if not bool(torch.isfinite(inputs).all()):
-                raise DataError("The vectors hold NaN or infinity. Remove or fill those rows before.")
+        inputs, labels = _checked_inputs(_tensor(inputs, "inputs")), _tensor(labels, "labels")
         if labels.ndim != 1 or len(labels) != len(inputs):
             raise DataError(
-                f"There must be one label per sample; found {len(inputs)} samples, labels {tuple(labels.shape)}."
+                f"Expected one label per sample; found {len(inputs)} samples, labels {tuple(labels.shape)}."
             )
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise DataError(f"Labels must be whole numbers; found {labels.dtype}.")
+            raise DataError(f"Labels must be integers; found {labels.dtype}.")
         return cls(inputs.contiguous(), torch.arange(len(inputs)), labels.to(torch.int64))
 
     def __len__(self) -> int:
@@ -69,7 +52,7 @@ class Samples:
 
     @property
     def sample_bytes(self) -> int:
-        """How many bytes one sample takes in memory."""
+        """The size of one sample in memory."""
         return math.prod(self.shape) * self.inputs.dtype.itemsize
 
     def batch(self, positions: Tensor) -> Tensor:
@@ -79,16 +62,16 @@ class Samples:
     def batches(self, parts: Iterable[Tensor]) -> Generator[Tensor, None, None]:
         """The inputs at the positions of each part, in order; images that are not in memory are prefetched.
 
-        Close it (`contextlib.closing`) when it may not be exhausted.
+        Close it (`contextlib.closing`) if it may not be exhausted.
         """
         if not isinstance(self.inputs, LazyImages):
             yield from map(self.batch, parts)
             return
-        # One thread: `fill` already decodes each batch with several.
+        # One thread: several already decode each batch.
         yield from prefetch(self.batch, parts, workers=1, ahead=BATCHES)
 
     def select(self, positions: Tensor) -> Samples:
-        """The samples at these positions, in this order; nothing is copied but row numbers."""
+        """The samples at these positions, in this order; only row numbers are copied."""
         return Samples(self.inputs, self.rows[positions], self.labels[positions])
 
     def of_classes(self, classes: tuple[int, ...]) -> Samples:
@@ -100,10 +83,7 @@ class Samples:
         return tuple(self.labels.unique().tolist())
 
     def fingerprint(self) -> str:
-        """A SHA-256 over shapes, inputs, and labels, the same for the same samples.
-
-        Of inputs that are made when asked for, over what tells them apart, such as the names and sizes of files.
-        """
+        """A SHA-256 over shapes, inputs and labels; of files, over their names and sizes instead of their pixels."""
         digest = hashlib.sha256(repr((self.inputs.dtype, self.shape, len(self))).encode())
         if isinstance(self.inputs, LazyImages):
             for part in self.inputs.identity(self.rows):
@@ -117,58 +97,50 @@ class Samples:
 
 def _tensor(values: Any, what: str) -> Tensor:
     if isinstance(values, np.ndarray):
-        values = np.ascontiguousarray(values)  # torch takes none that is turned round, as images[..., ::-1] is
+        values = np.ascontiguousarray(values)  # torch does not accept negative strides, as of images[..., ::-1]
     try:
         return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"The {what} must be an array or a tensor of numbers: {error}") from error
 
 
+def _checked_inputs(inputs: Tensor) -> Tensor:
+    shape = tuple(inputs.shape)
+    if inputs.ndim == 3 and inputs.dtype == torch.uint8:
+        inputs = inputs.unsqueeze(-1)
+    if inputs.ndim not in (2, 4):
+        raise DataError(f"Inputs must be images (n, h, w, c) or vectors (n, d); found {shape}.")
+    if 0 in inputs.shape[1:]:
+        raise DataError(f"A sample must have at least one number; found {shape}.")
+    if inputs.ndim == 4:
+        if inputs.dtype != torch.uint8:
+            raise DataError(f"Images must be uint8, 0 to 255; found {inputs.dtype}. Convert them.")
+        if inputs.shape[-1] not in (1, 3):
+            raise DataError(f"Images must be (n, height, width, 1 or 3 channels); found {shape}.")
+        return inputs
+    if inputs.is_complex():
+        raise DataError(f"Vectors must be real numbers; found {inputs.dtype}.")
+    inputs = inputs.to(torch.float32)
+    if not bool(torch.isfinite(inputs).all()):
+        raise DataError("The vectors hold NaN or infinity. Remove or fill those rows.")
+    return inputs
+
+
 def concatenate(*parts: Samples) -> Samples:
-    """One `Samples` of all parts, in order. Views of the same inputs stay views of them, and files stay unread."""
+    """One `Samples` of all parts, in order. Views of the same inputs stay views; files are not read."""
     labels = torch.cat([part.labels for part in parts])
     if all(part.inputs is parts[0].inputs for part in parts):
         return Samples(parts[0].inputs, torch.cat([part.rows for part in parts]), labels)
+    inputs: Tensor | LazyImages
     if any(isinstance(part.inputs, LazyImages) for part in parts):
-        joined = Joined([(part.inputs, part.rows) for part in parts])
-        return Samples(joined, torch.arange(len(labels)), labels)
-    inputs = torch.cat([part.batch(torch.arange(len(part))) for part in parts])
+        inputs = Joined([(part.inputs, part.rows) for part in parts])
+    else:
+        inputs = torch.cat([part.batch(torch.arange(len(part))) for part in parts])
     return Samples(inputs, torch.arange(len(labels)), labels)
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """A named collection to learn from, and one to be tested on."""
-
-    name: str
-    train: Samples
-    test: Samples
-    class_names: tuple[str, ...]  # by label
-    skipped: tuple[SkippedFile, ...] = ()  # files that are not among its samples, and why
-    published: bool = False  # whether its name tells its samples, wherever they are loaded
-    source: Mapping[str, Any] = field(default_factory=dict)  # how `load` was asked for it; empty: made in Python
-
-    def __post_init__(self) -> None:
-        labels = torch.cat([self.train.labels, self.test.labels])
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.class_names):
-            raise DataError(
-                f"The labels of {self.name} run from {int(labels.min())} to {int(labels.max())}, "
-                f"but {len(self.class_names)} classes are named."
-            )
-        if self.train.shape != self.test.shape:
-            raise DataError(f"Training samples of {self.name} are {self.train.shape}, test samples {self.test.shape}.")
-
-    @cached_property
-    def identity(self) -> str | None:
-        """What tells its samples from those of other data sets of its name; None where the name does."""
-        if self.published:
-            return None
-        parts = (self.class_names, self.train.fingerprint(), self.test.fingerprint())
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
 def hold_out(samples: Samples, share: float, seed: int, purpose: str, *, smallest: int = 2) -> tuple[Samples, Samples]:
-    """(the rest, the held out), each in its present order: `share` of each class, at least one, but never its last.
+    """(the rest, the held-out samples), each in its present order: `share` of each class, at least one, never the last.
 
     A class of fewer than `smallest` samples gives none.
     """
@@ -181,3 +153,58 @@ def hold_out(samples: Samples, share: float, seed: int, purpose: str, *, smalles
         drawn = torch.randperm(len(positions), generator=generator(seed, purpose, label))
         held[positions[drawn[:count]]] = True
     return samples.select((~held).nonzero().squeeze(1)), samples.select(held.nonzero().squeeze(1))
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named data set with a training and a test split."""
+
+    name: str
+    train: Samples
+    test: Samples
+    class_names: tuple[str, ...]  # by label
+    skipped: tuple[SkippedFile, ...] = ()  # files that are not among its samples
+    published: bool = False  # whether the name identifies the samples, wherever they are loaded
+    source: Mapping[str, Any] = field(default_factory=dict)  # the arguments of `load`; empty: made in Python
+
+    def __post_init__(self) -> None:
+        labels = torch.cat([self.train.labels, self.test.labels])
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.class_names):
+            raise DataError(
+                f"The labels of {self.name} run from {int(labels.min())} to {int(labels.max())}, "
+                f"but there are {len(self.class_names)} class names."
+            )
+        if self.train.shape != self.test.shape:
+            raise DataError(f"Training samples of {self.name} are {self.train.shape}, test samples {self.test.shape}.")
+
+    @cached_property
+    def identity(self) -> str | None:
+        """A hash that distinguishes data sets of the same name; None for published ones."""
+        if self.published:
+            return None
+        parts = (self.class_names, self.train.fingerprint(), self.test.fingerprint())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data set that can be loaded by name: an entry of `DATASETS`."""
+
+    summary: str  # one line
+    load: Callable[[Path, DecodeOptions, Progress], Dataset]
+    location: Literal["installed", "cache", "file", "folder"]  # of its files; the last two must be named with --data
+    classes_per_task: int | None = None  # the usual number; None: a fifth of the classes
+    # Settings of every preset: which changes of an image keep its class (pad, flip), its usual network, ...
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"pad": 0, "flip": False})
+    crop: float | None = None  # the usual random crop, as a share of the image's side
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings by method, in every preset
+    # Settings of the presets: those for "all" objectives, and by objective.
+    paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    short: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {"all": {"epochs": 10, "schedule": "one-cycle"}}
+    )
+
+    @property
+    def of_files(self) -> bool:
+        """Whether it is a folder of image files, which `DecodeOptions` are for."""
+        return self.location == "folder"

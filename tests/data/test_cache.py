@@ -21,8 +21,8 @@ from torch import Tensor
 from engram import storage
 from engram.data import Samples
 from engram.data import files as caching
-from engram.data.files import CachedImages, ImageFiles, pack
-from engram.data.scanning import place_of, scan
+from engram.data.files import CachedImages, ImageFiles, cache_images
+from engram.data.scanning import build_index, folder_cache
 from engram.errors import DataError, EngramWarning
 
 LENGTH = 8 * 8 * 3
@@ -46,16 +46,16 @@ def root(tmp_path: Path, cache: Path) -> Path:
 
 
 def files_of(root: Path, size: int = 8) -> Counting:
-    return Counting(scan(root, ()), size, "stretch")
+    return Counting(build_index(root, ()), size, "stretch")
 
 
 def places(root: Path) -> list[str]:
-    return sorted(path.name for path in place_of(root).glob("packed-*"))
+    return sorted(path.name for path in folder_cache(root).glob("images-*"))
 
 
-def test_packed_images_are_those_of_the_files_and_so_is_what_tells_them_apart(root: Path) -> None:
+def test_cached_images_are_those_of_the_files_and_so_is_what_tells_them_apart(root: Path) -> None:
     files = files_of(root)
-    images = pack(files, ROWS, PLENTY)
+    images = cache_images(files, ROWS, PLENTY)
     assert isinstance(images, CachedImages) and images.shape == files.shape
     for chosen in (ROWS, ROWS.flip(0), torch.tensor([7, 7, 0]), torch.empty(0, dtype=torch.int64)):
         assert torch.equal(images[chosen], files[chosen])
@@ -67,44 +67,42 @@ def test_packed_images_are_those_of_the_files_and_so_is_what_tells_them_apart(ro
 
 
 def test_nothing_is_decoded_twice(root: Path) -> None:
-    assert isinstance(pack(files_of(root), ROWS, PLENTY), CachedImages)
+    assert isinstance(cache_images(files_of(root), ROWS, PLENTY), CachedImages)
     files = files_of(root)
-    images = pack(files, ROWS, PLENTY)
+    images = cache_images(files, ROWS, PLENTY)
     assert len(images[ROWS]) == 8 and files.decoded == 0
 
 
-def test_other_rows_another_size_and_changed_files_are_packed_anew(root: Path) -> None:
-    pack(files_of(root), ROWS, PLENTY)
-    pack(files_of(root), ROWS[:4], PLENTY)
-    pack(files_of(root, size=4), ROWS, PLENTY)
+def test_other_rows_another_size_and_changed_files_are_cached_anew(root: Path) -> None:
+    cache_images(files_of(root), ROWS, PLENTY)
+    cache_images(files_of(root), ROWS[:4], PLENTY)
+    cache_images(files_of(root, size=4), ROWS, PLENTY)
     path = root / "n00000000" / "n00000000_0.JPEG"
     path.write_bytes(path.read_bytes() + b"\0")
     files = files_of(root)
-    pack(files, ROWS, PLENTY)
+    cache_images(files, ROWS, PLENTY)
     assert files.decoded == 8
     assert len(places(root)) == 2 * 4  # each with its record
 
 
-def test_pictures_that_others_of_the_same_size_have_replaced_are_packed_anew(root: Path) -> None:
+def test_pictures_that_others_of_the_same_size_have_replaced_are_cached_anew(root: Path) -> None:
     path = root / "n00000000" / "n00000000_0.bmp"
     Image.new("RGB", (8, 8), "red").save(path)
     rows = torch.arange(13)
-    pack(files_of(root), rows, PLENTY)
+    cache_images(files_of(root), rows, PLENTY)
     later, size = path.stat().st_mtime_ns + 1, path.stat().st_size
     Image.new("RGB", (8, 8), "blue").save(path)
     os.utime(path, ns=(later, later))
     assert path.stat().st_size == size
     files = files_of(root)
-    assert torch.equal(pack(files, rows, PLENTY)[rows], files[rows])
+    assert torch.equal(cache_images(files, rows, PLENTY)[rows], files[rows])
 
 
-def test_more_than_is_allowed_is_not_packed_and_told(root: Path) -> None:
+def test_more_than_is_allowed_is_not_cached_and_warned_of(root: Path) -> None:
     files = files_of(root)
-    with pytest.warns(
-        EngramWarning, match=r"^8 images take 0\.00 GB, and are not packed: --cache allows 0\.00 GB\. They"
-    ):
-        assert pack(files, ROWS, 8 * LENGTH - 1) is files
-    assert isinstance(pack(files, ROWS, 8 * LENGTH), CachedImages)
+    with pytest.warns(EngramWarning, match=r"^8 images .*--cache allows"):
+        assert cache_images(files, ROWS, 8 * LENGTH - 1) is files
+    assert isinstance(cache_images(files, ROWS, 8 * LENGTH), CachedImages)
 
 
 def test_a_disk_that_is_full_is_told_before_anything_is_decoded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,18 +111,18 @@ def test_a_disk_that_is_full_is_told_before_anything_is_decoded(root: Path, monk
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Full)
     files = files_of(root)
-    with pytest.warns(EngramWarning, match=r"not packed: .*has 0\.00 GB free\."):
-        assert pack(files, ROWS, PLENTY) is files
+    with pytest.warns(EngramWarning, match=r"has 0\.00 GB free"):
+        assert cache_images(files, ROWS, PLENTY) is files
     assert files.decoded == 0
 
 
 def test_what_was_used_least_lately_gives_way(root: Path) -> None:
-    old, kept = (pack(files_of(root, size=size), ROWS, PLENTY) for size in (4, 5))
+    old, kept = (cache_images(files_of(root, size=size), ROWS, PLENTY) for size in (4, 5))
     assert isinstance(old, CachedImages) and isinstance(kept, CachedImages)
     os.utime(old.path, (1, 1))
     os.utime(kept.path, (2, 2))
     before = kept[ROWS]
-    new = pack(files_of(root), ROWS, 8 * LENGTH + 8 * 5 * 5 * 3)
+    new = cache_images(files_of(root), ROWS, 8 * LENGTH + 8 * 5 * 5 * 3)
     assert isinstance(new, CachedImages)
     assert not old.path.exists() and kept.path.exists() and new.path.exists()
     assert torch.equal(kept[ROWS], before)
@@ -132,22 +130,22 @@ def test_what_was_used_least_lately_gives_way(root: Path) -> None:
 
 
 def test_files_that_are_not_whole_are_told_each_time(root: Path) -> None:
-    index = scan(root, ())
+    index = build_index(root, ())
     index.path(3).write_bytes(b"x" * int(index.sizes[3]))
-    sentence = r"^1 of the packed images are of files .* One of them: .*_3\.JPEG: It is text and no picture"
+    sentence = r"^1 of the cached images .*_3\.JPEG: It is text"
     for _ in range(2):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            pack(files_of(root), ROWS, PLENTY)
+            cache_images(files_of(root), ROWS, PLENTY)
         assert any(re.search(sentence, str(each.message)) for each in caught)
 
 
 def test_a_file_that_was_cut_short_is_told_with_what_to_do(root: Path) -> None:
-    images = pack(files_of(root), ROWS, PLENTY)
+    images = cache_images(files_of(root), ROWS, PLENTY)
     assert isinstance(images, CachedImages)
     os.truncate(images.path, 7 * LENGTH)
     assert len(images[ROWS[:7]]) == 7
-    with pytest.raises(DataError, match=r"packed-\w+ is cut short\. Remove it: it is made anew the next time\."):
+    with pytest.raises(DataError, match=r"images-\w+ is truncated"):
         images[ROWS]
 
 
@@ -157,9 +155,9 @@ from pathlib import Path
 import torch
 from engram.data import files
 from engram.data.files import ImageFiles
-from engram.data.scanning import scan
+from engram.data.scanning import build_index
 
-files.CHUNK, files.SURE = 2, 2 * 192
+files.CHUNK, files.SYNC = 2, 2 * 192
 
 class Mortal(ImageFiles):
     left = 3
@@ -169,7 +167,7 @@ class Mortal(ImageFiles):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(rows)
 
-files.pack(Mortal(scan(Path(sys.argv[1]), ()), 8, "stretch"), torch.tensor([0, 2, 3, 5, 7, 8, 10, 11]), 2**20)
+files.cache_images(Mortal(build_index(Path(sys.argv[1]), ()), 8, "stretch"), torch.tensor([0, 2, 3, 5, 7, 8, 10, 11]), 2**20)
 """
 
 
@@ -177,12 +175,12 @@ def test_after_a_kill_it_goes_on_where_it_was(root: Path, monkeypatch: pytest.Mo
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", KILLED, str(root)], env=environment, check=False)
     assert ended.returncode == -signal.SIGKILL
-    (part,) = place_of(root).glob("packed-*.part")
+    (part,) = folder_cache(root).glob("images-*.part")
     record = json.loads(part.with_name(part.name.replace(".part", ".json")).read_text())
     assert 2 <= record["images"] <= 4
     part.write_bytes(part.read_bytes() + b"half of an image")  # what a write that was not finished may leave
     files = files_of(root)
-    images = pack(files, ROWS, PLENTY)
+    images = cache_images(files, ROWS, PLENTY)
     assert isinstance(images, CachedImages) and files.decoded == 8 - record["images"]
     assert torch.equal(images[ROWS], files[ROWS])
     assert places(root) == [images.path.name, f"{images.path.name}.json"]
@@ -198,15 +196,15 @@ def test_an_error_on_the_way_leaves_nothing_that_looks_whole(root: Path, monkeyp
             return super().__getitem__(rows)
 
     with pytest.raises(DataError, match="enough"):
-        pack(Failing(scan(root, ()), 8, "stretch"), ROWS, PLENTY)
+        cache_images(Failing(build_index(root, ()), 8, "stretch"), ROWS, PLENTY)
     assert all(name.endswith(".part") for name in places(root))
     files = files_of(root)
-    assert torch.equal(pack(files, ROWS, PLENTY)[ROWS], files[ROWS])
+    assert torch.equal(cache_images(files, ROWS, PLENTY)[ROWS], files[ROWS])
 
 
-def test_what_is_packed_already_waits_for_no_one_who_packs(root: Path) -> None:
-    first = pack(files_of(root), ROWS, PLENTY)
-    with ThreadPoolExecutor() as threads, storage.waiting(place_of(root) / ".packing"):  # as another run holds it
-        second = threads.submit(pack, files_of(root), ROWS, PLENTY).result(timeout=30)
+def test_what_is_cached_already_waits_for_no_writer(root: Path) -> None:
+    first = cache_images(files_of(root), ROWS, PLENTY)
+    with ThreadPoolExecutor() as threads, storage.waiting(folder_cache(root) / ".writing"):  # as another run holds it
+        second = threads.submit(cache_images, files_of(root), ROWS, PLENTY).result(timeout=30)
     assert isinstance(second, CachedImages)
     assert torch.equal(second[ROWS], first[ROWS])
