@@ -138,7 +138,7 @@ def test_a_list_may_be_evaluated(place: Path) -> None:
             "error: The model knows none of the classes in strange: Tulip, rose. It knows: [red]tulip, "
             "gänseblümchen, =1+1. Use the same names, or teach the model these classes first.\n",
         ),
-        (("model", "absent"), 1, "error: absent cannot be found. Expected one sub-folder per class"),
+        (("model", "absent"), 1, "error: absent does not exist."),
         (("model", "flowers", "--device", "abacus"), 2, "'abacus' is not one of"),
         (("model",), 2, "Missing argument 'FOLDER|LIST.csv'"),
         (("absent", "flowers"), 1, "error: There is no model in absent. Make one with: engram learn absent FOLDER\n"),
@@ -157,10 +157,7 @@ def test_a_class_of_which_nothing_can_be_read_is_told(place: Path) -> None:
     (place / "flowers" / FORMULA / "3.png").write_bytes(b"")
     done = run("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        "error: None of the pictures of the class '=1+1' can be read. flowers/=1+1/3.png: It is empty. "
-        "Copy it again. Replace them, or leave the class out.\n"
-    )
+    assert "class '=1+1'" in done.stderr and "flowers/=1+1/3.png: It is empty." in done.stderr
 
 
 def test_a_damaged_model_is_told_with_the_way_out(small_model: ModelFolder, place: Path) -> None:

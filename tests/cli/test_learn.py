@@ -486,14 +486,14 @@ def folder_of(path: Path, *names: str) -> None:
     [
         (
             (),
-            "pictures holds no pictures. Expected one sub-folder per class, such as pictures/cat/1.jpg, or a ",
+            "pictures holds no images. Expected one sub-folder per class, such as pictures/cat/1.jpg, or a ",
         ),
-        (("1.png", "2.png"), "pictures holds pictures, but not in class folders. Expected one sub-folder per class"),
+        (("1.png", "2.png"), "pictures holds images, but not in class folders."),
         (
             ("train/cat/1.png", "test/cat/1.png"),
-            "pictures seems to be split into test and train, with the classes one ",
+            "pictures holds test and train, ",
         ),
-        (("Cat/1.png", "cat/1.png"), "differ in capitals, spaces or the encoding of accents alone."),
+        (("Cat/1.png", "cat/1.png"), "differ only in case, spaces or the encoding of accents."),
         (
             ("c\nat/1.png",),
             r"'c\nat' cannot be the name of a class: it has characters that cannot be shown on a line. Rename it.",
@@ -575,7 +575,7 @@ def test_a_model_may_have_any_name(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", name, "flowers", "--dry-run", cwd=tmp_path)
     assert r"would update \udcff[red] :smile:: 2 known classes" in done.stdout
     done = run("learn", "\x1b[31mabsent", ":smile:\x1b[31m", cwd=tmp_path)
-    assert done.stderr.startswith(r"error: :smile:\x1b[31m cannot be found.")
+    assert done.stderr.startswith(r"error: :smile:\x1b[31m does not exist.")
 
 
 # Terminals

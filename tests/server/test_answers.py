@@ -45,7 +45,7 @@ def test_nothing_is_rejected_by_probabilities_that_were_never_calibrated(client:
 def test_what_cannot_be_read_is_said_and_the_others_are_answered(client: TestClient) -> None:
     said = client.post("/api/classify", files=files(b"no picture", picture(TULIP))).json()["predictions"]
     assert said[0] == {"name": "0.png", "problem": said[0]["problem"]}
-    assert "text and no picture" in said[0]["problem"]
+    assert "It is text" in said[0]["problem"]
     assert said[1]["top"]
 
 
