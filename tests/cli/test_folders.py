@@ -77,7 +77,7 @@ def test_a_model_learns_from_the_same_folder(place: Path) -> None:
     assert learned["classes"] == 11
     assert [left["path"] for left in learned["skipped"]] == ["imagenet/train/n00000000/empty.JPEG"]
     told = command("evaluate", "model", "imagenet/val", "--json", place=place)
-    assert json.loads(told.stdout)["pictures"] == 22
+    assert json.loads(told.stdout)["images"] == 22
 
 
 def test_tiny_imagenet_and_a_folder_of_classes_run_too(place: Path) -> None:

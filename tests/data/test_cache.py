@@ -167,7 +167,8 @@ class Mortal(ImageFiles):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(rows)
 
-files.cache_images(Mortal(build_index(Path(sys.argv[1]), ()), 8, "stretch"), torch.tensor([0, 2, 3, 5, 7, 8, 10, 11]), 2**20)
+rows = torch.tensor([0, 2, 3, 5, 7, 8, 10, 11])
+files.cache_images(Mortal(build_index(Path(sys.argv[1])), 8, "stretch"), rows, 2**20)
 """
 
 
