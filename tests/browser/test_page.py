@@ -24,7 +24,7 @@ pytest.importorskip("fastapi", reason="fastapi is not installed: pip install '.[
 TOKEN = "a token of enough characters"
 LONG = "W" * 60
 MARKUP = "<img src=x onerror=alert(1)>"
-LESSON = 120_000  # milliseconds that one may take
+UPDATE_TIMEOUT = 120_000  # milliseconds
 playwright.expect.set_options(timeout=30_000)  # the first picture waits for a process that decodes
 
 
@@ -74,7 +74,7 @@ def teach(page: Any, pictures: Path, names: tuple[str, str] = (TULIP, DAISY)) ->
         group = page.locator("fieldset").nth(number)
         group.get_by_label("Class", exact=True).fill(name)
         group.locator("input[type=file][multiple]").set_input_files(files(pictures / name)[:20])
-    says(page, "#lesson-size", "40 pictures")
+    says(page, "#update-size", "40 pictures")
     page.get_by_role("button", name="Teach", exact=True).click()
 
 
@@ -85,7 +85,7 @@ def test_a_model_is_taught_asked_renamed_rolled_back_and_made_to_forget(browser:
         says(page, "#classify", "There is no model yet.")
 
         teach(page, pictures)
-        says(page, ".job h3", "Learned", LESSON)
+        says(page, ".job h3", "Learned", UPDATE_TIMEOUT)
         says(page, ".job .phase", "(95 % interval 0.")
         says(page, ".job .phase", "over all classes, on 40 held-out pictures")
         says(page, ".job .outcome", "Network efficientnet-lite0, not trained")
@@ -145,14 +145,14 @@ def test_photos_are_taught_and_asked_and_a_third_class_comes_later(browser: Any,
     with serving(tmp_path / "model", epochs=4) as address:
         page = opened(browser, address, width=360).page
         lesson(page, *names[:2])
-        says(page, "#summary", "Generation 1: it knows 2 classes", LESSON)
+        says(page, "#summary", "Generation 1: it knows 2 classes", UPDATE_TIMEOUT)
         asked = [files(photos / "test" / name)[0] for name in names[:2]]
         page.locator("#classify-drop input[multiple]").set_input_files(asked)
         playwright.expect(page.locator("#answers .bars")).to_have_count(2)
         assert {*page.locator("#answers .bars bdi").all_text_contents()} == {*names[:2]}
 
         lesson(page, names[2])
-        says(page, "#summary", "Generation 2: it knows 3 classes", LESSON)
+        says(page, "#summary", "Generation 2: it knows 3 classes", UPDATE_TIMEOUT)
         assert known(page) == sorted(names)
 
         page.get_by_role("button", name=f"Merge {names[0]}").click()
@@ -183,7 +183,7 @@ def test_an_update_is_cancelled_and_nothing_was_changed(browser: Any, small_mode
         page = opened(browser, address).page
         says(page, "#summary", "it knows 3 classes")
         teach(page, pictures, ("rose", "lily"))
-        says(page, ".job .phase", "Training", LESSON)
+        says(page, ".job .phase", "Training", UPDATE_TIMEOUT)
         page.get_by_role("button", name="Cancel this update").click()
         says(page, ".job", "Nothing was changed.")
         says(page, ".job h3", "Cancelled")
@@ -194,9 +194,12 @@ def test_an_update_is_cancelled_and_nothing_was_changed(browser: Any, small_mode
 def test_a_first_model_that_is_made_elsewhere_is_seen(browser: Any, small_model: ModelFolder, tmp_path: Path) -> None:
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
+        page.clock.install()
+        page.reload()
         says(page, "#classify", "There is no model yet.")
         copied(small_model, tmp_path / "model")
-        says(page, "#summary", "Generation 2: it knows 3 classes", 60_000)
+        page.clock.run_for(20_000)  # milliseconds, until the page looks again
+        says(page, "#summary", "Generation 2: it knows 3 classes")
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +323,7 @@ def test_a_folder_is_a_lesson_of_the_classes_in_it(browser: Any, known: tuple[st
     page.locator("#folder").set_input_files(str(known[1] / "1"))
     names = page.locator("fieldset input[type=text]").evaluate_all("each => each.map(field => field.value)")
     assert sorted(names) == sorted([TULIP, DAISY])
-    says(page, "#lesson-size", "48 pictures")
+    says(page, "#update-size", "48 pictures")
 
 
 def test_what_is_below_the_least_probability_is_none_of_these(
@@ -330,7 +333,7 @@ def test_what_is_below_the_least_probability_is_none_of_these(
         page = opened(browser, address).page
         says(page, "#summary", "it knows 3 classes")
         playwright.expect(page.locator("#uncalibrated")).to_be_hidden()
-        page.locator("#rejecting").check()
+        page.locator("#reject-enabled").check()
         page.locator("#reject").fill("100")
         page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
         says(page, "#answers", "None of these")
@@ -399,5 +402,5 @@ def test_a_busy_server_is_asked_again_when_it_says_so(browser: Any, known: tuple
 
     page.route("**/api/classify*", refuse_once)
     page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
-    says(page, "#classify-status", "The server is busy. Asking again in 2 s.")
+    says(page, "#classify-status", "The server is busy. Trying again in 2 s.")
     playwright.expect(page.locator("#answers .bars")).to_have_count(1)

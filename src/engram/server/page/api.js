@@ -1,19 +1,19 @@
-// Requests to the server. What goes wrong is an error whose message is a sentence for the person.
+// Requests to the server. Errors have a message to show to the user.
 
-import { minutes } from "./words.js";
+import { minutes } from "./elements.js";
 
-const BUSY = [429, 503]; // with how long to wait: otherwise it is not for a moment
-const PATIENCE = 8; // how often a busy server is asked again
-const LONGEST_WAIT = 30; // seconds; a longer wait is for the person to decide on
+const BUSY = [429, 503]; // retried if they have a Retry-After header
+const MAX_ATTEMPTS = 8;
+const LONGEST_WAIT = 30; // seconds; a longer wait is left to the user
 
 export class Problem extends Error {
   constructor(message, status) {
     super(message);
-    this.status = status; // 0: no answer came
+    this.status = status; // 0: no response
   }
 }
 
-// Who wants to know: that no answer came, that a token is needed.
+// Called when there is no response, and when a token is required.
 export const listeners = { lost: () => {}, unauthorised: () => {} };
 
 export const get = (path) => ask(path);
@@ -23,19 +23,19 @@ export const post = (path, value, options = {}) =>
 export const send = (path, form, { headers = {}, ...options } = {}) =>
   ask(path, { method: "POST", body: form, headers }, options);
 
-// `waiting(seconds)` is called while the server is busy: it is asked again after as long as it said.
-// `sent(share)` is called while the body is on its way.
+// `waiting(seconds)` is called every second until a busy server is tried again.
+// `sent(share)` is called during the upload of the body.
 async function ask(path, request = {}, { waiting = () => {}, sent = null } = {}) {
   for (let attempt = 1; ; attempt += 1) {
-    const answer = await reach(path, request, sent);
-    const busy = BUSY.includes(answer.status) ? seconds(answer.headers.get("Retry-After")) : 0;
-    if (busy && busy <= LONGEST_WAIT && attempt < PATIENCE && path !== "/api/session") {
+    const response = await reach(path, request, sent);
+    const busy = BUSY.includes(response.status) ? seconds(response.headers.get("Retry-After")) : 0;
+    if (busy && busy <= LONGEST_WAIT && attempt < MAX_ATTEMPTS && path !== "/api/session") {
       await wait(busy, waiting);
       continue;
     }
-    if (answer.status === 401 && path !== "/api/session") listeners.unauthorised();
-    if (!answer.ok) throw new Problem(`${await sentence(answer)}${busy ? ` There may be room in ${minutes(busy)}.` : ""}`, answer.status);
-    return content(answer);
+    if (response.status === 401 && path !== "/api/session") listeners.unauthorised();
+    if (!response.ok) throw new Problem(`${await message(response)}${busy ? ` Try again in ${minutes(busy)}.` : ""}`, response.status);
+    return content(response);
   }
 }
 
@@ -49,7 +49,7 @@ async function reach(path, request, sent) {
   }
 }
 
-// As fetch does, but telling how much has been sent, which fetch cannot.
+// Like fetch, with upload progress, which fetch does not report.
 function upload(path, { method, body, headers }, sent) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
@@ -65,25 +65,25 @@ function upload(path, { method, body, headers }, sent) {
   });
 }
 
-async function content(answer) {
-  if (answer.status === 204) return null;
+async function content(response) {
+  if (response.status === 204) return null;
   try {
-    return await answer.json();
+    return await response.json();
   } catch {
-    throw new Problem("The answer of the server broke off.", 0);
+    throw new Problem("The response of the server is incomplete.", 0);
   }
 }
 
-async function sentence(answer) {
+async function message(response) {
   try {
-    const { detail } = await answer.json();
+    const { detail } = await response.json();
     if (typeof detail === "string" && detail) return detail;
   } catch {
-    // not a problem document: a proxy may have answered
+    // not a problem document: perhaps from a proxy
   }
-  if (answer.status === 413) return "That is more than the server takes at once.";
-  if (answer.status === 429) return "The server is busy. Try again later.";
-  return `The server refused with status ${answer.status} and did not say why.`;
+  if (response.status === 413) return "The server does not accept that much at once.";
+  if (response.status === 429) return "The server is busy. Try again later.";
+  return `The server answered with status ${response.status}.`;
 }
 
 function seconds(header) {

@@ -1,22 +1,22 @@
-// The page: the session, the connection to the server, and the present model.
+// The page: session, connection to the server, and the current model.
 
 import { get, listeners, pause, post, remove } from "./api.js";
-import { keepAnswersOf, setUpClassify } from "./classify.js";
+import { removeOutdated, setUpClassify } from "./classify.js";
 import { isCalibrated, setUpMemory, showMemory } from "./memory.js";
-import { catchPasted } from "./pictures.js";
+import { handlePaste } from "./pictures.js";
 import { knowClasses, setUpTeach, showJobs } from "./teach.js";
-import { counted, find, megabytes, tell } from "./words.js";
+import { counted, find, megabytes, setText } from "./elements.js";
 
-const HEARTBEAT = 15; // seconds between looks at whether someone else has changed the model
+const POLL_SECONDS = 15; // between checks whether another client has changed the model
 const connection = find("connection");
 let lost = false;
 let session = { authenticated: false, token_required: false };
-let shown = ""; // the model as it was last shown
+let shown = ""; // the model last shown, as JSON
 
 listeners.lost = () => {
   if (lost) return;
   lost = true;
-  tell(connection, "The server does not answer. Trying again every few seconds; nothing you have prepared here is lost.");
+  setText(connection, "The server does not answer. Trying again every few seconds. Nothing you have entered is lost.");
   connection.hidden = false;
   reconnect();
 };
@@ -38,7 +38,7 @@ async function reconnect() {
   }
   await start();
   if (lost) return;
-  tell(connection, "The server answers again.");
+  setText(connection, "The server answers again.");
   connection.hidden = false;
   setTimeout(() => (connection.hidden = !lost), 4000);
 }
@@ -63,7 +63,7 @@ function showSession() {
   find("contents").hidden = !allowed();
   find("sign-out").hidden = !(session.token_required && session.authenticated);
   if (allowed()) return;
-  tell(find("summary"), "Sign in to see it.");
+  setText(find("summary"), "Sign in to see it.");
   shown = "";
   find("token").focus();
 }
@@ -80,41 +80,41 @@ async function showModel() {
   if (text === shown) return;
   shown = text;
   const classes = model?.classes ?? [];
-  tell(find("summary"), model ? `Generation ${model.generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(model.bytes.memory)}.` : "There is no model yet.");
+  setText(find("summary"), model ? `Generation ${model.generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(model.bytes.memory)}.` : "There is no model yet.");
   const sees = Boolean(model) && model.image_size !== null;
   find("no-model").hidden = sees;
-  find("asking").hidden = !sees;
-  if (model && !sees) tell(find("no-model"), "This model takes vectors, not pictures. Use it from Python.");
+  find("classifier").hidden = !sees;
+  if (model && !sees) setText(find("no-model"), "This model takes vectors, not pictures. Use it from Python.");
   const calibrated = !sees || isCalibrated(model);
   find("reject-option").hidden = !calibrated;
   find("uncalibrated").hidden = calibrated;
-  tell(find("what-is-kept"), kept(model));
+  setText(find("what-is-stored"), storage(model));
   knowClasses(classes.map((each) => each.name));
-  keepAnswersOf(classes.map((each) => each.name));
+  removeOutdated(classes.map((each) => each.name));
   showMemory(model);
 }
 
-function kept(model) {
-  const images = model?.settings?.images_per_class || model?.bytes?.images;
+function storage(model) {
+  const images = model?.settings.images_per_class || model?.bytes.images;
   return `Of each picture a feature vector is stored, not the picture itself${images ? ", but this model is set to store some of the pictures too" : ""}. Feature vectors are not anonymous: they reveal something about the picture.`;
 }
 
 function complain(error) {
-  tell(connection, error.message);
+  setText(connection, error.message);
   connection.hidden = false;
 }
 
 find("sign-in-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   const [input, problem] = [find("token"), find("sign-in-problem")];
-  tell(problem, "");
+  setText(problem, "");
   try {
     await post("/api/session", { token: input.value });
     input.value = "";
     await start();
     find("main").focus();
   } catch (error) {
-    tell(problem, error.message);
+    setText(problem, error.message);
     input.select();
   }
 });
@@ -124,18 +124,18 @@ find("sign-out").addEventListener("click", async () => {
   } catch (error) {
     return complain(error);
   }
-  location.reload(); // nothing of the model stays in the page
+  location.reload(); // so that nothing about the model stays in the page
 });
 
-async function heartbeat() {
+async function poll() {
   for (;;) {
-    await pause(HEARTBEAT);
+    await pause(POLL_SECONDS);
     if (document.hidden || lost || !allowed() || document.querySelector("dialog[open]")) continue;
     try {
       await showJobs();
-      await showModel(); // also where there is none yet: it may be made by others
+      await showModel(); // even if there is none yet: another client may create it
     } catch {
-      // what is wrong is said already, or will be when something is asked for
+      // shown already, or when the user does something
     }
   }
 }
@@ -144,8 +144,8 @@ setUpClassify();
 setUpTeach(() => showModel().catch(() => {}));
 setUpMemory(async () => {
   await showModel();
-  await showJobs(); // some may be forgotten with a class
+  await showJobs(); // forgetting a class deletes jobs
 });
-catchPasted(find("classify-drop"));
+handlePaste(find("classify-drop"));
 start();
-heartbeat();
+poll();

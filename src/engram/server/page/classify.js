@@ -2,10 +2,10 @@
 
 import { send } from "./api.js";
 import { dropZone, thumbnail } from "./pictures.js";
-import { bar, counted, find, make, named, percent, tell } from "./words.js";
+import { bar, counted, find, make, named, percent, setText } from "./elements.js";
 
-const AT_ONCE = 16; // pictures of one request, so that the first answers come soon
-const BYTES_AT_ONCE = 16 * 2 ** 20;
+const BATCH = 16; // pictures in one request, so that the first answers come soon
+const BATCH_BYTES = 16 * 2 ** 20;
 
 const status = find("classify-status");
 const answers = find("answers");
@@ -16,13 +16,13 @@ export function setUpClassify() {
   find("clear-answers").addEventListener("click", () => {
     answers.replaceChildren();
     find("clear-answers").hidden = true;
-    tell(status, "");
+    setText(status, "");
     find("classify-drop").querySelector("button").focus();
   });
 }
 
-// Answers that name a class that is no more, because it was forgotten or has another name, go.
-export function keepAnswersOf(names) {
+// Remove answers that name a class that was forgotten or renamed.
+export function removeOutdated(names) {
   const known = new Set(names);
   for (const item of [...answers.children]) {
     if ([...item.querySelectorAll(".bars bdi")].some((each) => !known.has(each.textContent))) item.remove();
@@ -35,20 +35,20 @@ async function classify(files) {
   answers.prepend(...frames.map((each) => each.item));
   find("clear-answers").hidden = false;
   let done = 0;
-  for (const range of portions(files)) {
-    tell(status, `Classifying ${counted(files.length - done, "picture")} …`);
-    await portion(files.slice(...range), frames.slice(...range));
+  for (const range of batches(files)) {
+    setText(status, `Classifying ${counted(files.length - done, "picture")} …`);
+    await classifyBatch(files.slice(...range), frames.slice(...range));
     done = range[1];
   }
-  tell(status, `${counted(files.length, "picture")} classified.`);
+  setText(status, `${counted(files.length, "picture")} classified.`);
 }
 
-async function portion(files, frames) {
+async function classifyBatch(files, frames) {
   const form = new FormData();
   for (const file of files) form.append("files", file, file.name);
-  const reject = find("rejecting").checked && !find("reject-option").hidden ? `&reject=${least()}` : "";
+  const reject = find("reject-enabled").checked && !find("reject-option").hidden ? `&reject=${threshold()}` : "";
   try {
-    const waiting = (seconds) => tell(status, `The server is busy. Asking again in ${seconds} s.`);
+    const waiting = (seconds) => setText(status, `The server is busy. Trying again in ${seconds} s.`);
     const { predictions, calibrated } = await send(`/api/classify?top=5${reject}`, form, { waiting });
     frames.forEach((each, index) => fill(each.body, predictions[index], calibrated));
   } catch (problem) {
@@ -56,14 +56,14 @@ async function portion(files, frames) {
   }
 }
 
-const least = () => Math.min(Math.max(Number(find("reject").value) || 50, 1), 100) / 100;
+const threshold = () => Math.min(Math.max(Number(find("reject").value) || 50, 1), 100) / 100;
 
-// Runs of files that go into one request, as [from, to).
-function portions(files) {
+// Ranges of files that fit into one request, as [from, to).
+function batches(files) {
   const found = [];
   let [from, bytes] = [0, 0];
   files.forEach((file, index) => {
-    if (index > from && (index - from === AT_ONCE || bytes + file.size > BYTES_AT_ONCE)) {
+    if (index > from && (index - from === BATCH || bytes + file.size > BATCH_BYTES)) {
       found.push([from, index]);
       [from, bytes] = [index, 0];
     }
@@ -79,7 +79,7 @@ function frame(file) {
   return { item, body };
 }
 
-// Probabilities that were never calibrated only rank the classes, so they are not shown.
+// Without calibration, probabilities only rank the classes and are not shown.
 function fill(body, prediction, calibrated) {
   if (!prediction || prediction.problem) {
     const text = prediction?.problem ?? "There was no answer for this picture.";

@@ -3,9 +3,9 @@
 import { post } from "./api.js";
 import { question } from "./question.js";
 import { latest } from "./teach.js";
-import { bar, counted, find, make, megabytes, moment, named, percent, tell } from "./words.js";
+import { accuracyText, bar, counted, find, make, megabytes, moment, named, percent, setText } from "./elements.js";
 
-const MANY = 12; // classes, from which on they can be filtered
+const FILTER_FROM = 12; // classes
 
 let changed = () => {};
 let model = null;
@@ -17,16 +17,16 @@ export function setUpMemory(whenChanged) {
 
 export function showMemory(found) {
   model = found;
-  find("kept").hidden = !model;
-  find("nothing-kept").hidden = Boolean(model);
+  find("stored").hidden = !model;
+  find("nothing-stored").hidden = Boolean(model);
   for (const id of ["history", "to-history"]) find(id).hidden = !model;
   if (!model) return;
   find("facts").replaceChildren(...facts().flatMap(([name, ...what]) => [make("dt", { textContent: name }), make("dd", {}, ...what)]));
   const most = Math.max(1, ...model.classes.map((each) => each.bytes));
   find("classes").replaceChildren(...model.classes.map((each) => classRow(each, most)));
-  find("filter-row").hidden = model.classes.length < MANY;
+  find("filter-row").hidden = model.classes.length < FILTER_FROM;
   filter();
-  find("generations").replaceChildren(...(model.history ?? []).toReversed().map(generationRow));
+  find("generations").replaceChildren(...model.history.toReversed().map(generationRow));
 }
 
 function facts() {
@@ -37,7 +37,7 @@ function facts() {
     ["Stored", `${megabytes(bytes.memory)}: features ${megabytes(bytes.features)}, pictures ${bytes.images ? megabytes(bytes.images) : "none"}`],
   ];
   if (latest?.seen_bytes) rows.push(["Last update", `its pictures took ${megabytes(latest.seen_bytes)}${bytes.images ? "" : "; none of them is stored"}`]);
-  if (classes.length) rows.push(["Per class", `${megabytes(bytes.memory / classes.length)} on average, and ${megabytes((bytes.classifier ?? 0) / classes.length)} in the classifier`]);
+  if (classes.length) rows.push(["Per class", `${megabytes(bytes.memory / classes.length)} on average, and ${megabytes(bytes.classifier / classes.length)} in the classifier`]);
   rows.push(["Budget", ...budget(bytes.memory)]);
   rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "input: vectors" : `input: ${model.image_size} × ${model.image_size} pixels`}`]);
   rows.push(["Classifier", model.classifier]);
@@ -47,27 +47,26 @@ function facts() {
   return rows;
 }
 
-// As `Model.is_calibrated` in Python: otherwise probabilities only rank the classes.
-export const isCalibrated = ({ calibration }) => calibration.temperature !== 1 || typeof calibration.error_after === "number";
+// The same as `Model.is_calibrated` in Python.
+export const isCalibrated = ({ calibration }) => calibration.temperature !== 1 || calibration.error_after !== null;
 
 function budget(kept) {
-  if (model.budget === null || model.budget === undefined) return ["none"];
+  if (model.budget === null) return ["none"];
   return [`${percent(kept / model.budget)} of ${megabytes(model.budget)}`, bar(kept / model.budget)];
 }
 
 function accuracy() {
-  if (typeof model.accuracy !== "number") return "not known: no picture was held out";
-  const [low, high] = model.interval;
-  const images = model.held_out_counts.total.reduce((sum, each) => sum + each, 0);
-  const judged = model.held_out_counts.total.filter((each) => each > 0).length;
-  const over = judged === model.classes.length ? "all classes" : `${judged} of ${counted(model.classes.length, "class")}`;
-  const estimate = model.held_out_counts.estimated ? "; an estimate, as the network has changed since" : "";
-  return `${model.accuracy.toFixed(3)} (95 % interval ${low.toFixed(3)} to ${high.toFixed(3)}) over ${over}, on ${counted(images, "held-out picture")}${estimate}`;
+  if (model.accuracy === null) return "not known: no picture was held out";
+  const { total, estimated } = model.held_out_counts;
+  const images = total.reduce((sum, each) => sum + each, 0);
+  const measured = total.filter((each) => each > 0).length;
+  const text = accuracyText(model.accuracy, model.interval, measured, model.classes.length, images);
+  return estimated ? `${text}; an estimate, because the network has changed since` : text;
 }
 
 function calibrated(calibration) {
   if (!isCalibrated(model)) return "not calibrated: too few held-out pictures";
-  if (typeof calibration.error_after !== "number") return "calibrated before the last change, not measured since";
+  if (calibration.error_after === null) return "calibrated before the last edit, not measured since";
   return `calibrated; expected calibration error ${calibration.error_after.toFixed(3)}, on ${counted(calibration.images, "held-out picture")}`;
 }
 
@@ -98,11 +97,11 @@ function filter() {
   for (const row of find("classes").children) row.hidden = !row.dataset.name.includes(wanted);
 }
 
-// The row that was changed is another now: the focus goes to what says so.
+// The edited row is replaced, so the focus moves to the message.
 async function change(path, value, place, done) {
   await post(path, value);
   await changed();
-  tell(find(place), done);
+  setText(find(place), done);
   return find(place);
 }
 
@@ -115,9 +114,9 @@ function rename(each) {
   const input = make("input", { type: "text", value: each.name, dir: "auto", autocomplete: "off", maxLength: 10000 });
   question({
     heading: "Rename a class",
-    body: [...field(["Another name for ", named(each.name)], input), "Earlier generations and the history keep the old name."],
+    body: [...field(["New name of ", named(each.name)], input), "Earlier generations and the history keep the old name."],
     go: "Rename",
-    check: () => (!input.value.trim() ? "A class needs a name." : input.value.trim() === each.name ? "That is its name already." : ""),
+    check: () => (!input.value.trim() ? "A class needs a name." : input.value.trim() === each.name ? "The class already has this name." : ""),
     act: () => change("/api/rename", { from: each.name, to: input.value.trim() }, "memory-status", `Renamed: it is “${input.value.trim()}” now.`),
   });
 }
@@ -127,7 +126,7 @@ function merge(each) {
   const select = make("select", {}, ...others.map((other) => make("option", { value: other.name, textContent: other.name })));
   question({
     heading: "Merge two classes",
-    body: [...field([named(each.name), " becomes part of"], select), "That class stands for both from then on. It takes over the stored features of both, as far as there is room."],
+    body: [...field([named(each.name), " becomes part of"], select), "That class then stands for both. It gets the stored features of both, within the budget."],
     go: "Merge",
     act: () => change("/api/merge", { class: each.name, into: select.value }, "memory-status", `Merged: “${select.value}” stands for both now.`),
   });
@@ -135,12 +134,12 @@ function merge(each) {
 
 function forget(each) {
   const input = make("input", { type: "text", dir: "auto", autocomplete: "off", autocapitalize: "none", spellcheck: false });
-  const there = (model.history ?? []).filter((event) => event.kept).map((event) => event.generation).join(", ");
+  const stored = model.history.filter((event) => event.kept).map((event) => event.generation).join(", ");
   question({
     heading: "Forget a class",
     body: [
-      make("p", {}, "This removes everything that is stored of ", named(each.name, "strong"), `: ${holds(each)}, its part of the classifier, and its name; the details of the history, of all classes; and all present generations${there ? ` (${there})` : ""}. It cannot be undone.`),
-      "The network’s weights do not change: if they were trained on these pictures, that is not unlearned. Copies and exports of the model elsewhere are not touched.",
+      make("p", {}, "This deletes everything that is stored about ", named(each.name, "strong"), `: ${holds(each)}, its part of the classifier, and its name. It also deletes the details of the history of all classes and all present generations${stored ? ` (${stored})` : ""}. It cannot be undone.`),
+      "The network’s weights do not change: if the network was trained on these pictures, that is not unlearned. Copies and exports of the model are not changed.",
       ...field(["To forget it, type ", named(each.name, "strong")], input),
     ],
     go: "Forget it for good",
@@ -152,11 +151,11 @@ function forget(each) {
 
 const learned = (event) =>
   [["new", "new"], ["more", "known"]]
-    .filter(([kind]) => event.learned?.[kind])
+    .filter(([kind]) => event.learned[kind])
     .map(([kind, word]) => `${counted(event.learned[kind], `${word} class`)} (${counted(event.learned[`${kind}_samples`], "picture")})`)
     .join(", ");
 
-function what({ action, details = {}, ...event }) {
+function what({ action, details, ...event }) {
   if (action === "learn") return ["Learned ", learned(event) || "an update"];
   if (action === "rename" && details.from) return ["Renamed ", named(details.from), " to ", named(details.to)];
   if (action === "merge" && details.class) return ["Merged ", named(details.class), " into ", named(details.into)];

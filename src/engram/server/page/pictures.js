@@ -1,12 +1,12 @@
-// Ways for pictures to arrive: dropped, pasted, chosen, or from the camera.
+// Pictures as input: dropped, pasted, chosen, or taken with the camera.
 
-import { find, make } from "./words.js";
+import { find, make } from "./elements.js";
 
 const IMAGE = /\.(png|jpe?g|gif|webp|bmp|tiff?|ppm|pgm|pbm|jfif|avif|hei[cf]|hif)$/i;
 
 export const isPicture = (file) => file.type.startsWith("image/") || IMAGE.test(file.name);
 
-// Fills `place` with a drop zone. `accept(files)` gets what arrives; `about` names it to a screen reader.
+// Turn `place` into a drop zone. `accept(files)` gets the files; `about` describes them to a screen reader.
 export function dropZone(place, accept, about, { once = false } = {}) {
   const chooser = make("input", { type: "file", multiple: true, accept: "image/*", hidden: true, "aria-label": `Pictures ${about}` });
   const capture = make("input", { type: "file", accept: "image/*", hidden: true, "aria-label": `A photo ${about}` });
@@ -23,12 +23,12 @@ export function dropZone(place, accept, about, { once = false } = {}) {
     });
   }
   place.append(make("p", { className: "hint" }, "Drop or paste pictures here, or"), make("p", { className: "row" }, choose, camera), chooser, capture);
-  catchDropped(place, accept);
+  handleDrop(place, accept);
   place.paste = accept;
 }
 
-function catchDropped(place, accept) {
-  let inside = 0; // enter and leave come for every child
+function handleDrop(place, accept) {
+  let inside = 0; // dragenter and dragleave also fire for every child
   place.addEventListener("dragenter", () => place.classList.toggle("over", (inside += 1) > 0));
   place.addEventListener("dragleave", () => place.classList.toggle("over", (inside -= 1) > 0));
   place.addEventListener("dragover", (event) => event.preventDefault());
@@ -41,7 +41,7 @@ function catchDropped(place, accept) {
   });
 }
 
-// The files of what was dropped, those within folders too.
+// The dropped files, including those in dropped folders.
 async function dropped(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   if (!entries.some((entry) => entry.isDirectory)) return [...transfer.files];
@@ -53,22 +53,22 @@ async function within(entry) {
   const reader = entry.createReader();
   const found = [];
   for (;;) {
-    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // a hundred at a time
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // returns up to 100
     if (!some.length) return found;
     for (const each of some) found.push(...(await within(each)));
   }
 }
 
-// What is pasted goes to the drop zone in whose part the focus is, else to `otherwise`.
-export function catchPasted(otherwise) {
+// Pasted pictures go to the drop zone of the focused group, else to `otherwise`.
+export function handlePaste(otherwise) {
   document.addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])].filter(isPicture);
     if (!files.length || document.querySelector("dialog[open]")) return;
     event.preventDefault();
     const near = document.activeElement?.closest("fieldset")?.querySelector(".drop");
-    (near ?? otherwise).paste?.(files);
+    (near ?? otherwise).paste(files);
   });
-  // A picture dropped beside a drop zone would replace the page.
+  // A picture dropped outside a drop zone would replace the page.
   for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
 }
 
@@ -78,14 +78,14 @@ async function takePictures(accept, capture, once) {
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
   } catch {
-    return capture.click(); // refused, or there is none: the system may have another way
+    return capture.click(); // no camera, or no permission: let the system ask for a photo
   }
   const dialog = find("camera");
   const viewfinder = find("viewfinder");
   const status = find("camera-status");
   let taken = 0;
   const take = find("camera-take");
-  take.disabled = true; // until there is something to see
+  take.disabled = true; // until the camera delivers
   viewfinder.onloadeddata = () => (take.disabled = false);
   viewfinder.srcObject = stream;
   status.textContent = "";
@@ -112,7 +112,7 @@ async function still(viewfinder, number) {
   return blob && new File([blob], `camera ${number}.jpg`, { type: "image/jpeg" });
 }
 
-// A small picture of a file. One that the browser cannot show leaves an empty frame.
+// A thumbnail of a file, or an empty frame if the browser cannot show it.
 export function thumbnail(file, text = "") {
   const image = make("img", { alt: text, decoding: "async" });
   const address = URL.createObjectURL(file);

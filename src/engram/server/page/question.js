@@ -1,11 +1,11 @@
-// The dialog that asks before something is changed.
+// The dialog that asks before an edit.
 
-import { find, make } from "./words.js";
+import { find, make } from "./elements.js";
 
 const dialog = find("question");
 
-// Opens the dialog; `act()` is called when it is agreed to, and what it throws is said in the dialog, which stays open;
-// what it returns has the focus then. `check()` returns a sentence where something is amiss.
+// Open the dialog. `check()` returns an error message or "". On submit, `act()` is called: an error is shown in the
+// dialog; otherwise the dialog closes and the element that `act()` returns gets the focus.
 export function question({ heading, body, go, danger = false, check = () => "", act }) {
   const [form, button, problem] = [find("question-form"), find("question-go"), find("question-problem")];
   find("question-heading").textContent = heading;

@@ -1,4 +1,4 @@
-// Numbers as people read them, and elements that hold text and nothing else.
+// Formatting of numbers, and elements made of text only.
 
 export const counted = (number, what) => {
   const plural = what.endsWith("s") ? `${what}es` : `${what}s`;
@@ -19,6 +19,12 @@ export const percent = (share) => {
   return `${(100 * share).toFixed(1)} %`;
 };
 
+// Accuracy with its interval and what it was measured on.
+export const accuracyText = (accuracy, [low, high], measured, classes, images) => {
+  const over = measured === classes ? "all classes" : `${measured} of ${counted(classes, "class")}`;
+  return `${accuracy.toFixed(3)} (95 % interval ${low.toFixed(3)} to ${high.toFixed(3)}) over ${over}, on ${counted(images, "held-out picture")}`;
+};
+
 export const moment = (text) => {
   const date = new Date(text);
   return Number.isNaN(date.getTime()) ? String(text) : date.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
@@ -26,7 +32,7 @@ export const moment = (text) => {
 
 export const find = (id) => document.getElementById(id);
 
-// An element with properties and children. Strings become text, whatever is in them.
+// An element with properties and children. Strings become text, never markup.
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -37,16 +43,16 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-// What someone else has named: it may run from right to left.
+// A name from outside: it may be written from right to left.
 export const named = (text, tag = "bdi") => make(tag, { dir: "auto", textContent: text });
 
-// A bar that shows a share; what it says is written beside it.
+// A bar that shows a share; the number is written beside it.
 export function bar(share) {
   const filled = make("span");
   filled.style.setProperty("inline-size", `${100 * Math.min(Math.max(share, 0), 1)}%`);
   return make("span", { className: "bar", "aria-hidden": "true" }, filled);
 }
 
-export function tell(element, text) {
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
