@@ -98,7 +98,7 @@ def stepping(samples: Samples, batch: int, steps: int, rounds: int) -> dict[str,
     """Seconds of a ResNet-18 training step at 224 × 224 from files and from the same images in memory."""
     chosen = samples.select(torch.arange(batch * steps))
     resident = Samples.of(chosen.batch(torch.arange(len(chosen))), chosen.labels)
-    network = make_network("resnet18", "cosine", resident, seed=0, side=SEEN).grown(CLASSES, 0)
+    network = make_network("resnet18", "cosine", resident, seed=0, crop=SEEN).grown(CLASSES, 0)
     training = Training(epochs=1, batch_size=batch, learning_rate=0.01, pad=0, crop=SEEN)
 
     def loss(inputs: Tensor, columns: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from side_by_side import Outcome, in_turns, ratio, show
 
 import engram
 from engram.methods import make
-from engram.network.extractors import ResNet18
+from engram.network.backbones import resnet18
 
 BATCH, BATCHES = 128, 2
 
@@ -30,7 +30,7 @@ def compare(side: int) -> Outcome:
         (images[1, rows].permute(0, 3, 1, 2).float().div(255).contiguous(), 4 + labels[rows])
         for rows in torch.arange(count).split(BATCH)
     ]
-    teacher = plain_loop.Classifier(ResNet18(), 512, 4).eval()
+    teacher = plain_loop.Classifier(resnet18(), 512, 4).eval()
 
     def plain() -> None:  # without a loader: images are ready and not augmented
         plain_loop.train(plain_loop.grown(teacher, 4), teacher, batches, epochs=1, learning_rate=0.1)

@@ -7,7 +7,7 @@ import torch
 from side_by_side import Outcome, in_turns, ratio, show, speeds, two_tasks
 
 from engram.methods import make
-from engram.network.extractors import ResNet32
+from engram.network.backbones import resnet32
 
 IMAGES = 1280  # of the task's 5,000, so that a round takes seconds
 
@@ -19,7 +19,7 @@ def main() -> None:
     images = few[1].train.batch(torch.arange(IMAGES)).numpy()
     labels = 10 + torch.tensor([few[1].classes.index(label) for label in few[1].train.labels.tolist()]).numpy()
     batches = plain_loop.loader(images, labels, batch_size=128)
-    teacher = plain_loop.Classifier(ResNet32(), 64, 10).eval()
+    teacher = plain_loop.Classifier(resnet32(), 64, 10).eval()
     student = plain_loop.grown(teacher, 10)
     ours, plain = in_turns(
         lambda: learner.train(few[1]),

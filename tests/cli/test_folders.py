@@ -95,7 +95,7 @@ def test_tiny_imagenet_and_a_folder_of_classes_run_too(place: Path) -> None:
         (["--dataset", "imagenet1000", "--data", "nowhere"], "nowhere does not exist."),
         (["--image-size", "9"], "digits does not consist of image files"),
         ([*DATA, "--cache", "much"], "'much' is no number of bytes."),
-        ([*DATA, "--set", "crop=17"], "Images are 16 x 16 pixels: no window of 17 can be cut out. Lower crop."),
+        ([*DATA, "--set", "crop=17"], "Images of 16 x 16 pixels cannot be cropped to 17. Lower crop."),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(arguments: list[str], message: str, place: Path) -> None:

@@ -15,7 +15,7 @@ from engram.experiments import Plan, Result, run, seed_folders, summarise
 from engram.experiments.checkpoint import RunFolder
 from engram.methods import METHODS, Learner, make, setting_names
 from engram.network import Cache
-from engram.network.catalogue import make_extractor
+from engram.network.registry import make_extractor
 from engram.storage import load_tensors, save_tensors
 
 

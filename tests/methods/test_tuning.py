@@ -14,7 +14,7 @@ from engram.errors import UsageError
 from engram.methods import METHODS, Learner
 from engram.methods.tuning import FEWEST_CLASSES, FEWEST_IMAGES, Tune, decide, judge
 from engram.network import CosineHead, Network
-from engram.network.catalogue import FROM_SCRATCH
+from engram.network.registry import NETWORKS
 from engram.progress import SILENT
 from engram.storage import save_tensors
 
@@ -70,7 +70,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A file of weights to start from, which makes any network a pretrained one."""
     path = tmp_path_factory.mktemp("weights") / "small.safetensors"
     torch.manual_seed(0)
-    save_tensors(path, FROM_SCRATCH["small"](3).state_dict())
+    save_tensors(path, NETWORKS["small"].make(3).state_dict())
     return str(path)
 
 

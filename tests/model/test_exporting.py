@@ -132,7 +132,7 @@ def test_a_pretrained_network_answers_in_onnx_as_it_does_here_in_float32(
     assert alone(tmp_path / "out") == ["model.onnx"] and exported.bytes > 13_000_000  # the weights are inside
     assert exported.holds["shape"] == ["batch", 224, 224, 3]
     onnx.checker.check_model(onnx.load(exported.path), full_check=True)
-    monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: False)
+    monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
     samples = read_images(scan(pictures), 224).samples
     assert next(load(folder).learner.frozen_network.extractor.parameters()).dtype == torch.float32
     assert_answers_alike(exported.path, load(folder), samples.batch(torch.arange(0, 15, 2)[: max(BATCHES)]))
@@ -141,7 +141,7 @@ def test_a_pretrained_network_answers_in_onnx_as_it_does_here_in_float32(
 def test_a_pretrained_network_for_images_of_another_size_resizes_them_in_onnx_too(
     images: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: False)
+    monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
     model = named(learned("features", images, network="efficientnet-lite0", tune="none", classifier="ridge"))
     exported = export(model, tmp_path / "model.onnx")
     assert exported.holds["shape"] == ["batch", 8, 8, 3]

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from engram.data.labelled import read_images, scan
 from engram.features import Int8
 from engram.model import LearnOptions, Model, ModelFolder, evaluate, learn, load, plan_update, predict, verify
-from engram.network.catalogue import FROM_SCRATCH
 from engram.network.efficientnet import Variant
+from engram.network.registry import NETWORKS
 from engram.progress import SILENT
 
 EXACT = LearnOptions(settings={"codec": "float32"})
@@ -199,7 +199,7 @@ def test_tuned_on_the_first_update_it_is_frozen_from_then_on(tmp_path: Path) -> 
 def test_a_model_that_started_from_a_file_of_weights_stays_a_pretrained_one(tune: str | None, tmp_path: Path) -> None:
     """Though its folder has no path to the file, which may be gone."""
     torch.manual_seed(0)
-    torch.save(FROM_SCRATCH["small"](3).state_dict(), tmp_path / "weights.pth")
+    torch.save(NETWORKS["small"].make(3).state_dict(), tmp_path / "weights.pth")
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(weights=tmp_path / "weights.pth", tune=tune)
     learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 6), options)

@@ -551,10 +551,10 @@ def test_pictures_of_anything_are_learned_from_too_and_their_place_is_not_kept(t
 
 def test_a_new_model_starts_from_weights_of_the_network_they_are_of(tmp_path: Path) -> None:
     from engram import storage
-    from engram.network.extractors import ResNet32
+    from engram.network.backbones import resnet32
 
     torch.manual_seed(0)
-    extractor = ResNet32()
+    extractor = resnet32()
     path = tmp_path / "weights.safetensors"
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
     storage.save_tensors(path, {**extractor.state_dict(), "input.mean": mean, "input.std": std})

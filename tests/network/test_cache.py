@@ -17,8 +17,8 @@ SAMPLES = Samples.of(IMAGES, torch.zeros(20, dtype=torch.int64))
 BYTES = 20 * 64 * 4  # of their features, and a header
 
 
-def network_of(seed: int = 0, side: int | None = None) -> Network:
-    return make_network("small", "cosine", SAMPLES, seed=seed, side=side)
+def network_of(seed: int = 0, crop: int | None = None) -> Network:
+    return make_network("small", "cosine", SAMPLES, seed=seed, crop=crop)
 
 
 def files(folder: Path) -> list[Path]:
@@ -43,7 +43,7 @@ def test_another_network_or_other_samples_are_another_entry(tmp_path: Path) -> N
     asked = [
         (network_of(), SAMPLES),
         (network_of(seed=1), SAMPLES),
-        (network_of(side=6), SAMPLES),
+        (network_of(crop=6), SAMPLES),
         (changed, SAMPLES),
         (moved, SAMPLES),
         (network_of(), SAMPLES.select(torch.arange(19))),

@@ -27,7 +27,7 @@ from engram.network.efficientnet import (
     load_efficientnet,
     published_weights,
 )
-from engram.network.network import normalise, resized
+from engram.network.network import normalise, resize
 
 LITE0 = "efficientnet-lite0"
 INSTALLED = [name for name, variant in VARIANTS.items() if variant.path() is not None]
@@ -170,16 +170,16 @@ def test_folding_batch_norms_changes_nothing_but_rounding() -> None:
     frozen = made.frozen(exact=True)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in frozen.modules())
     assert any(isinstance(module, nn.BatchNorm2d) for module in made.modules())
-    assert not frozen.coarse
+    assert not frozen.is_bfloat16
     with torch.no_grad():
         torch.testing.assert_close(frozen.features(images), made.features(images), rtol=1e-3, atol=1e-4)
 
 
 def test_features_in_bfloat16_point_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: True)
+    monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: True)
     made, images = network(), pictures(8)
     frozen = made.frozen()
-    assert frozen.coarse and not made.coarse
+    assert frozen.is_bfloat16 and not made.is_bfloat16
     with torch.no_grad():
         found, expected = frozen.features(images), made.features(images)
     assert found.dtype == torch.float32
@@ -189,8 +189,8 @@ def test_features_in_bfloat16_point_the_same_way(monkeypatch: pytest.MonkeyPatch
 
 
 def test_where_there_is_no_arithmetic_for_bfloat16_features_are_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engram.network.network.computes_in_bfloat16", lambda device: False)
-    assert not network().frozen().coarse
+    monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
+    assert not network().frozen().is_bfloat16
 
 
 # What it recognises
@@ -213,7 +213,7 @@ def test_with_its_published_classifier_it_names_photos(photos: Path) -> None:
 
 def test_a_grey_image_is_seen_as_a_coloured_one_with_equal_channels() -> None:
     grey = pictures(2)[..., :1]
-    assert resized(grey, 100).shape == (2, 100, 100, 3)
+    assert resize(grey, 100).shape == (2, 100, 100, 3)
     made = network()
     with torch.no_grad():
         assert torch.equal(made.features(grey), made.features(grey.expand(-1, -1, -1, 3)))
@@ -222,7 +222,7 @@ def test_a_grey_image_is_seen_as_a_coloured_one_with_equal_channels() -> None:
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (300, 300), (40, 200)])
 def test_images_of_any_size_are_resized_to_its_own(height: int, width: int) -> None:
     small = pictures(2, height, width)
-    seen = resized(small, 224)
+    seen = resize(small, 224)
     assert seen.shape == (2, 224, 224, 3) and seen.min() >= 0 and seen.max() <= 255
     assert float((seen.mean((1, 2)) - small.float().mean((1, 2))).abs().max()) < 2
     made = network()
@@ -236,7 +236,7 @@ def test_images_of_any_size_are_resized_to_its_own(height: int, width: int) -> N
 def test_larger_images_are_shrunk_as_pillow_does() -> None:
     noise = np.random.default_rng(0).integers(80, 176, (300, 400, 3)).astype(np.uint8)
     expected = np.asarray(Image.fromarray(noise).resize((224, 224), Image.Resampling.BICUBIC)).astype(float)
-    found = resized(torch.from_numpy(noise)[None], 224)[0].numpy()
+    found = resize(torch.from_numpy(noise)[None], 224)[0].numpy()
     assert np.abs(found - expected).max() < 1.5  # of 255 levels; Pillow rounds twice
 
 

@@ -49,7 +49,7 @@ def test_features_that_are_not_finite_are_refused(bad: float) -> None:
     network = make_network(Broken(bad), "cosine", Samples.of(vectors, torch.zeros(30, dtype=torch.int64)), seed=0)
     assert extract(network, Samples.of(vectors, torch.zeros(30, dtype=torch.int64))).shape == (30, 3)
     vectors[29, 0] = 100
-    with pytest.raises(TrainingError, match=r"features that are not finite\. Nothing of this task was kept"):
+    with pytest.raises(TrainingError, match="not finite"):
         extract(network, Samples.of(vectors, torch.zeros(30, dtype=torch.int64)))
 
 

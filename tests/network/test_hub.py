@@ -366,7 +366,7 @@ def test_families_with_one_convention_need_no_preprocessor(model_type: str, mean
         ("vit", {**STATED, "size": "large"}, "large"),
         ("vit", {**STATED, "do_flip_channel_order": True}, "do_flip_channel_order"),
         ("vit", {**STATED, "rescale_offset": True}, "rescale_offset"),
-        ("vit", {**STATED, "rescale_factor": 0}, "zero"),
+        ("vit", {**STATED, "rescale_factor": 0}, "rescale_factor"),
         ("vit", {**STATED, "image_std": [0.5, 0.5]}, "image_std"),
         ("vit", {**STATED, "image_mean": ["a", 0, 0]}, "image_mean"),
         ("vit", {**STATED, "size": 48}, "48"),  # its position embeddings are for 32
@@ -463,7 +463,7 @@ def test_a_folder_is_described_without_reading_weights(vit: Path, tmp_path: Path
     (folder / "model.safetensors").write_bytes(b"")
     found = describe(str(folder))
     assert (found["parameters"], found["dimension"], found["input_size"]) == (parameters, 16, SIDE)
-    assert (found["model_type"], found["licence"], found["cached"]) == ("vit", "apache-2.0", True)
+    assert (found["summary"], found["licence"], found["offline"]) == ("vit", "apache-2.0", True)
 
 
 def test_without_transformers_the_extra_is_named(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,7 +578,7 @@ def test_a_network_is_downloaded_from_the_hub(downloaded: dict[str, Any], vit: P
     same(torch.tensor(found["features"]), features(load_hub(str(vit))))
     details = found["details"]
     assert (details["source"], details["commit"], details["licence"]) == ("hf:me/vit", COMMIT, "apache-2.0")
-    assert found["before"] == {"source": "hf:me/vit", "cached": False}
+    assert (found["before"]["offline"], found["before"]["parameters"]) == (False, None)
 
 
 def test_no_other_file_is_downloaded(downloaded: dict[str, Any]) -> None:
@@ -595,7 +595,7 @@ def test_progress_counts_the_bytes_once(downloaded: dict[str, Any]) -> None:
 
 def test_a_cached_network_is_described(downloaded: dict[str, Any]) -> None:
     before = downloaded["offline"]["hf:me/vit"]["before"]
-    assert before["cached"] and before["commit"] == COMMIT
+    assert before["offline"] and COMMIT in before["weights"]
     assert (before["dimension"], before["input_size"], before["licence"]) == (16, SIDE, "apache-2.0")
 
 

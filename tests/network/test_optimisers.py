@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engram.network.optimisers import uncompiled
+from engram.network.training import uncompiled
 
 OPTIMISERS = {
     torch.optim.SGD: {"lr": 0.1, "momentum": 0.9, "fused": True},
@@ -17,7 +17,7 @@ OPTIMISERS = {
 
 PROGRAM = """
 import sys, torch
-from engram.network.optimisers import uncompiled
+from engram.network.training import uncompiled
 weight = torch.nn.Parameter(torch.ones(3))
 for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.LBFGS):
     optimiser = uncompiled(kind)([weight])

@@ -210,10 +210,10 @@ def test_vectors_are_not_cropped() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"crop_area": (0.1, 1.0)}, "give crop with crop_area"),
-        ({"crop": 5, "crop_area": (0.5, 0.1)}, r"between 0 and 1, the smaller first; found \(0\.5, 0\.1\)"),
-        ({"crop": 5, "crop_area": (0.5, 1.1)}, "between 0 and 1"),
-        ({"crop": 5, "crop_area": (0.5, 1.0), "crop_ratio": (0.0, 1.0)}, "Width over height must be above 0"),
+        ({"crop_area": (0.1, 1.0)}, "crop_area"),
+        ({"crop": 5, "crop_area": (0.5, 0.1)}, r"\(0\.5, 0\.1\)"),
+        ({"crop": 5, "crop_area": (0.5, 1.1)}, r"\(0\.5, 1\.1\)"),
+        ({"crop": 5, "crop_area": (0.5, 1.0), "crop_ratio": (0.0, 1.0)}, r"crop_ratio .*\(0\.0, 1\.0\)"),
     ],
 )
 def test_windows_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:

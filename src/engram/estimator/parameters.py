@@ -21,7 +21,7 @@ from engram.model.defaults import (
     picture_settings,
 )
 from engram.network import is_pretrained
-from engram.network.catalogue import IDENTITY
+from engram.network.registry import IDENTITY
 
 # Settings that have a parameter of their own.
 OWN = ("network", "tune", "classifier", "epochs", "features_per_class", "images_per_class", "seed", "device")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from engram.errors import TrainingError
 from engram.network import Cache, parallel
 from engram.network.losses import feature_distillation
-from engram.network.optimisers import uncompiled
+from engram.network.training import uncompiled
 from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
 from engram.settings import flatten

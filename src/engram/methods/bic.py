@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from engram.methods.objectives import Objective, TrainingContext
 from engram.network import CorrectedHead, Loss, extract
 from engram.network.losses import softmax_cross_entropy, softmax_distillation
-from engram.network.optimisers import uncompiled
+from engram.network.training import uncompiled
 
 
 @dataclass(frozen=True, kw_only=True)

