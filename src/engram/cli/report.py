@@ -1,4 +1,4 @@
-"""`engram report`: what some results say, as one page."""
+"""`engram report`: tables and figures of results, as one page."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(help="A folder for every figure (SVG, PDF, PNG) and table (LaTeX, CSV).")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers and findings as one JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
 ) -> None:
-    """Make a page of results: what was found, in words, tables and figures. It needs nothing but a browser."""
+    """Make one page with tables and figures of results. It needs nothing but a browser."""
     if out.is_dir() or out.suffix == ".json":  # results are .json: none is overwritten by mistake
         raise UsageError(f"The report cannot be written to '{out}'. Name a file, such as -o report.html.")
     from engram.experiments.report import make_report

@@ -8,7 +8,7 @@ from typing import Any
 
 from engram import storage
 from engram.errors import DataError
-from engram.methods import METHODS, OBJECTIVES, Learner, setting_names
+from engram.methods import Learner
 from engram.text import printable
 
 # Settings that came later, and the value of each that does what was done before: earlier runs are found and go on.
@@ -31,23 +31,6 @@ LATER: Mapping[str, Any] = {
 def identifying(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that came later and change nothing."""
     return {name: value for name, value in settings.items() if name not in LATER or _plain(value) != LATER[name]}
-
-
-def unrecorded(method: str) -> dict[str, Any]:
-    """What a run of this method has done, of the settings that came later, where its result does not say."""
-    has = setting_names(method) if method in METHODS else set()
-    return {name: value for name, value in LATER.items() if name in has}
-
-
-def done_otherwise(method: str) -> dict[str, Any]:
-    """Of these, those that the method does otherwise today."""
-    today = METHODS[method].settings if method in METHODS else {}
-    return {name: LATER[name] for name in today if name in LATER}
-
-
-def spoken_objective(kind: object) -> object:
-    """The name by which an objective is set, of the class that results name; others stay as they are."""
-    return {each.__name__: name for name, each in OBJECTIVES.items()}.get(str(kind), kind)
 
 
 def content_of_weights(learner: Learner) -> dict[str, str]:

@@ -1,239 +1,192 @@
-"""Tables: what is in them, and how they are written as LaTeX and CSV. The page shows the same ones."""
+"""Every table of a report, as text for the page, CSV and LaTeX; and the commands that repeat its runs."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+import itertools
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from engram.experiments.aggregate import Group, Spread, differing, measured, shown, without_seed
-from engram.experiments.identity import spoken_objective, unrecorded
-from engram.experiments.report import text
-from engram.experiments.report.sections import Section
+import pandas as pd
+
+from engram.experiments.report.runs import Section, differing, distinct
 from engram.text import csv_text
 
+MINUS = "\N{MINUS SIGN}"
+AVERAGES = {"top1": "average accuracy", "top5": "average top-5 accuracy"}
+CURVES = {"top1": ("accuracy", "curve"), "top5": ("top-5 accuracy", "curve_top5")}
+DRIFT = {"ω, previous task": "omega_previous", "ω, first task": "omega_first", "drift gap": "drift_gap"}
+LATEX = str.maketrans(
+    {
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "…": r"\dots{}"},
+        **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "{''}", "–": "--"},
+        **{each: f"\\{each}" for each in "{}$&#%_"},
+        **{"[": "{[}", "*": "{*}"},  # after the end of a row they would be its arguments
+        **{"±": r"$\pm$", MINUS: "$-$", "α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "ω": r"$\omega$"},
+    }
+)
 
-class Quantity(NamedTuple):
-    """A mean with its deviation over the seeds, and how such numbers are written."""
-
-    spread: Spread
-    written: Callable[[float], str] = text.accuracy
-
-
-Cell = str | Quantity | None
-NOTHING = "–"
+Format = Callable[[float], str]
+Columns = dict[str, tuple[pd.DataFrame, Format]]  # by heading: `mean`, `std`, `low` and `high`, as far as known
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under headings; the first cell of a row names it."""
+    """A table as text, for the page and LaTeX, and as numbers, for CSV. The index names the rows."""
 
-    name: str
     caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the best values
-    notes: tuple[str, ...] = field(default=())
+    text: pd.DataFrame
+    numbers: pd.DataFrame
+    best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the values to emphasise
+
+    @property
+    def csv(self) -> str:
+        """CSV in which no cell is a formula."""
+        safe = self.numbers.map(lambda cell: csv_text(cell) if isinstance(cell, str) else cell)
+        return str(safe.rename(index=csv_text, columns=csv_text).to_csv(lineterminator="\n"))
+
+    @property
+    def latex(self) -> str:
+        """A tabular with the rules of booktabs, in which no name is a command."""
+        safe = self.text.map(latex)
+        for row, column in self.best:
+            safe.iloc[row, column] = rf"\textbf{{{safe.iloc[row, column]}}}"
+        safe = safe.rename(index=latex, columns=latex)
+        return f"% {latex(self.caption)}\n{safe.to_latex(escape=False, column_format='l' + 'r' * safe.shape[1])}"
 
 
-def cell_text(cell: Cell) -> str:
-    """A cell as it is read."""
-    if cell is None:
-        return NOTHING
-    if isinstance(cell, str):
-        return cell
-    (mean, deviation), written = cell
-    # Memory is the same for every seed, as a rule, and then needs no "± 0".
-    spread = "" if deviation is None or (not deviation and written is text.megabytes) else f" ± {written(deviation)}"
-    return written(mean) + spread
+def latex(text: str) -> str:
+    """The text for LaTeX, where nothing in it is a command."""
+    return re.sub(r"\s+", " ", text).translate(LATEX)
 
 
-class Measure(NamedTuple):
-    """A column of the results: one of aggregate.NUMBERS."""
-
-    number: str
-    heading: str
-    written: Callable[[float], str]
-    sign: int  # 1: more is better; -1: less is
+def accuracy(value: float) -> str:
+    """Three decimals without the leading zero: .458."""
+    digits = f"{abs(value):.3f}"
+    return (MINUS if value < 0 and float(digits) else "") + digits.removeprefix("0")
 
 
-MEASURES = (
-    Measure("average", "average accuracy", text.accuracy, 1),
-    Measure("last", "after the last task", text.accuracy, 1),
-    Measure("forgetting", "forgetting", text.accuracy, -1),
-    Measure("memory", "kept, MB", text.megabytes, -1),
-    Measure("seconds", "seconds", text.seconds, -1),
-)
+def amount(value: float) -> str:
+    """Three significant digits: 0.0061, 14.2, 1,135."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
-def results_table(section: Section) -> Table:
-    """The groups of a section with their means; the best that compete are marked, where they may be compared."""
-    rows = [_row(group) for group in section.groups]
-    return Table(
-        name="results",
-        caption=f"{section.title}. Mean over the seeds, ± the standard deviation between them.",
-        columns=("", *(measure.heading for measure in MEASURES), "seeds"),
-        rows=tuple(rows),
-        best=_best(section, rows),
-        notes=("The seconds are without those of measuring.", *_notes(section)),
+def make_tables(section: Section) -> dict[str, Table]:
+    """The results, the results by task, the settings that differ and those in common."""
+    settings = section.groups["settings"]
+    differ = differing(settings).set_index(settings.index).T.fillna("–")
+    common = differing(settings, differ=False).T.iloc[:, :1].set_axis(["value"], axis="columns")
+    return {
+        "results": _results(section),
+        "tasks": _by_task(section),
+        "settings": Table("Settings in which the groups differ", differ, differ),
+        "common-settings": Table("Settings that all groups share", common, common),
+    }
+
+
+def _results(section: Section) -> Table:
+    """Means over the seeds, and differences to the first contender over the seeds that both have."""
+    lead, *others = section.metrics
+    plain = {"after the last task": f"last_{lead}", **{AVERAGES[other]: other for other in others}}
+    columns: Columns = {AVERAGES[lead]: (section.spread(lead), accuracy)}
+    if len(section.groups) > 1:
+        paired = section.differences()[["mean", "low", "high"]].reindex(section.groups.index)
+        columns[f"difference to {section.contenders.index[0]}"] = paired, accuracy
+    for heading, column in {
+        **plain,
+        "forgetting": "forgetting",
+        "memory, MB": "memory",
+        "seconds": "seconds_total",
+    }.items():
+        write = amount if heading in ("memory, MB", "seconds") else accuracy
+        columns[heading] = section.spread(column)[["mean", "std"]], write
+    caption = f"{section.title}: mean over the seeds ± standard deviation [95 % confidence interval]"
+    table = _table(caption, columns, frozenset(_best(section, columns)))
+    table.text.loc[section.groups["shares_training"], "seconds"] += "*"
+    for frame in (table.text, table.numbers):
+        frame["seeds"] = section.groups["seeds"].map(ranges)
+    return table
+
+
+def _best(section: Section, columns: Columns) -> Iterable[tuple[int, int]]:
+    """The best values of the contenders, if these have the same seeds and do not all look the same."""
+    groups = section.contenders
+    if groups["seeds"].nunique() > 1:
+        return
+    for column, (heading, (stats, write)) in enumerate(columns.items()):
+        means = stats["mean"][groups.index]
+        best = write(means.min() if heading in ("forgetting", "memory, MB") else means.max())
+        rows = [section.groups.index.get_loc(label) for label, mean in means.items() if write(mean) == best]
+        if len(rows) < len(groups) and heading != "seconds" and not heading.startswith("difference"):
+            yield from ((row, column) for row in rows)
+
+
+def _by_task(section: Section) -> Table:
+    rows = dict(CURVES[metric] for metric in section.metrics) | DRIFT
+    stats = pd.concat(
+        section.spread_by_task(column).dropna(how="all").rename(lambda group, row=row: f"{group}: {row}", level="group")
+        for row, column in rows.items()
     )
+    headings = distinct(f"{seen} classes" for seen in section.first["classes_seen"])
+    columns: Columns = {heading: (stats.xs(task, level="task"), accuracy) for task, heading in enumerate(headings)}
+    return _table(f"{section.title}, after each task: mean over the seeds ± standard deviation", columns)
 
 
-def _row(group: Group) -> tuple[Cell, ...]:
-    cells: list[Cell] = [group.label + (" (bound)" if group.is_bound else "")]
-    for measure in MEASURES:
-        spread = measured(group, measure.number)
-        cells.append(None if spread is None else Quantity(spread, measure.written))
-    return (*cells, text.integers(group.seeds))
+def _table(caption: str, columns: Columns, best: frozenset[tuple[int, int]] = frozenset()) -> Table:
+    text, numbers = {}, {}
+    for heading, (stats, write) in columns.items():
+        text[heading] = pd.Series([_cell(row, write) for row in stats.to_dict("records")], stats.index, dtype=object)
+        for part, values in stats.dropna(axis="columns", how="all").items():
+            numbers[heading if part == "mean" else f"{heading}, {part}"] = values
+    return Table(caption, pd.DataFrame(text).fillna("–"), pd.DataFrame(numbers), best)
 
 
-def _best(section: Section, rows: Sequence[Sequence[Cell]]) -> frozenset[tuple[int, int]]:
-    competing = [index for index, group in enumerate(section.groups) if group in section.contenders]
-    if len({section.groups[index].seeds for index in competing}) > 1 or len(competing) < 2:
-        return frozenset()
-    marked = set()
-    for column, measure in enumerate(MEASURES, start=1):
-        if measure.number == "seconds" and not all(section.groups[index].trained for index in competing):
-            continue
-        cells = {index: rows[index][column] for index in competing}
-        means = {index: measure.sign * cell.spread.mean for index, cell in cells.items() if isinstance(cell, Quantity)}
-        top = max(means, key=means.__getitem__)
-        same = [index for index in means if _same_text(cells[index], cells[top])]
-        marked |= {(index, column) for index in same if len(same) < len(means)}
-    return frozenset(marked)
+def _cell(stats: Mapping[str, float], write: Format) -> str:
+    """`.984 ± .003 [.980, .988]`, or as much of it as is known."""
+    if pd.isna(stats["mean"]):
+        return "–"
+    spread = f" ± {write(stats['std'])}" if stats.get("std", 0) > 0 else ""
+    interval = f" [{write(stats['low'])}, {write(stats['high'])}]" if pd.notna(stats.get("low")) else ""
+    return write(stats["mean"]) + spread + interval
 
 
-def _same_text(one: Cell, other: Cell) -> bool:
-    """Whether two numbers look the same as they are written: then neither is shown as the better one."""
-    return isinstance(one, Quantity) and isinstance(other, Quantity) and _mean(one) == _mean(other)
+def environment_table(runs: pd.DataFrame) -> Table:
+    """What the results were made with: every value that occurs."""
+    recorded = pd.DataFrame(list(runs["environment"]), dtype=object).fillna("not recorded")
+    values = recorded.apply(lambda values: "; ".join(sorted({*values}))).to_frame("value")
+    return Table("Environment", values, values)
 
 
-def _mean(cell: Quantity) -> str:
-    return cell.written(cell.spread.mean)
+def _consecutive(seeds: Iterable[int]) -> list[list[int]]:
+    pairs = enumerate(sorted(seeds))
+    return [[seed for _, seed in run] for _, run in itertools.groupby(pairs, lambda pair: pair[1] - pair[0])]
 
 
-def _notes(section: Section) -> list[str]:
-    notes = []
-    if len({group.seeds for group in section.contenders}) > 1:
-        notes.append(
-            "These groups were run with different seeds, and much depends on the seed: their means must not be "
-            "compared. What is said in words compares only the seeds that both have; no best values are marked."
-        )
-    elif not section.same_seeds:
-        notes.append("A bound was run with other seeds than the rest: its mean must not be compared with theirs.")
-    if any(group.is_bound for group in section.groups) and len(section.contenders) < len(section.groups):
-        notes.append(
-            "A bound does not compete: joint trains anew on everything seen, finetune does nothing about the past."
-        )
-    untrained = [group.label for group in section.groups if not group.trained]
-    if untrained:
-        notes.append(
-            f"Without the time for training, or some of it, that was shared with other runs: {text.listed(untrained)}. "
-            "The others' seconds include all of it."
-            if len(untrained) < len(section.groups)
-            else "The seconds are without the time for training, or some of it, that was shared with other runs."
-        )
-    return notes
+def ranges(seeds: Iterable[int]) -> str:
+    """Seeds, consecutive ones as a range: 0–4, 7."""
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in _consecutive(seeds))
 
 
-def settings_tables(section: Section) -> tuple[Table | None, Table]:
-    """The settings in which the groups differ, a column for each group, and those that all have in common."""
-    settings = [without_seed(result.settings) for group in section.groups for result in group.results]
-    names = differing(settings)
-    rows = [(name, *(_values(group, name) for group in section.groups)) for name in names]
-    columns = ("setting", *(group.label for group in section.groups))
-    apart = Table("settings", "The settings in which these groups differ.", columns, tuple(rows)) if rows else None
-    common = [(name, _named(name, value)) for name, value in settings[0].items() if name not in names]
-    return apart, Table("common-settings", "The settings that all of them share.", ("setting", "value"), tuple(common))
-
-
-def in_blocks(table: Table, columns: int = 5) -> list[Table]:
-    """The same in tables of so many columns beside the first: all of them at once would not fit on paper."""
-    starts = range(1, len(table.columns), columns)
-    chosen = [(0, *range(start, min(start + columns, len(table.columns)))) for start in starts]
-    return [
-        replace(
-            table,
-            columns=tuple(table.columns[place] for place in places),
-            rows=tuple(tuple(row[place] for place in places) for row in table.rows),
-        )
-        for places in chosen
-    ]
-
-
-def _named(name: str, value: Any) -> str:
-    """A setting's value; of an objective the name that it is set by."""
-    return shown(spoken_objective(value) if name == "objective" else value)
-
-
-def _values(group: Group, name: str) -> str | None:
-    settings = [{**unrecorded(group.method), **result.settings} for result in group.results]
-    values = [_named(name, each[name]) for each in settings if name in each]
-    return "; ".join(dict.fromkeys(values)) if values else None
-
-
-def environment_table(sections: Sequence[Section]) -> Table:
-    """What the results were made with; where they differ, how many were made with what."""
-    results = [result for section in sections for group in section.groups for result in group.results]
-    rows = []
-    for name in dict.fromkeys(name for result in results for name in result.environment):
-        values = [result.environment.get(name, "not recorded") for result in results]
-        counts = {value: values.count(value) for value in sorted(set(values))}
-        alike = len(counts) == 1
-        rows.append((name, values[0] if alike else "; ".join(f"{value} ({n} results)" for value, n in counts.items())))
-    return Table("environment", "What the results were made with.", ("", "value"), tuple(rows))
-
-
-def as_csv(table: Table) -> str:
-    """The table as CSV: numbers in full, deviations in columns of their own."""
-    spreads = [any(_has_deviation(row[place]) for row in table.rows) for place in range(len(table.columns))]
-    output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    headings = [
-        [csv_text(name), *([csv_text(f"{name}, deviation")] if spread else [])]
-        for name, spread in zip(table.columns, spreads, strict=True)
-    ]
-    writer.writerow([each for heading in headings for each in heading])
-    for row in table.rows:
-        cells = [_csv_cells(cell, spread) for cell, spread in zip(row, spreads, strict=True)]
-        writer.writerow([each for cell in cells for each in cell])
-    return output.getvalue()
-
-
-def _has_deviation(cell: Cell) -> bool:
-    return isinstance(cell, Quantity) and cell.spread.deviation is not None
-
-
-def _csv_cells(cell: Cell, spread: bool) -> list[str | float | None]:
-    if isinstance(cell, Quantity):
-        scale = 2**20 if cell.written is text.megabytes else 1
-        mean, deviation = cell.spread
-        return [mean / scale, *([None if deviation is None else deviation / scale] if spread else [])]
-    return [None if cell is None else csv_text(cell), *([None] if spread else [])]
-
-
-def as_latex(table: Table) -> str:
-    """The table as a LaTeX tabular, with the rules of booktabs."""
-    lines = [
-        f"% {text.latex(table.caption)}",
-        rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
-        r"\toprule",
-        " & ".join(text.latex(name) for name in table.columns) + r" \\",
-        r"\midrule",
-    ]
-    for number, row in enumerate(table.rows):
-        cells = [_latex_cell(cell, (number, place) in table.best) for place, cell in enumerate(row)]
-        # After the end of a row, LaTeX takes [ and * for its own, wherever they stand.
-        lines.append(("{}" if cells[0].lstrip().startswith(("[", "*")) else "") + " & ".join(cells) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _latex_cell(cell: Cell, best: bool) -> str:
-    if not isinstance(cell, Quantity):
-        return text.latex(cell_text(cell))
-    mean, _, deviation = cell_text(cell).replace(text.MINUS, "-").replace(",", "{,}").partition(" ± ")
-    number = rf"\mathbf{{{mean}}}" if best else mean
-    spread = rf" \pm {deviation}" if deviation else ""
-    return f"${number}{spread}$"
+def commands(section: Section, label: str) -> list[str]:
+    """The commands that repeat a group's runs, one per range of seeds; none where no command makes the tasks."""
+    group, run, split = section.groups.loc[label], section.first, section.first["split"]
+    # Published data have no fingerprint: their name says what they are.
+    source = split.get("source", {} if "data" in split else {"dataset": run["dataset"]})
+    if pd.isna(run["classes_per_task"]) or not source or not isinstance(source, dict):
+        return []
+    order = split.get("class_order", "seed")
+    flags = {
+        **{name: source.get(name) for name in ("dataset", "data", "image_size", "fit", "class_list")},
+        **{"classes_per_task": int(run["classes_per_task"]), "tasks": len(run["classes_seen"])},
+        **{"first_task": split.get("first_task"), "validation": split.get("validation") or None},
+        "class_order": None if order == "seed" else order if isinstance(order, str) else "ORDER.txt",
+    }
+    words = ["engram", "run", group["method"]]
+    for name, value in flags.items():
+        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    for name, value in group["settings"].items():
+        items = value if isinstance(value, list) else [value]
+        words += ["--set", f"{name}={','.join('none' if item is None else str(item) for item in items)}"]
+    starts = [["--seed", str(seeds[0]), "--seeds", str(len(seeds))] for seeds in _consecutive(group["seeds"])]
+    return [shlex.join([*words, *(start if start[-1] != "1" else start[:2])]) for start in starts]
