@@ -148,6 +148,14 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
         raise UsageError(f"The setting '{name}' cannot be {value!r}: {'; or '.join(reasons)}.") from error
 
 
+def check(settings: Any) -> None:
+    """Raise a UsageError unless every field of a dataclass has a value of its type."""
+    for field in dataclasses.fields(settings):
+        if field.init:
+            kind = typing.get_type_hints(type(settings), include_extras=True)[field.name]
+            _checked(field.name, kind, getattr(settings, field.name))
+
+
 def spoken(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as a command line gives them, where the word none means None."""
     return {

@@ -2,10 +2,8 @@
 
 from engram.features.classifiers.auto import Auto
 from engram.features.classifiers.base import Classifier
-from engram.features.classifiers.lda import LDA
-from engram.features.classifiers.nearest_mean import NearestMean
-from engram.features.classifiers.random_projection import RandomProjection
-from engram.features.classifiers.ridge import Ridge
+from engram.features.classifiers.means import LDA, NearestMean
+from engram.features.classifiers.ridge import RandomProjection, Ridge
 from engram.features.classifiers.softmax import Softmax
 from engram.features.classifiers.svm import LinearSVM
 

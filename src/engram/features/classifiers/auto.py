@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from engram.errors import DataError
 from engram.features.classifiers.base import Classifier
-from engram.features.classifiers.closed_form import ClosedForm, best, compare
-from engram.features.classifiers.lda import LDA
-from engram.features.classifiers.moments import Moments
-from engram.features.classifiers.nearest_mean import NearestMean
-from engram.features.classifiers.random_projection import RandomProjection
-from engram.features.classifiers.ridge import Ridge
-from engram.features.threads import threads_for
-
-
-class Candidate(NamedTuple):
-    """A classifier to choose from, and the dimension of the features up to which it is worth its cost."""
-
-    classifier: ClosedForm
-    most_dimensions: float = math.inf
-
+from engram.features.classifiers.closed_form import ClosedForm, Moments, compare
+from engram.features.classifiers.means import LDA, NearestMean
+from engram.features.classifiers.ridge import RandomProjection, Ridge
+from engram.features.linear_algebra import threads_for
 
 # In order of preference among equally accurate ones. Saved models store an index, so only append to it.
-CANDIDATES = (
-    Candidate(Ridge(1.0)),
-    Candidate(Ridge(0.3)),
-    Candidate(Ridge(3.0)),
-    Candidate(LDA(0.2)),
-    Candidate(LDA(0.5)),
-    Candidate(NearestMean()),
-    Candidate(RandomProjection(2000), most_dimensions=256),  # for raw vectors; it adds little to strong features
+CANDIDATES: tuple[ClosedForm, ...] = (
+    *(Ridge(1.0), Ridge(0.3), Ridge(3.0)),
+    *(LDA(0.2), LDA(0.5)),
+    *(NearestMean(), RandomProjection(2000)),
 )
-SIGNIFICANT = 2.0  # standard deviations: the best of several on a few samples is mostly luck, and ridge mostly best
 FALLBACK = 5  # the nearest mean, if no class has two samples to compare by
+SIGNIFICANT = 2.0  # standard deviations: the best of several on a few samples is mostly luck, and ridge mostly best
 
 
-class _Judged(NamedTuple):
-    """Held-out scores that the choice was made by."""
+class Judged(NamedTuple):
+    """Held-out scores that a classifier was chosen by."""
 
     features: Tensor  # (n, d)
     labels: Tensor  # (n,)
@@ -61,58 +45,54 @@ class _Judged(NamedTuple):
 class Auto(Classifier):
     """Ridge regression, unless LDA, nearest means or random projection have a higher leave-one-out accuracy.
 
-    The accuracy is class-balanced, and measured on at most 5,000 samples. After `fit`, `chosen_` is the classifier and
-    `description_` names it; `weight_` and `intercept_` are its own. `held_out_scores` are those of `chosen_`: the
-    selection among up to seven candidates is not nested, so their accuracy is slightly optimistic. The benchmark
-    measures by how much.
+    The accuracy is class-balanced, and measured on at most 5,000 samples. After `fit`, `chosen_` is the classifier;
+    `weight_` and `intercept_` are its own. `held_out_scores` are those of `chosen_`: the selection among up to seven
+    candidates is not nested, so their accuracy is slightly optimistic. The benchmark measures by how much.
     """
 
+    leaves_one_out: ClassVar = True
+    saved: ClassVar = (*Classifier.saved, "chosen")
+
     chosen_: ClosedForm = field(init=False, repr=False, compare=False)
-    description_: str = field(init=False, repr=False, compare=False)
     # Of the last fit: held-out scores of the same samples are usually asked for next, and are known from the choice.
-    _judged: _Judged | None = field(default=None, init=False, repr=False, compare=False)
+    _judged: Judged | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def description(self) -> str:
-        return self.description_ if "chosen_" in vars(self) else "best by leave-one-out"
+        return self.chosen_.description if "chosen_" in vars(self) else "best by leave-one-out"
 
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         moments = Moments(features, labels)
         with threads_for(moments.multiplications):
             index, chosen, rows, scores = choose(moments)
-            self._judged = _Judged(features, labels, rows, scores)
+            self._judged = Judged(features, labels, rows, scores)
             return {**chosen.solve(moments), "chosen": torch.tensor(index)}
 
     def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        labels, judged, self._judged = labels.to(features.device), self._judged, None  # used once, then freed
+        judged, self._judged = self._judged, None  # used once, then freed
         if judged is not None and judged.covers(features, labels, rows):
             return judged.scores[torch.searchsorted(judged.rows, rows)]
         moments = Moments(features, labels)
         with threads_for(moments.multiplications):
             fitted = "chosen_" in vars(self)
-            chosen = best(self.chosen_.variants(), moments) if fitted else choose(moments)[1]
+            chosen = compare(self.chosen_.variants(), moments)[0] if fitted else choose(moments)[1]
             return chosen.held_out(moments, rows.to(moments.samples.device))
 
     def scores(self, features: Tensor) -> Tensor:
-        """The scores of the chosen classifier: (n, K)."""
         self.check_fitted()
         return self.chosen_.scores(features)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of the chosen classifier, and which one it is."""
         self.check_fitted()
         return {**self.chosen_.state(), "chosen": torch.tensor(self._index)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> Self:
-        """Restore what `state` returned."""
-        self._require(tensors, "classes", "intercept", "weight", "chosen")
-        index = int(tensors["chosen"])
-        if not 0 <= index < len(CANDIDATES):
-            raise DataError(f"A saved Auto chose candidate {index}, and this version knows {len(CANDIDATES)}.")
-        self._index = index
-        self.chosen_ = copy.copy(CANDIDATES[index].classifier).restore(tensors)
-        self.description_ = self.chosen_.description
-        return super().restore(tensors)
+        super().restore(tensors)
+        self._index = int(tensors["chosen"])
+        if not 0 <= self._index < len(CANDIDATES):
+            raise DataError(f"A saved Auto chose candidate {self._index}, and this version knows {len(CANDIDATES)}.")
+        self.chosen_ = copy.copy(CANDIDATES[self._index]).restore(tensors)
+        return self
 
 
 def choose(moments: Moments) -> tuple[int, ClosedForm, Tensor, Tensor]:
@@ -122,15 +102,10 @@ def choose(moments: Moments) -> tuple[int, ClosedForm, Tensor, Tensor]:
     """
     if len(moments.classes) == 1 or not (moments.counts > 1).any():
         nothing = torch.empty(0, dtype=torch.int64)
-        return FALLBACK, CANDIDATES[FALLBACK].classifier, nothing, torch.empty(0, len(moments.classes))
+        return FALLBACK, CANDIDATES[FALLBACK], nothing, torch.empty(0, len(moments.classes))
+    considered = [each for each in enumerate(CANDIDATES) if moments.dimension <= each[1].most_dimensions]
     indices, variants = zip(
-        *(
-            (index, variant)
-            for index, candidate in enumerate(CANDIDATES)
-            if moments.dimension <= candidate.most_dimensions
-            for variant in candidate.classifier.variants()
-        ),
-        strict=True,
+        *((index, variant) for index, each in considered for variant in each.variants()), strict=True
     )
     chosen, rows, scores = compare(variants, moments, SIGNIFICANT)
     return indices[variants.index(chosen)], chosen, rows, scores

@@ -1,4 +1,4 @@
-"""Linear discriminant analysis with a shrunk covariance."""
+"""Classifiers by class means: linear discriminant analysis (LDA) and the nearest mean."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from engram.features.classifiers.closed_form import ClosedForm, LeaveOneOut, Whitening
-from engram.features.classifiers.moments import Moments
-from engram.features.least_squares import regularised_factor, solved
+from engram.features.classifiers.closed_form import ClosedForm, LeaveOneOut, Moments, Whitening
+from engram.features.linear_algebra import class_sums, regularised_factor, solve
 
 SMALLEST_VARIANCE = 1e-6  # per dimension of a unit vector; one sample of each class would have none
 
@@ -21,7 +21,8 @@ class LDA(ClosedForm):
     """Linear discriminant analysis: equally likely Gaussian classes that share one covariance.
 
     The model of scikit-learn's LinearDiscriminantAnalysis(solver="lsqr") with equal priors. It estimates only means
-    and one covariance, so it tolerates few and noisy features.
+    and one covariance, so it tolerates few and noisy features. Scores are log-likelihoods up to a term that all
+    classes share.
 
     Leave-one-out removes the sample from its class mean and from the covariance, by the Sherman–Morrison formula. The
     class weights n / (K n_c), the divisor n and the scale of the shrinkage target stay those of all samples: they are
@@ -38,7 +39,7 @@ class LDA(ClosedForm):
     def solve(self, moments: Moments) -> dict[str, Tensor]:
         """Whiten the centred class means."""
         factor = regularised_factor(*self._covariance(moments))
-        weight = solved(factor, moments.centred_means)  # (K, r)
+        weight = solve(factor, moments.centred_means)  # (K, r)
         intercept = -(weight * (moments.means + moments.centre)).sum(dim=1) / 2  # (K,)
         return {"classes": moments.classes, "weight": moments.in_features(weight), "intercept": intercept}
 
@@ -68,11 +69,52 @@ class LDA(ClosedForm):
 
         return score
 
-    def scores(self, features: Tensor) -> Tensor:
-        """The log-likelihood of every class, up to a term that all classes share: (n, K)."""
-        return self._affine(features)
-
     def _covariance(self, moments: Moments) -> tuple[Tensor, float]:
         """The shrunk within-class covariance (r, r), and what is to be added to its diagonal."""
-        self._check_positive(shrinkage=self.shrinkage)
         return (1 - self.shrinkage) * moments.within, self.shrinkage * max(moments.variance, SMALLEST_VARIANCE)
+
+
+@dataclass
+class NearestMean(ClosedForm):
+    """The nearest of the normalised class means (iCaRL, Algorithm 1): for unit vectors, cosine similarity.
+
+    Scores are minus the squared distances between the normalised features and every class mean.
+    """
+
+    @property
+    def description(self) -> str:
+        return "nearest mean"
+
+    def solve(self, moments: Moments) -> dict[str, Tensor]:
+        """Normalise the sums of the unit vectors of each class."""
+        means = normalize(_unit_sums(moments))  # (K, r)
+        # −‖x − m‖² = 2 m·x − ‖m‖² − 1 for a unit vector x.
+        intercept = -means.square().sum(dim=1) - 1  # (K,)
+        return {"classes": moments.classes, "weight": moments.in_features(2 * means), "intercept": intercept}
+
+    def leave_one_out(self, moments: Moments, coarse: bool) -> LeaveOneOut:
+        """Subtract the sample from the sum of its class."""
+        precision = torch.float32 if coarse else torch.float64
+        sums = _unit_sums(moments, precision)  # (K, r)
+        means = normalize(sums)
+        squares = means.square().sum(dim=1)  # (K,)
+
+        def score(rows: Tensor) -> Tensor:
+            samples, own = normalize(moments.rows(rows, precision)), moments.members[rows]
+            scores = 2 * samples @ means.T - squares - 1  # (b, K)
+            rest = normalize(sums[own] - samples)  # (b, r)
+            without = 2 * (rest * samples).sum(dim=1) - rest.square().sum(dim=1) - 1  # (b,)
+            return scores.scatter_(1, own[:, None], without[:, None])
+
+        return score
+
+    def scores(self, features: Tensor) -> Tensor:
+        return super().scores(normalize(features.float(), dim=-1))
+
+
+def _unit_sums(moments: Moments, precision: torch.dtype = torch.float64) -> Tensor:
+    """The sums over the normalised samples of each class: (K, r)."""
+    sums = moments.zeros(len(moments.classes), precision)
+    for block in moments.blocks():
+        sums += class_sums(normalize(moments.rows(block, precision)), moments.members[block], len(sums))
+    return sums

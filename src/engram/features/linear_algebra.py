@@ -1,17 +1,59 @@
-"""Building blocks of the closed-form classifiers: class sums, Gram matrices and regularised solves."""
+"""What the classifiers compute with: threads, class sums, Gram matrices and regularised systems of equations.
+
+Threads that share one small matrix product mostly wait for each other, on a busy machine for many times the work. So
+small problems are computed in one thread, or several of them side by side.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from engram.errors import TrainingError
-from engram.features.threads import SMALL, for_each
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+SMALL = 2**33  # multiplications: a few tenths of a second of one processor
 SUMMED_ROWS = 256  # samples in a block of class sums
 GRAM_PANELS = 4  # more skip more of the upper triangle, but make smaller and slower matrix products
+
+_available: ContextVar[int] = ContextVar("available")  # threads that torch had before `threads_for`
+
+
+@contextmanager
+def threads_for(multiplications: int) -> Iterator[None]:
+    """Compute in one thread inside, or in all that torch has if there are many multiplications."""
+    before = torch.get_num_threads()
+    available = _available.get(before)
+    token = _available.set(available)
+    torch.set_num_threads(available if multiplications > SMALL else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _available.reset(token)
+
+
+def for_each(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Do the work for every item, in as many threads as torch has, each computing alone."""
+    threads = _available.get(torch.get_num_threads())
+    if threads == 1:
+        return [work(item) for item in items]
+    with threads_for(0), ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))
+
+
+def widest(features: Tensor) -> Tensor:
+    """The features in the widest floating-point type of their device."""
+    return features.to(torch.float32 if features.device.type == "mps" else torch.float64)  # Apple GPUs lack float64
 
 
 def class_sums(features: Tensor, members: Tensor, classes: int | None = None) -> Tensor:
@@ -61,6 +103,6 @@ def regularised_factor(gram: Tensor, penalty: float) -> Tensor:
     return factor
 
 
-def solved(factor: Tensor, right: Tensor) -> Tensor:
+def solve(factor: Tensor, right: Tensor) -> Tensor:
     """Solve A x = b for every row b of `right` (k, d), where `factor` (d, d) is the Cholesky factor of A."""
     return torch.cholesky_solve(right.T, factor).T
