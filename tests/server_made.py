@@ -1,4 +1,4 @@
-"""What tests send to a server, and how they wait for it."""
+"""Servers for tests, requests to them, and waiting."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
     return [("files", (f"{number}.png", content)) for number, content in enumerate(contents)]
 
 
-def lesson(name: str, count: int = 8) -> dict[str, Any]:
-    """What `post` needs to teach a class."""
+def update_form(name: str, count: int = 8) -> dict[str, Any]:
+    """Arguments of `post` that teach a class."""
     return {"files": files(*(picture(name, seed) for seed in range(count))), "data": {"classes": [name] * count}}
 
 
-def over(client: TestClient, id: str, seconds: float = 60) -> dict[str, Any]:
-    """A job once it is over."""
+def wait_for_job(client: TestClient, id: str, seconds: float = 60) -> dict[str, Any]:
+    """The status of a job when it is finished."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         job: dict[str, Any] = client.get(f"/api/jobs/{id}").json()
         if job["state"] in ("done", "failed", "cancelled"):
             return job
         time.sleep(0.05)
-    raise AssertionError(f"The job is not over: {job}")
+    raise AssertionError(f"The job is not finished: {job}")
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -54,7 +54,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 @contextmanager
 def listening(folder: ModelFolder, **settings: Any) -> Iterator[int]:
-    """A real server at a port."""
+    """The port of a real server."""
     server = make_server(folder, Config(**{"port": 0, "decoders": 1, "device": "cpu", **settings}))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -78,7 +78,7 @@ def teach(page: Any, pictures: Path, names: tuple[str, str] = (TULIP, DAISY)) ->
     page.get_by_role("button", name="Teach", exact=True).click()
 
 
-def test_a_model_is_taught_asked_renamed_rolled_back_and_made_to_forget(browser: Any, tmp_path: Path) -> None:
+def test_teach_classify_rename_roll_back_and_forget(browser: Any, tmp_path: Path) -> None:
     pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
@@ -127,7 +127,9 @@ def test_a_model_is_taught_asked_renamed_rolled_back_and_made_to_forget(browser:
         assert page.get_by_role("button", name="Use generation").count() == 0
 
 
-def test_photos_are_taught_and_asked_and_a_third_class_comes_later(browser: Any, photos: Path, tmp_path: Path) -> None:
+def test_photos_are_taught_and_classified_and_a_third_class_is_added(
+    browser: Any, photos: Path, tmp_path: Path
+) -> None:
     names = [path.name for path in sorted((photos / "train").iterdir())[:3]]
 
     def lesson(page: Any, *some: str) -> None:
@@ -191,7 +193,7 @@ def test_an_update_is_cancelled_and_nothing_was_changed(browser: Any, small_mode
     assert ModelFolder(tmp_path / "model").generations() == [1, 2]
 
 
-def test_a_first_model_that_is_made_elsewhere_is_seen(browser: Any, small_model: ModelFolder, tmp_path: Path) -> None:
+def test_a_model_created_by_another_process_appears(browser: Any, small_model: ModelFolder, tmp_path: Path) -> None:
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
         page.clock.install()
@@ -226,7 +228,7 @@ def view(request: pytest.FixtureRequest, browser: Any, known: tuple[str, Path]) 
     shown.page.context.close()
 
 
-def test_nothing_is_complained_of_and_nothing_fetched_from_elsewhere(view: View, known: tuple[str, Path]) -> None:
+def test_the_console_is_empty_and_nothing_is_fetched_from_other_hosts(view: View, known: tuple[str, Path]) -> None:
     assert view.complaints == []
     assert [url for url in view.requests if not url.startswith((known[0], "blob:"))] == []
 
@@ -260,27 +262,27 @@ OVERLAPPING = """() => {
 }"""
 
 
-def test_no_text_lies_on_another_or_is_cut_off(view: View) -> None:
+def test_no_text_overlaps_another_or_is_cut_off(view: View) -> None:
     assert view.page.evaluate(OVERLAPPING) == []
 
 
-def test_every_text_can_be_read(view: View) -> None:
+def test_every_text_has_enough_contrast(view: View) -> None:
     assert view.page.evaluate(FAINT) == []
 
 
-def test_a_name_is_shown_as_it_is_and_never_as_markup(view: View) -> None:
+def test_a_class_name_is_never_interpreted_as_markup(view: View) -> None:
     assert MARKUP in view.page.locator(".class-name").all_text_contents()
     assert view.page.locator("img[onerror]").count() == 0
 
 
-def test_every_button_and_field_has_a_name(view: View) -> None:
+def test_every_control_has_an_accessible_name(view: View) -> None:
     nameless = """[...document.querySelectorAll('button, input, select')].filter(each =>
       !(each.getAttribute('aria-label') || each.textContent.trim() || each.labels?.length)
       && !each.closest('dialog')).map(each => each.outerHTML)"""
     assert view.page.evaluate(nameless) == []
 
 
-def test_a_picture_of_the_camera_is_classified(browser: Any, known: tuple[str, Path]) -> None:
+def test_a_camera_picture_is_classified(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
     page.get_by_role("button", name="Camera: a picture to classify").click()
     page.get_by_role("button", name="Take the picture").click()
@@ -302,7 +304,7 @@ ARRIVE = """async ([kind, place]) => {
 }"""
 
 
-def test_pictures_arrive_by_dropping_and_pasting(browser: Any, known: tuple[str, Path]) -> None:
+def test_pictures_are_dropped_and_pasted(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
     says(page, "#summary", "it knows 3 classes")
     for count, kind in enumerate(("drop", "paste"), start=1):
@@ -317,7 +319,7 @@ def test_pictures_arrive_by_dropping_and_pasting(browser: Any, known: tuple[str,
     playwright.expect(page.locator("fieldset .picture")).to_have_count(1)
 
 
-def test_a_folder_is_a_lesson_of_the_classes_in_it(browser: Any, known: tuple[str, Path]) -> None:
+def test_a_folder_becomes_one_class_per_sub_folder(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
     says(page, "#summary", "it knows 3 classes")
     page.locator("#folder").set_input_files(str(known[1] / "1"))
@@ -326,7 +328,7 @@ def test_a_folder_is_a_lesson_of_the_classes_in_it(browser: Any, known: tuple[st
     says(page, "#update-size", "48 pictures")
 
 
-def test_what_is_below_the_least_probability_is_none_of_these(
+def test_a_prediction_below_the_threshold_is_shown_as_none_of_these(
     browser: Any, calibrated_model: ModelFolder, known: tuple[str, Path]
 ) -> None:
     with serving(calibrated_model.path) as address:
@@ -339,7 +341,7 @@ def test_what_is_below_the_least_probability_is_none_of_these(
         says(page, "#answers", "None of these")
 
 
-def test_probabilities_that_are_not_calibrated_are_not_shown(browser: Any, known: tuple[str, Path]) -> None:
+def test_uncalibrated_probabilities_are_not_shown(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
     says(page, "#uncalibrated", "Classes are ranked without percentages")
     playwright.expect(page.locator("#reject-option")).to_be_hidden()
@@ -363,7 +365,7 @@ def test_warnings_about_the_pictures_are_shown(browser: Any, tmp_path: Path) -> 
         says(page, ".warnings", f"One image only: {DAISY}")
 
 
-def test_a_token_opens_the_page_and_no_script_can_read_it(browser: Any, known: tuple[str, Path]) -> None:
+def test_signing_in_shows_the_page_and_stores_nothing_scripts_can_read(browser: Any, known: tuple[str, Path]) -> None:
     with serving(known[1] / "model", ENGRAM_TOKEN=TOKEN) as address:
         page = opened(browser, address).page
         page.get_by_label("Token").fill("a wrong token of enough characters")
@@ -378,7 +380,7 @@ def test_a_token_opens_the_page_and_no_script_can_read_it(browser: Any, known: t
         assert page.locator(".class-name").count() == 0
 
 
-def test_a_server_that_is_gone_is_told_and_found_again(browser: Any, known: tuple[str, Path]) -> None:
+def test_a_lost_connection_is_reported_and_restored(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
     says(page, "#summary", "it knows 3 classes")
     page.context.set_offline(True)
@@ -389,7 +391,7 @@ def test_a_server_that_is_gone_is_told_and_found_again(browser: Any, known: tupl
     says(page, "#connection", "The server answers again.")
 
 
-def test_a_busy_server_is_asked_again_when_it_says_so(browser: Any, known: tuple[str, Path]) -> None:
+def test_a_busy_server_is_tried_again_after_its_retry_after(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
     says(page, "#summary", "it knows 3 classes")
     refusals = iter([True])

@@ -30,16 +30,16 @@ def test_a_model_is_served_until_ctrl_c(small_model: ModelFolder) -> None:
         end = time.monotonic() + 60
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as said:
-                    assert said.read() == b'{"generation":2,"damaged":null}'
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as response:
+                    assert response.read() == b'{"generation":2,"damaged":null}'
                 break
             except OSError:
                 assert time.monotonic() < end and process.poll() is None
                 time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
-        assert f"http://127.0.0.1:{port}/" in told
-        assert "Traceback" not in told
+        _, stderr = process.communicate(timeout=30)
+        assert f"http://127.0.0.1:{port}/" in stderr
+        assert "Traceback" not in stderr
     finally:
         process.kill()
         process.communicate()
@@ -51,9 +51,9 @@ def test_a_port_in_use_is_reported_without_a_traceback(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         process = engram("serve", tmp_path / "model", "--port", port)
-        _, told = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"('127.0.0.1', {port}): address already in use" in told and "Traceback" not in told
+    assert f"('127.0.0.1', {port}): address already in use" in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_a_port_in_use_is_reported_without_a_traceback(tmp_path: Path) -> None:
         ((), {"ENGRAM_TOKEN": "short"}, "at least 16"),
     ],
 )
-def test_what_is_not_safe_is_refused(
+def test_unsafe_options_are_refused(
     tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], words: str
 ) -> None:
     process = engram("serve", tmp_path / "model", *arguments, **environment)
-    _, told = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert words in told and "Traceback" not in told
+    assert words in stderr and "Traceback" not in stderr

@@ -1,4 +1,4 @@
-"""A server of a small model, asked without a network."""
+"""Servers of a small model, in process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model(small_model: ModelFolder, tmp_path: Path) -> ModelFolder:
 
 @pytest.fixture
 def serve(model: ModelFolder) -> Iterator[Serve]:
-    """Makes servers, of the model unless told otherwise, and ends them."""
+    """Start servers, of the model by default, and close them at the end."""
     open_clients: list[TestClient] = []
 
     def start(folder: ModelFolder = model, **settings: Any) -> TestClient:

@@ -1,4 +1,4 @@
-"""Pictures that arrive together go through the network together, each through that of its own request."""
+"""Pictures of several requests are predicted in one batch per model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engram.server import Config
 from engram.server.inference import Answers, Batcher, LoadedModel
 
 
-def test_each_picture_is_answered_by_its_own_snapshot_in_few_passes(model: ModelFolder) -> None:
+def test_each_picture_is_predicted_by_its_own_model_in_few_batches(model: ModelFolder) -> None:
     old = LoadedModel(2, load(model, device="cpu"), 16)
     rename(model, TULIP, "tulip")
     new = LoadedModel(3, load(model, device="cpu"), 16)

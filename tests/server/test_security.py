@@ -1,4 +1,4 @@
-"""Who may use the server, and from where."""
+"""Host names, origins, tokens, sessions and proxies."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ RENAME = {"from": TULIP, "to": "tulip"}
     "host", ["evil.example", "localhost.evil.example", "evil@localhost", "localhost:x", "", "127.0.0.1.nip.io", "[::1"]
 )
 @pytest.mark.parametrize("path", ["/", "/livez", "/api/model", "/made/up"])
-def test_another_host_is_refused(client: TestClient, host: str, path: str) -> None:
-    said = client.get(path, headers={"Host": host})
-    assert said.status_code == 421
-    assert said.headers["content-type"] == "application/problem+json"
+def test_an_unknown_host_is_refused(client: TestClient, host: str, path: str) -> None:
+    response = client.get(path, headers={"Host": host})
+    assert response.status_code == 421
+    assert response.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "pi.local:80"])
-def test_its_own_names_are_known(serve: Serve, host: str) -> None:
+def test_allowed_hosts_are_accepted(serve: Serve, host: str) -> None:
     assert serve(hosts=("pi.local",)).get("/livez", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["pi.local:8127", "http://pi.local", "pi.local/", "[fe80::1]", "a@pi.local", "*", ""])
-def test_a_name_that_no_request_calls_it_by_is_refused(host: str) -> None:
+def test_an_invalid_allowed_host_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="without a port"):
         Config(hosts=(host,))
 
 
-def test_an_address_may_be_allowed_as_a_name(serve: Serve) -> None:
+def test_an_address_can_be_an_allowed_host(serve: Serve) -> None:
     client = serve(hosts=("fe80::1", "192.168.1.5"))
     for host in ("[fe80::1]:8000", "192.168.1.5:8000"):
         assert client.get("/livez", headers={"Host": host}).status_code == 200
@@ -50,19 +50,19 @@ def test_an_address_may_be_allowed_as_a_name(serve: Serve) -> None:
     "origin", ["http://evil.example", "null", "http://localhost:9", "ftp://localhost", "localhost"]
 )
 def test_a_foreign_origin_is_refused(client: TestClient, method: str, origin: str) -> None:
-    said = client.request(method, "/api/model", headers={"Origin": origin})
-    assert said.status_code == 403
-    assert not [name for name in said.headers if name.startswith("access-control")]
+    response = client.request(method, "/api/model", headers={"Origin": origin})
+    assert response.status_code == 403
+    assert not [name for name in response.headers if name.startswith("access-control")]
 
 
-def test_another_site_cannot_change_anything_though_its_browser_sends_no_origin(client: TestClient) -> None:
-    said = client.post("/api/rename", json=RENAME, headers={"Sec-Fetch-Site": "cross-site"})
-    assert said.status_code == 403
+def test_a_cross_site_change_without_an_origin_is_refused(client: TestClient) -> None:
+    response = client.post("/api/rename", json=RENAME, headers={"Sec-Fetch-Site": "cross-site"})
+    assert response.status_code == 403
     assert client.post("/api/rename", json=RENAME, headers=HERE).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/api/model", "/made/up", "/static/none"])
-def test_every_answer_has_the_headers(client: TestClient, path: str) -> None:
+def test_every_response_has_security_headers(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
     assert headers["content-security-policy"].startswith("default-src 'self'")
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
@@ -91,12 +91,12 @@ PROTECTED = [
 
 @pytest.mark.parametrize(("method", "path"), PROTECTED)
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Cookie": "engram_session=made-up"}])
-def test_without_the_token_nothing_is_told(serve: Serve, method: str, path: str, header: dict[str, str]) -> None:
+def test_protected_routes_require_the_token(serve: Serve, method: str, path: str, header: dict[str, str]) -> None:
     client = serve(token=TOKEN)
     assert client.request(method, path, headers=header).status_code == 401
 
 
-def test_with_the_token_everything_is(serve: Serve) -> None:
+def test_the_token_opens_every_route(serve: Serve) -> None:
     client = serve(token=TOKEN)
     assert client.get("/livez").status_code == 200
     assert client.get("/readyz").status_code == 200
@@ -121,7 +121,7 @@ def test_a_browser_signs_in_and_out(serve: Serve) -> None:
     assert client.get("/api/model", headers={"Cookie": session}).status_code == 401
 
 
-def test_a_session_changes_nothing_without_saying_where_it_comes_from(serve: Serve) -> None:
+def test_a_change_by_a_session_needs_its_origin(serve: Serve) -> None:
     client = serve(token=TOKEN)
     client.post("/api/session", json={"token": TOKEN}, headers=HERE)
     assert client.post("/api/rename", json=RENAME).status_code == 403
@@ -131,46 +131,46 @@ def test_a_session_changes_nothing_without_saying_where_it_comes_from(serve: Ser
     assert client.post("/api/rename", json=RENAME, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
 
 
-def test_without_a_token_there_is_nothing_to_sign_in_for(client: TestClient) -> None:
+def test_a_server_without_a_token_needs_no_session(client: TestClient) -> None:
     assert client.get("/api/session").json() == {"authenticated": True, "token_required": False}
 
 
-def test_guessing_is_slowed_down(serve: Serve) -> None:
+def test_wrong_tokens_block_an_address(serve: Serve) -> None:
     client = serve(token=TOKEN, token_failures=3)
     wrong = [client.post("/api/session", json={"token": "wrong"}).status_code for _ in range(4)]
     assert wrong == [401, 401, 401, 429]
-    said = client.get("/api/model", headers=BEARER)
-    assert said.status_code == 429
-    assert 1 <= int(said.headers["retry-after"]) <= 60
+    response = client.get("/api/model", headers=BEARER)
+    assert response.status_code == 429
+    assert 1 <= int(response.headers["retry-after"]) <= 60
 
 
-def test_a_session_ends_by_itself(serve: Serve) -> None:
+def test_a_session_expires(serve: Serve) -> None:
     client = serve(token=TOKEN, session_seconds=0.0)
     cookie = client.post("/api/session", json={"token": TOKEN}, headers=HERE).headers["set-cookie"]
     assert client.get("/api/model", headers={"Cookie": cookie.partition(";")[0]}).status_code == 401
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
-def test_without_a_token_nobody_else_may_reach_it(host: str) -> None:
+def test_a_public_address_requires_a_token(host: str) -> None:
     with pytest.raises(UsageError, match="--token-file"):
         Config(host=host)
     assert Config(host=host, token=TOKEN)
 
 
-def test_a_token_that_can_be_guessed_is_refused() -> None:
+def test_a_short_token_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 16"):
         Config(token="secret")
 
 
 @pytest.mark.parametrize(("trusted", "secure"), [("127.0.0.1", True), ("10.1.2.3", False)])
-def test_only_a_trusted_proxy_says_that_it_was_asked_by_https(model: ModelFolder, trusted: str, secure: bool) -> None:
+def test_only_a_trusted_proxy_sets_scheme_and_address(model: ModelFolder, trusted: str, secure: bool) -> None:
     with listening(model, trusted_proxy=trusted, token=TOKEN) as port:
         headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7"}
-        said = httpx2.post(f"http://127.0.0.1:{port}/api/session", json={"token": TOKEN}, headers=headers)
-        assert ("Secure" in said.headers["set-cookie"]) is secure
+        response = httpx2.post(f"http://127.0.0.1:{port}/api/session", json={"token": TOKEN}, headers=headers)
+        assert ("Secure" in response.headers["set-cookie"]) is secure
         for _ in range(20):
             httpx2.get(f"http://127.0.0.1:{port}/api/model", headers={**headers, "Authorization": "Bearer wrong"})
-        # Behind a proxy, one who guesses does not lock the others out.
+        # Behind a proxy, a client that guesses does not block the others.
         others = httpx2.get(
             f"http://127.0.0.1:{port}/api/model", headers={**headers, **BEARER, "X-Forwarded-For": "192.0.2.8"}
         )
@@ -178,12 +178,12 @@ def test_only_a_trusted_proxy_says_that_it_was_asked_by_https(model: ModelFolder
 
 
 @pytest.mark.parametrize("proxy", ["proxy.local", "*", "10.0.0.2,*", ""])
-def test_a_proxy_that_is_no_address_is_refused(proxy: str) -> None:
+def test_a_proxy_without_an_ip_address_is_refused(proxy: str) -> None:
     with pytest.raises(UsageError, match="not an IP address"):
         Config(trusted_proxy=proxy)
 
 
 @pytest.mark.parametrize("token", ["0123456789abcdef\t", "0123456789abcdef\n0123456789abcdef"])
-def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+def test_a_token_that_does_not_fit_a_header_is_refused(token: str) -> None:
     with pytest.raises(UsageError, match="ASCII"):
         Config(token=token)
