@@ -16,7 +16,7 @@ def context(student: Network, teacher: Network | None, in_task: Tensor, **others
     values: dict[str, Any] = {
         "samples": Samples.of(torch.empty(0, 12), torch.empty(0, dtype=torch.int64)),
         "class_indices": torch.empty(0, dtype=torch.int64),
-        "kept": 0,
+        "exemplars": 0,
         "task_of_class": (torch.arange(len(in_task)) >= old).long(),
         "training": Training(),
         "seed": 0,

@@ -12,7 +12,10 @@ from pydantic import PositiveInt
 from torch import nn
 
 from engram.errors import UsageError
-from engram.methods import METHODS, OBJECTIVES, BiasCorrection, Distillation, Rebalancing, Replay, make, setting_names
+from engram.methods import METHODS, OBJECTIVES, Replay, make, setting_names
+from engram.methods.bic import BiasCorrection
+from engram.methods.lucir import Rebalancing
+from engram.methods.objectives import Distillation
 from engram.settings import build, differences, fields, flatten
 
 
@@ -227,7 +230,7 @@ def test_another_objective_brings_the_settings_of_its_own_paper() -> None:
     training = learner.training
     assert (training.epochs, training.learning_rate, training.weight_decay) == (160, 0.1, 5e-4)
     assert (training.milestones, training.learning_rate_decay) == ((0.5, 0.75), 10.0)
-    assert (learner.name, learner.settings()["objective"]) == ("features", "Rebalancing")
+    assert (learner.name, learner.settings()["objective"]) == ("features", "lucir")
     own = make("features")
     assert type(own.objective) is Distillation
     assert (own.last_relu, own.training.learning_rate, own.training.weight_decay) == (True, 2.0, 1e-5)

@@ -61,7 +61,7 @@ def test_what_this_machine_cannot_hold_is_refused_before_a_folder_is_made(
 
 def test_a_codec_that_does_not_suit_the_network_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
     stream = split(blobs(), classes_per_task=2, seed=0)
-    with pytest.raises(UsageError, match=r"^Vectors of 64 numbers cannot be cut into 24 equal parts"):
+    with pytest.raises(UsageError, match=r"64 numbers .* 24 .*codec_bytes"):
         run(make("features", **QUICK, codec="pq", codec_bytes=24), stream, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from engram.data import Dataset, Samples, Stream, Task, split
-from engram.methods import BiasCorrection, Replay, TrainingContext, make
-from engram.methods.bic import fit_correction
+from engram.methods import Replay, TrainingContext, make
+from engram.methods.bic import BiasCorrection, fit_correction
 from engram.network import CorrectedHead, Loss, Network, make_network
 from engram.progress import SILENT
 
@@ -229,7 +229,7 @@ def test_the_correction_touches_the_scores_of_the_newest_classes_alone(corrected
 def test_the_pair_is_fitted_on_the_held_out_images_alone(corrected: Replay, stream: Stream) -> None:
     one = replay(images_per_class=20)
     one.learn(stream.tasks[0])
-    held_out = one._lesson(stream.tasks[1], one.network_, SILENT).held_out
+    held_out = one._context(stream.tasks[1], one.network_, SILENT).held_out
     assert held_out is not None
     samples, class_indices = held_out
     head = head_of(corrected.network_)
@@ -240,7 +240,7 @@ def test_the_pair_is_fitted_on_the_held_out_images_alone(corrected: Replay, stre
 
 def test_the_next_student_starts_uncorrected_and_its_teacher_still_corrects(corrected: Replay, stream: Stream) -> None:
     head = head_of(corrected.network_)
-    next_one = corrected._lesson(stream.tasks[2], corrected.network_, SILENT)
+    next_one = corrected._context(stream.tasks[2], corrected.network_, SILENT)
     student, teacher = head_of(next_one.student), head_of(next_one.teacher)
     features = corrected.extract(stream.tasks[0].test)
     with torch.no_grad():
@@ -357,7 +357,7 @@ def test_as_many_are_held_out_of_a_new_class_as_of_an_old_one(
 ) -> None:
     one = replay(epochs=1, **kept)
     for seen, (number, task) in enumerate(zip(expected, stream, strict=True), start=1):
-        held_out = one._lesson(task, one.network_, SILENT).held_out
+        held_out = one._context(task, one.network_, SILENT).held_out
         assert held_out is not None
         assert torch.bincount(held_out[1]).tolist() == [number] * (2 * seen)
         one.learn(task)

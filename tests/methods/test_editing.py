@@ -16,7 +16,7 @@ from engram.errors import UsageError
 from engram.features import herd
 from engram.methods import METHODS, Learner, make
 from engram.methods.editing import forget, merge
-from engram.methods.replay import apart_in
+from engram.methods.replay import held_out_rows
 from engram.network import CorrectedHead, CosineHead, LinearHead
 
 LONGER = {"epochs": 6, "adapter_steps": 20}  # so that what is forgotten was known
@@ -151,7 +151,7 @@ def test_images_that_were_held_out_stay_so_when_their_classes_are_joined(vectors
 
     def parts() -> list[set[tuple[float, ...]]]:
         images = learner.memory.images
-        apart = apart_in(images.counts)
+        apart = held_out_rows(images.counts)
         return [{tuple(row) for row in images.rows[part].tolist()} for part in (~apart, apart)]
 
     trained, apart = parts()

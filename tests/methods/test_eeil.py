@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Stream, concatenate
 from engram.features import herd
-from engram.methods import METHODS, CrossDistillation, Learner, Replay, TrainingContext, make
+from engram.methods import METHODS, Learner, Replay, TrainingContext, make
+from engram.methods.eeil import CrossDistillation
 from engram.network import Loss, Network, Training, extract, make_network
 from engram.progress import SILENT, Phase
 
@@ -127,7 +128,7 @@ def test_in_fine_tuning_the_network_of_the_stage_before_teaches_the_newest_head(
 
 def test_as_many_images_of_every_new_class_are_herded_as_were_kept_of_an_old_one(vectors: Stream) -> None:
     one, task = learned(vectors, 2), vectors.tasks[2]  # 20 images of four classes: five of each
-    present = one._lesson(task, one.network_, SILENT)
+    present = one._context(task, one.network_, SILENT)
     positions = present.balanced()
     assert positions[:20].tolist() == list(range(20))
     assert torch.equal(present.samples.batch(positions[:20]), one.memory.images.rows)
@@ -143,7 +144,7 @@ def test_as_many_images_of_every_new_class_are_herded_as_were_kept_of_an_old_one
 def test_of_a_known_class_that_gets_new_images_only_those_are_herded_that_it_lacks(vectors: Stream) -> None:
     one, known, new = learned(vectors, 2), vectors.tasks[0], vectors.tasks[2]  # five images of each of four classes
     both = replace(new, classes=(*known.classes, *new.classes), train=concatenate(known.train, new.train))
-    present = one._lesson(both, one.network_, SILENT)
+    present = one._context(both, one.network_, SILENT)
     assert torch.bincount(present.class_indices[present.balanced()]).tolist() == [5] * 6
 
 

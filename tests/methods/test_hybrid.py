@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Stream
 from engram.features import Adapter, LinearSVM, Pairs, RidgeAdapter
-from engram.methods import Features, Hybrid, Learner, make
+from engram.methods import Features, Learner, make
+from engram.methods.features import Hybrid
 from engram.network import CorrectedHead, Network, extract
 from engram.progress import SILENT
 
@@ -223,10 +224,10 @@ def test_bic_holds_images_out_of_the_training_of_hybrid_but_not_of_its_pairs(
     one = make("hybrid", objective="bic", adapter="ridge", **{**QUICK, "learning_rate": 0.05}, **KEPT)
     assert isinstance(one, Hybrid)
     one.learn(vectors.tasks[0])
-    present = one._lesson(vectors.tasks[1], one.network_, SILENT)
+    present = one._context(vectors.tasks[1], one.network_, SILENT)
     assert present.held_out is not None
     assert torch.bincount(present.held_out[1]).tolist() == [1] * 4
-    assert (present.kept, len(present.samples)) == (8, 8 + 46)
+    assert (present.exemplars, len(present.samples)) == (8, 8 + 46)
     one.learn(vectors.tasks[1])
     assert len(recorded[0].class_indices) == 10 + 48
 

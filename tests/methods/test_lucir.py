@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engram.data import Samples, Stream, Task, split
 from engram.errors import UsageError
-from engram.methods import Learner, Rebalancing, Replay, make
+from engram.methods import Learner, Replay, make
+from engram.methods.lucir import Rebalancing
 from engram.network import CosineHead, Network, make_network
 from engram.network.losses import margin_ranking
 from engram.progress import SILENT
@@ -172,7 +173,7 @@ def test_the_weights_of_old_classes_move_if_asked(vectors: Stream) -> None:
 def test_new_weights_begin_at_the_mean_of_their_images_in_the_old_network(vectors: Stream) -> None:
     one, task = learned(vectors, 1), vectors.tasks[1]
     before = network_of(one)
-    prepared = one._lesson(task, before, SILENT)
+    prepared = one._context(task, before, SILENT)
     one.objective.prepare(prepared)
     for class_index, label in enumerate(task.classes, start=2):
         total = [0.0] * 64
@@ -188,7 +189,7 @@ def test_new_weights_are_random_if_asked(vectors: Stream) -> None:
     one = learned(vectors, 1, imprint=False)
     weights = []
     for objective in (one.objective, Rebalancing()):
-        prepared = one._lesson(vectors.tasks[1], one.network_, SILENT)
+        prepared = one._context(vectors.tasks[1], one.network_, SILENT)
         weights.append(prepared.student.head.weight.detach().clone())
         objective.prepare(prepared)
         weights.append(prepared.student.head.weight.detach().clone())
@@ -199,7 +200,7 @@ def test_new_weights_are_random_if_asked(vectors: Stream) -> None:
 
 def test_in_the_first_task_nothing_is_imprinted(vectors: Stream) -> None:
     one = lucir()
-    prepared = one._lesson(vectors.tasks[0], None, SILENT)
+    prepared = one._context(vectors.tasks[0], None, SILENT)
     before = prepared.student.head.weight.detach().clone()
     one.objective.prepare(prepared)
     assert torch.equal(prepared.student.head.weight, before)
@@ -226,7 +227,7 @@ def task_for(network: str) -> Task:
 def features_of(method: str, network: str) -> Tensor:
     """Features of a task in the method's new network, not yet trained."""
     task = task_for(network)
-    student = make(method, network=network)._lesson(task, None, SILENT).student.eval()
+    student = make(method, network=network)._context(task, None, SILENT).student.eval()
     with torch.no_grad():
         return student.features(task.train.batch(torch.arange(len(task.train))))
 

@@ -16,7 +16,9 @@ from torch.nn import functional as F
 from engram.data import Samples, Stream, Task
 from engram.errors import UsageError
 from engram.features import FeatureMemory, ImageMemory, Memory
-from engram.methods import Distillation, Exemplars, Learner, Replay, TrainingContext, make
+from engram.methods import Learner, Replay, TrainingContext, make
+from engram.methods.objectives import Distillation
+from engram.methods.replay import Exemplars
 from engram.network import Loss, Network, extract, make_network
 from engram.progress import Phase
 
@@ -32,7 +34,7 @@ def replay(method: str = "icarl", **settings: Any) -> Replay:
 @pytest.mark.parametrize("method", ["icarl", "gamma-icarl", "eeil", "lucir", "bic"])
 def test_a_method_that_keeps_nothing_but_images_must_keep_some(method: str, images: Stream) -> None:
     learner = make(method, epochs=1, images_per_class=0)
-    with pytest.raises(UsageError, match=f"'{method}' lives by the images it keeps"):
+    with pytest.raises(UsageError, match=f"'{method}'"):
         learner.learn(images.tasks[0])
 
 
@@ -217,7 +219,7 @@ def test_a_total_that_cannot_be_shared_out_is_refused_before_training(vectors: S
     one = replay(images_total=3)
     one.learn(vectors.tasks[0])
     before, watcher = {name: tensor.clone() for name, tensor in one.state().items()}, Watcher(one)
-    with pytest.raises(UsageError, match="3 images cannot be shared out among 4 classes"):
+    with pytest.raises(UsageError, match=r"images_total=3 .* 4 classes"):
         one.learn(vectors.tasks[1], watcher)
     assert not watcher.counted
     assert same(before, one.state())

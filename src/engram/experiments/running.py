@@ -22,8 +22,8 @@ from engram.experiments.identity import content_of_weights, identifying
 from engram.experiments.measuring import Measurement, measure
 from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
 from engram.experiments.results import Result, environment, joined, megabytes
-from engram.methods import Learner, choose_device
-from engram.network import Cache, EpochCheckpoints, Network, parallel, threads_for
+from engram.methods import Learner
+from engram.network import Cache, EpochCheckpoints, Network, choose_device, parallel, threads_for
 from engram.progress import SILENT, Progress, Stopwatch
 
 # (task, what was measured, seconds by phase so far; none of a task that was done before the run was resumed)

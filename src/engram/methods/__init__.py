@@ -1,29 +1,29 @@
-"""Who learns: an objective that trains the network, and a learner that keeps something of the task.
+"""Methods: an objective that trains the network, and a learner that stores something of each task.
 
-`METHODS` puts the two together under the names that the field knows. Any objective goes with any learner:
+`METHODS` combines the two under the names that the field uses. Any objective goes with any learner:
 `make("features", objective="lucir")`.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engram.errors import unknown
+from engram.errors import UsageError, unknown
+from engram.methods.baselines import Joint, Memoryless
 from engram.methods.bic import BiasCorrection
 from engram.methods.budget import BudgetError, fit_budget, fit_update, parse_bytes
 from engram.methods.costs import Costs, measure_costs
 from engram.methods.eeil import CrossDistillation
-from engram.methods.features import Features
-from engram.methods.hybrid import Hybrid
-from engram.methods.joint import Joint
-from engram.methods.learner import Learner, MemorySources, choose_device, class_indices_of
+from engram.methods.features import Features, Hybrid
+from engram.methods.learner import Learner, MemorySources, class_indices_of
 from engram.methods.lucir import Rebalancing
-from engram.methods.memoryless import Memoryless
 from engram.methods.objectives import Classification, Distillation, Objective, TrainingContext
-from engram.methods.replay import Exemplars, Rehearsing, Replay
-from engram.methods.tuning import Tune, Tuning, decide
+from engram.methods.replay import Rehearsing, Replay
+from engram.methods.tuning import Tuning, decide
 from engram.settings import build, fields, spoken
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -33,7 +33,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 @dataclass(frozen=True)
 class Method:
-    """An entry of the table: a learner, an objective, the settings that make it this method, and a line on it."""
+    """An entry of the table: a learner, an objective, and the settings that make it this method."""
 
     learner: type[Learner]
     summary: str
@@ -42,44 +42,42 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-PLAIN = {"head": "linear", "feature_distillation": 0.0}  # as they were before the paper's γ variants
-TOTAL = {"images_total": 2000}  # what their own papers keep on CIFAR-100; 20,000 on ImageNet-1000
+PLAIN = {"head": "linear", "feature_distillation": 0.0}  # without the paper's γ
+TOTAL = {"images_total": 2000}  # what their own papers store on CIFAR-100; 20,000 on ImageNet-1000
+MEANS = {"predict_with": "nearest-mean"}
+OURS = {
+    **{"images_per_class": 0, "codec": "auto", "classifier": "softmax", "C": 100.0},
+    **{"adapter": "auto", "alpha": 1e4, "adapter_steps": 1600, "weight_averaging": 0.6, "weight_averaging_from": 0.8},
+}
 
 METHODS: dict[str, Method] = {
     "features": Method(Features, "the paper's: stored features, adapted to the new network, and an SVM", "features"),
     "hybrid": Method(Hybrid, "features, and images replayed in training", "features and images"),
     "engram": Method(
         Hybrid,
-        "ours: LUCIR's training, held late, the better of two adapters, softmax regression, a byte a number",
+        "ours: LUCIR's training, late weight averaging, the better adapter, softmax regression, a byte a number",
         "features",
         "lucir",
-        {
-            **{"images_per_class": 0, "codec": "auto", "classifier": "softmax", "C": 100.0},
-            **{"adapter": "auto", "alpha": 1e4, "adapter_steps": 1600},
-            **{"weight_averaging": 0.6, "weight_averaging_from": 0.8},
-        },
+        OURS,
     ),
     "features-unadapted": Method(
         Features, "the same as features, left as they are", "features", settings={"adapter": "identity"}
     ),
     "gamma-lwf": Method(Memoryless, "lwf with a cosine head and feature distillation", "nothing"),
-    "lwf": Method(Memoryless, "distil the previous network's answers", "nothing", settings=PLAIN),
+    "lwf": Method(Memoryless, "distil the previous network's scores", "nothing", settings=PLAIN),
     "gamma-icarl": Method(
         Replay,
         "icarl with a cosine head and feature distillation",
         "images",
-        settings={"predict_with": "nearest-mean", "images_per_class": 20},
+        settings={**MEANS, "images_per_class": 20},
     ),
     "icarl": Method(
-        Replay,
-        "replay images, distil, answer by the nearest mean of the images",
-        "images",
-        settings={**PLAIN, **TOTAL, "predict_with": "nearest-mean"},
+        Replay, "replay images, distil, predict the nearest mean", "images", settings={**PLAIN, **TOTAL, **MEANS}
     ),
-    "eeil": Method(Replay, "a distilling head per task, then fine-tuning on balanced images", "images", "eeil", TOTAL),
+    "eeil": Method(Replay, "a distilled head per task, then fine-tuning on balanced images", "images", "eeil", TOTAL),
     "lucir": Method(
         Replay,
-        "rebalancing: cosine head, features held, margins between old and new",
+        "rebalancing: cosine head, feature distillation, margins between old and new",
         "images",
         "lucir",
         {"images_per_class": 20},
@@ -90,12 +88,11 @@ METHODS: dict[str, Method] = {
     "joint": Method(Joint, "train anew on everything seen: the upper bound", "every image", "classification"),
 }
 
-EITHER = {"images_per_class", "images_total"}
-
 
 def override(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """`defaults`, with what is asked for instead; who asks for one of two alternatives does not want the other."""
-    dropped = EITHER if any(asked.get(name) is not None for name in EITHER) else set()
+    """`defaults` overridden by `asked`; images_per_class and images_total exclude each other."""
+    either = {"images_per_class", "images_total"}
+    dropped = either if any(asked.get(name) is not None for name in either) else set()
     return {**{name: value for name, value in defaults.items() if name not in dropped}, **asked}
 
 
@@ -103,12 +100,12 @@ def make(method: str, /, **settings: Any) -> Learner:
     """A learner of this method. Settings have flat names: `network="resnet32", learning_rate=0.5`."""
     entry, settings = _entry(method), spoken(settings)
     name = settings.pop("objective", None) or entry.objective
-    chosen = {"objective": _objective(method, name)}
+    chosen = {"objective": _objective(name)}
     defaults = chosen["objective"].defaults
     if name == entry.objective:
         own = {**defaults, **entry.settings}
-    else:  # another paper's training: what this method sets for its own has no place, or gives way
-        known = {setting for setting, _, _ in fields(entry.learner, chosen)}
+    else:  # another paper's training: its own defaults win, and the method's settings that it does not have are dropped
+        known = setting_names(method, name)
         own = {**{setting: value for setting, value in entry.settings.items() if setting in known}, **defaults}
     learner = build(entry.learner, override(own, settings), f"method '{method}'", chosen)
     learner.name = method
@@ -117,7 +114,8 @@ def make(method: str, /, **settings: Any) -> Learner:
 
 def setting_names(method: str, objective: str | None = None) -> set[str]:
     """The settings of a method, with its own objective or another."""
-    return {name for name, _, _ in fields(_entry(method).learner, {"objective": _objective(method, objective)})}
+    entry = _entry(method)
+    return {name for name, _, _ in fields(entry.learner, {"objective": _objective(objective or entry.objective)})}
 
 
 def _entry(method: str) -> Method:
@@ -126,8 +124,7 @@ def _entry(method: str) -> Method:
     return METHODS[method]
 
 
-def _objective(method: str, objective: str | None) -> type[Objective]:
-    name = objective if objective is not None else METHODS[method].objective
+def _objective(name: str) -> type[Objective]:
     if name not in OBJECTIVES:
         raise unknown("objective", name, OBJECTIVES)
     return OBJECTIVES[name]
@@ -136,28 +133,18 @@ def _objective(method: str, objective: str | None) -> type[Objective]:
 __all__ = [
     "METHODS",
     "OBJECTIVES",
-    "BiasCorrection",
     "BudgetError",
-    "Classification",
     "Costs",
-    "CrossDistillation",
-    "Distillation",
-    "Exemplars",
     "Features",
-    "Hybrid",
-    "Joint",
     "Learner",
     "MemorySources",
     "Memoryless",
     "Method",
     "Objective",
-    "Rebalancing",
     "Rehearsing",
     "Replay",
     "TrainingContext",
-    "Tune",
     "Tuning",
-    "choose_device",
     "class_indices_of",
     "decide",
     "fit_budget",
@@ -168,3 +155,10 @@ __all__ = [
     "parse_bytes",
     "setting_names",
 ]
+
+# Modules that register methods of one's own, in this process and in the processes that it starts.
+for plugin in filter(None, os.environ.get("ENGRAM_PLUGINS", "").split(",")):
+    try:
+        importlib.import_module(plugin.strip())
+    except ImportError as error:
+        raise UsageError(f"The module '{plugin}' that ENGRAM_PLUGINS names cannot be imported: {error}.") from error

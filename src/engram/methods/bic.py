@@ -20,35 +20,27 @@ from engram.network.training import uncompiled
 class BiasCorrection(Objective):
     """(1 − λ) cross-entropy + λ distillation, λ the share of old classes (Eq. 3).
 
-    With a corrected head, two numbers are then fitted on held-out images: they correct the scores of the newest
-    classes, also those the next network is taught. With another head nothing is corrected.
+    With a corrected head, α and β are then fitted on held-out images (Eq. 4, 5). They correct the scores of the newest
+    classes, also when this network is the next teacher. With another head nothing is corrected.
     """
 
     name: ClassVar = "bic"
     defaults: ClassVar = {
-        **{
-            "head": "corrected",
-            "epochs": 250,
-            "learning_rate": 0.1,
-            "milestones": (0.4, 0.6, 0.8),
-            "learning_rate_decay": 10.0,
-        },  # §5.2
-        "weight_decay": 2e-4,  # §5.2
+        **{"head": "corrected", "epochs": 250, "learning_rate": 0.1, "learning_rate_decay": 10.0},  # §5.2
+        **{"milestones": (0.4, 0.6, 0.8), "weight_decay": 2e-4},  # §5.2
     }
-    holds_out: ClassVar[bool] = True  # §3.3: one in ten of the kept images, and as many of new classes
+    holds_out: ClassVar[bool] = True  # §3.3: one in ten exemplars, and as many samples of each new class
     of_later_tasks: ClassVar = frozenset({"temperature", "distillation_share", "beta_penalty"})
 
     temperature: PositiveFloat = 2.0  # T, §5.2
     distillation_share: NonNegativeFloat | None = None  # λ, Eq. 3; None: the share of classes that are not in the task
-    beta_penalty: NonNegativeFloat = 0.1  # on ½ β², the authors' code; ours also on ½ (α − 1)²: see `fit_correction`
+    beta_penalty: NonNegativeFloat = 0.1  # of ½ β², the authors' code; here also of ½ (α − 1)², see `fit_correction`
 
     def loss(self, context: TrainingContext) -> Loss:
         student, teacher, old = context.student, context.teacher, context.old
-        share = (
-            self.distillation_share
-            if self.distillation_share is not None
-            else int((~context.in_task).sum()) / len(context.in_task)
-        )
+        share = self.distillation_share
+        if share is None:
+            share = int((~context.in_task).sum()) / len(context.in_task)
 
         def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
             _, scores = student(inputs)  # a head that has just grown corrects nothing
@@ -64,7 +56,7 @@ class BiasCorrection(Objective):
 
     def finish(self, context: TrainingContext) -> None:
         head = context.student.head
-        if not isinstance(head, CorrectedHead) or context.held_out is None or not context.kept:
+        if not isinstance(head, CorrectedHead) or context.held_out is None or not context.exemplars:
             return
         samples, class_indices = context.held_out
         features = extract(context.student, samples, context.progress, "correct")
@@ -75,14 +67,13 @@ class BiasCorrection(Objective):
 
 
 def fit_correction(scores: Tensor, class_indices: Tensor, newest: Tensor, penalty: float) -> tuple[float, float]:
-    """α and β that make the cross-entropy of scores (n, K) smallest, those of the classes `newest` being α s + β.
+    """α and β that minimise the cross-entropy of scores (n, K), where the classes `newest` have scores α s + β.
 
-    The authors take some steps of gradient descent; here the problem of two numbers is solved. So what keeps β near 0
-    must keep α near 1: the few images that are held out may be told apart without a fault, and the more surely the
-    larger α is.
+    The authors take some steps of gradient descent; here the problem is solved. The penalty must then keep α near 1 as
+    well as β near 0: if the few held-out images are separable, the loss falls for ever as α grows.
     """
     if not bool(newest[class_indices].any()) or bool(newest[class_indices].all()):
-        return 1.0, 0.0  # samples of one side alone say nothing of a bias between the two
+        return 1.0, 0.0  # samples of one kind alone say nothing about a bias between the two
     scores, neutral = scores.double(), torch.tensor([1.0, 0.0], dtype=torch.float64)
     pair = neutral.clone().requires_grad_()
     optimiser = uncompiled(torch.optim.LBFGS)(

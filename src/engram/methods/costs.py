@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from engram.data import Samples
-from engram.methods.learner import Learner, Work, choose_device
-from engram.network import Network, extract, make_network, threads_for
+from engram.methods.learner import Learner, Work
+from engram.network import Network, choose_device, extract, threads_for
 from engram.network.backbones import Pretrained
 from engram.network.extraction import BATCH
 
 STEPS = 3  # timed of each kind; the fastest counts
-PIXELS = BATCH * 32 * 32  # in a step; a few large images tell as much as many
+PIXELS = BATCH * 32 * 32  # in a timed step; a few large images tell as much as many small ones
 
 
 @dataclass(frozen=True)
@@ -45,29 +45,24 @@ def measure_costs(
 ) -> Costs:
     """Time a few steps of what this learner would do with samples like these, of so many classes.
 
-    An adapter learns from `pairs` of features, which may be fewer than its batch. Where nothing is trained, only
+    An adapter learns from `pairs` of features, which may be fewer than its batch. If nothing is trained, only
     extraction is timed.
     """
     with threads_for(samples.shape, learner.network):
-        crop, device = learner.training.crop, choose_device(learner.device)
-        base = learner.network_ or make_network(
-            learner.network, learner.head, samples, seed=0, last_relu=learner.last_relu, crop=crop
-        )
-        most = _batch_size(base, samples.shape)
-        batch = samples.batch(torch.arange(min(len(samples), learner.training.batch_size, most)))
-        student = base.grown(classes, 0, trainable=learner.tuned).to(device)
+        base = (learner.network_ or learner.initial_network(samples)).to(choose_device(learner.device))
+        some = samples.select(torch.arange(min(len(samples), _batch_size(base, samples.shape))))
+        batch = some.batch(torch.arange(min(len(some), learner.training.batch_size)))
+        student, only_head = (base.grown(classes, 0, trainable=part).train() for part in (learner.tuned, "head"))
         teacher = student.frozen()
-        some = samples.select(torch.arange(min(len(samples), most)))
         extracted = _fastest(lambda: extract(teacher, some)) / len(some)
         if not trains:
             return Costs(0.0, 0.0, 0.0, extracted, 0.0)
-        only_head = base.grown(classes, 0, trainable="head").to(device)
         return Costs(
-            first=_fastest(lambda: _step(student.train(), None, batch)) / len(batch),
-            taught=_fastest(lambda: _step(student.train(), teacher, batch)) / len(batch),
-            head=_fastest(lambda: _step(only_head.train(), None, batch)) / len(batch),
+            first=_fastest(lambda: _step(student, None, batch)) / len(batch),
+            taught=_fastest(lambda: _step(student, teacher, batch)) / len(batch),
+            head=_fastest(lambda: _step(only_head, None, batch)) / len(batch),
             extracted=extracted,
-            adapter_step=_fastest(lambda: learner.try_adapter(STEPS, student.dimension, pairs)) / STEPS,
+            adapter_step=_fastest(lambda: learner.try_adapter(STEPS, base.dimension, pairs)) / STEPS,
         )
 
 
@@ -89,7 +84,7 @@ def _step(student: Network, teacher: Network | None, batch: Tensor) -> None:
 
 
 def _fastest(work: Callable[[], object]) -> float:
-    work()  # the first time also makes what later ones find made
+    work()  # a warm-up
     seconds = []
     for _ in range(STEPS):
         start = time.perf_counter()

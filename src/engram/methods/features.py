@@ -1,10 +1,10 @@
-"""The paper's method: keep features, carry them over when the network changes, classify all of them together."""
+"""The paper's method: store features, adapt them when the network changes, and classify all of them together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ from engram.features import (
     warn_of_small_classes,
 )
 from engram.methods.learner import Learner, MemorySources, Work
+from engram.methods.replay import Rehearsing
 from engram.network import Network, extract
 from engram.progress import SILENT, Progress
 from engram.settings import Choice, choice
 
-UNLABELLED = 5000  # windows of pictures of no class: as many as CIFAR-100's tasks have images
+UNLABELLED = 5000  # crops of unlabelled images: as many as CIFAR-100's tasks have images
 
 
 @dataclass(kw_only=True)
@@ -46,10 +47,8 @@ class Features(Learner):
     adapter: Choice[Adapter] = choice(ADAPTERS, "mlp")  # φ, §4.2; auto: mlp or ridge
     # g_W̃, §4.3; auto: chosen by leave-one-out cross-validation on the stored features
     classifier: Choice[Classifier] = choice(CLASSIFIERS, "svm")
-    balanced: bool = True  # §5.4: it learns from L features of every class; otherwise from all of the task's
-    # A folder of pictures of anything. Adapters learn from them too, for the more different images they see of how the
-    # network has moved, the better they are. Nothing of them is kept.
-    unlabelled: str | None = None
+    balanced: bool = True  # §5.4: the classifier is fitted on L features of every class; False: on all of the task's
+    unlabelled: str | None = None  # a folder of any images, from which adapters learn too; none is stored
 
     def check(self, classes: int) -> None:
         super().check(classes)
@@ -62,14 +61,14 @@ class Features(Learner):
         class_indices = self.class_indices(task, samples.labels)
         features = extract(network, samples, progress, cache=self.cache)  # (n, d): v = h_t(x)
         memory = self._adapt(samples, network, features, class_indices, progress)
-        kept = len(samples) - len(task.train)  # images that were kept have features in the memory already
+        old = len(samples) - len(task.train)  # stored images have features in the memory already
         with progress.phase("herd"):
-            sources, counts = select(memory, features[kept:], class_indices[kept:], self.features_per_class)
-            memory = memory.rearranged(F.normalize(features[kept:]), sources, counts, self.codec.make())
-            images, image_sources = self.keep_images(task, features)
+            sources, counts = select(memory, features[old:], class_indices[old:], self.features_per_class)
+            memory = memory.rearranged(F.normalize(features[old:]), sources, counts, self.codec.make())
+            images, image_sources = self.select_images(task, features)
         warn_of_small_classes(counts, self.in_task(task), self.features_per_class)
         with progress.phase("classify"):
-            inputs = self.classifier_inputs(task, memory.rows, memory.class_indices, lambda: features[kept:])
+            inputs = self.classifier_inputs(task, memory.rows, memory.class_indices, lambda: features[old:])
             classifier = self.make_classifier().fit(*inputs)
         self.commit(task, network, Memory(memory, images), classifier)
         return MemorySources(sources, image_sources)
@@ -81,7 +80,6 @@ class Features(Learner):
     def classifier_inputs(
         self, task: Task, rows: Tensor, class_indices: Tensor, features: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """The stored rows; unless `balanced`, all features of the task instead of the stored ones of its classes."""
         if self.balanced:
             return rows, class_indices
         old = ~self.in_task(task)[class_indices]
@@ -96,7 +94,7 @@ class Features(Learner):
         if not tunes:
             return work
         steps = self.adapter.make().most_steps if task else 0
-        return replace(work, extracted=2 * images, adapter_steps=steps)  # by the old network and the new one
+        return work._replace(extracted=2 * images, adapter_steps=steps)  # by the old network and the new one
 
     def try_adapter(self, steps: int, dimension: int, pairs: int | None) -> None:
         self.adapter.make().try_steps(steps, dimension, pairs)
@@ -120,14 +118,12 @@ class Features(Learner):
     def _adapt(
         self, samples: Samples, network: Network, features: Tensor, class_indices: Tensor, progress: Progress
     ) -> FeatureMemory:
-        """φ(M_{t−1}): the stored vectors in the new network's feature space."""
+        """φ(M_{t−1}): the stored features in the new network's feature space."""
         stored = self.memory_.features
         if self.network_ is None:
             return FeatureMemory.empty(network.dimension)
-        if network is self.network_ or network.extracts_like(self.network_):  # it was not trained
-            return stored
-        adapter = self.adapter.make()
-        if not adapter.needs_pairs:
+        unchanged, adapter = network is self.network_ or network.extracts_like(self.network_), self.adapter.make()
+        if unchanged or not adapter.needs_pairs:
             return stored
         device = network.mean.device
         old = self.extract(samples, progress)  # (n, d): v̄ = h_{t−1}(x)
@@ -135,10 +131,10 @@ class Features(Learner):
         paired[class_indices] = True
         if self.unlabelled is not None:
             folder = Path(self.unlabelled)
-            beside = unlabelled_crops(folder, samples.shape, UNLABELLED, self.seed, self.tasks_, progress)
-            old = torch.cat([old, self.extract(beside, progress)])
-            features = torch.cat([features, extract(network, beside, progress, cache=self.cache)])
-            class_indices = torch.cat([class_indices, beside.labels])
+            others = unlabelled_crops(folder, samples.shape, UNLABELLED, self.seed, self.tasks_, progress)
+            old = torch.cat([old, self.extract(others, progress)])
+            features = torch.cat([features, extract(network, others, progress, cache=self.cache)])
+            class_indices = torch.cat([class_indices, others.labels])
 
         def classification(adapted: Tensor, targets: Tensor) -> Tensor:
             return self.objective.classification(network.head(adapted), targets, paired)
@@ -147,3 +143,8 @@ class Features(Learner):
         pairs = Pairs(old.to(device), features.to(device), class_indices.to(device), classification, key)
         self.adapter_ = adapter.fit(pairs, seed=self.seed, task=self.tasks_, progress=progress, cache=self.cache)
         return FeatureMemory(adapt(self.adapter_, stored.rows, device), stored.counts)
+
+
+@dataclass(kw_only=True)
+class Hybrid(Rehearsing, Features):
+    """P images and L features of every class (§5.2); images are replayed, and the adapter learns from them too."""

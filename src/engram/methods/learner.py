@@ -1,4 +1,7 @@
-"""`Learner`: the one extension point. It trains a network by an objective, and says what is kept of the task."""
+"""`Learner`: the one extension point. It trains a network by an objective, and says what is stored of a task.
+
+In this order: settings; training and absorbing a task; classification; questions that others ask; state.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ from engram.network import (
     TrainableWeights,
     Training,
     check_name,
+    choose_device,
     choose_extractor,
     extract,
     is_pretrained,
@@ -36,72 +40,67 @@ from engram.network import (
 from engram.progress import SILENT, Progress
 from engram.settings import flatten
 
-
-class MemorySources(NamedTuple):
-    """Where each row of a learner's memory came from when it absorbed a task.
-
-    A row of the task's training samples by its position; a row of the memory as it was before, i, by −1 − i.
-    """
-
-    features: Tensor  # int64, one per stored feature
-    images: Tensor  # int64, one per stored image
-
-
 NOTHING = torch.empty(0, dtype=torch.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What an update takes, counted in the units that `measure_costs` times."""
+class MemorySources(NamedTuple):
+    """Where each row of the memory came from when a task was absorbed.
 
-    trained: int  # images, each counted once per epoch
-    taught: bool  # whether they also go through a teacher
+    s ≥ 0 is a position in the task's training samples; −1 − i is row i of the memory before.
+    """
+
+    features: Tensor = NOTHING  # int64, one per stored feature
+    images: Tensor = NOTHING  # int64, one per stored image
+
+
+class Work(NamedTuple):
+    """What an update takes, in the units that `measure_costs` times."""
+
+    trained: int  # images in training, once per epoch
+    taught: bool  # whether they also pass through a teacher
     head_only: bool  # whether only the head is trained
-    extracted: int = 0  # images whose features are computed after training
+    extracted: int  # images whose features are extracted after training
     adapter_steps: int = 0
 
 
 @dataclass(kw_only=True)
 class Learner(ABC):
-    """Learns tasks one after another. Fields are settings; what is learned ends in `_`.
+    """Learns tasks one after another. Fields are settings; learned state ends in `_`.
 
-    A subclass gives `absorb`: what is kept, and who answers. How the network is trained is the objective's business.
+    A subclass defines `absorb`: what is stored, and what classifies. The objective defines how the network is trained.
     """
 
-    network: str | nn.Module = "auto"  # §5.1: resnet32 for CIFAR, resnet18 for ImageNet; auto goes by the inputs' shape
+    network: str | nn.Module = "auto"  # §5.1: resnet32 for CIFAR, resnet18 for ImageNet; auto: by the inputs' shape
     # When the network is trained: never, on the first task, or on every one, as in the paper. auto: a network that
     # starts from scratch on every task; a pretrained one on the first, where held-out images show that it gains.
     tune: Tune = "auto"
-    tuned_weights: Literal["auto", "norms", "all"] = "auto"  # scales and shifts of norm layers, or all; auto: see above
+    tuned_weights: Literal["auto", "norms", "all"] = "auto"  # auto: of a pretrained network, norm layers' alone
     head: Literal["cosine", "linear", "corrected"] = "cosine"  # §4.1; corrected is BiC's
-    scale: PositiveFloat = 16.0  # what a cosine head's learned scale begins at; ours, chosen on CIFAR-100's validation
+    scale: PositiveFloat = 16.0  # initial scale of a cosine head, then learned; chosen on CIFAR-100's validation split
     last_relu: bool = True  # whether the extractor ends in a ReLU; LUCIR's does not
     weights: str | None = None  # a safetensors file to start the extractor from
-    objective: Objective = field(default_factory=Distillation)  # what training makes small
+    objective: Objective = field(default_factory=Distillation)  # what training minimises
     training: Training = field(default_factory=Training)
-    # The share of the old network in each new one: what training has led to is averaged with what it started from.
-    weight_averaging: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    # ... from when more than this share of the classes are old. A network that knows few of them has more to learn.
-    weight_averaging_from: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_averaging: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the share of the old network in the average
+    weight_averaging_from: Annotated[float, Field(ge=0, lt=1)] = 0.0  # ... while more than this share of classes is old
     seed: int = 0
     device: str = "auto"
 
-    # Whether training depends on `training_settings` and the stream alone: such networks can be shared.
-    shares_training: ClassVar[bool] = True
-    starts_over: ClassVar[bool] = False  # whether each task's network is a new one, trained on all images so far
+    shares_training: ClassVar[bool] = True  # whether `training_settings` and the stream determine the networks
+    starts_over: ClassVar[bool] = False  # whether each task trains a new network, on all images so far
 
-    name: str = field(default="", init=False)  # the entry of METHODS it was made from
+    name: str = field(default="", init=False)  # the entry of METHODS that it was made from
     network_: Network | None = field(default=None, init=False, repr=False)
-    classes_: tuple[int, ...] = field(default=(), init=False, repr=False)  # labels, in the order of the head's columns
+    classes_: tuple[int, ...] = field(default=(), init=False, repr=False)  # labels, in the order of the head's rows
     task_of_class_: tuple[int, ...] = field(default=(), init=False, repr=False)  # the task that brought each class
     tasks_: int = field(default=0, init=False, repr=False)  # how many tasks were learned
     pretrained_: bool = field(default=False, init=False, repr=False)  # whether it had weights before the first task
     shape_: tuple[int, ...] = field(default=(), init=False, repr=False)  # of one input
     memory_: Memory = field(init=False, repr=False)
-    _frozen: tuple[Network, Network] | None = field(default=None, init=False, repr=False)  # a network, and it frozen
-    classifier_: Classifier | None = field(default=None, init=False, repr=False)  # what answers; None: the head does
+    classifier_: Classifier | None = field(default=None, init=False, repr=False)  # None: the head classifies
+    adapter_: Adapter | None = field(default=None, init=False, repr=False)  # the last one; not saved
     cache: Cache | None = field(default=None, init=False, repr=False)  # of features and adapters; `run` sets it
-    adapter_: Adapter | None = field(default=None, init=False, repr=False)  # what adapted features last; not saved
+    _frozen: tuple[Network, Network] | None = field(default=None, init=False, repr=False)  # a network, and it frozen
 
     def __post_init__(self) -> None:
         if isinstance(self.network, str):
@@ -109,212 +108,52 @@ class Learner(ABC):
         self.name = self.name or type(self).__name__.lower()
         self.memory_ = Memory(FeatureMemory.empty(), ImageMemory.empty())
 
-    def train(self, task: Task, progress: Progress = SILENT, checkpoints: EpochCheckpoints | None = None) -> Network:
-        """A network trained on the task, started from the present one. The learner itself stays as it is.
+    # Training and absorbing a task.
 
-        Where the network is not to be tuned on this task, the present one itself.
+    def learn(self, task: Task, progress: Progress = SILENT) -> MemorySources:
+        """Train on a task and absorb it."""
+        return self.absorb(task, self.train(task, progress), progress)
+
+    def train(self, task: Task, progress: Progress = SILENT, checkpoints: EpochCheckpoints | None = None) -> Network:
+        """A network trained on the task, starting from the present one. The learner itself does not change.
+
+        If the network is not to be tuned on this task, the present one itself.
         """
         tuning = self.tuning(task, progress)
         if not tuning.tunes and self.make_classifier() is not None:
             return self.network_ or self.initial_network(self.rehearsal(task), progress)
         return self.fit(task, progress, checkpoints, start=self.network_, tunes=tuning.tunes)
 
-    def tuning(self, task: Task, progress: Progress = SILENT) -> Tuning:
-        """Whether the network is to be trained on this task, and why."""
-        decided = self.decided(task, self.tasks_)
-        if decided is not None:
-            return decided
-        return judge(
-            task,
-            self.initial_network(task.train, progress),
-            lambda some: self.fit(some, progress, None, start=None),
-            seed=self.seed,
-            progress=progress,
-            cache=self.cache,
-        )
-
-    def decided(self, task: Task, number: int) -> Tuning | None:
-        """Whether the network is to be trained on this task, which is task `number` from 0; None: a trial decides."""
-        images = task.train.labels.unique(return_counts=True)[1].tolist()
-        first = not number or self.starts_over
-        return decide(self.tune, images, first=first, pretrained=self.is_pretrained)
-
-    def trains(self, task: Task, number: int) -> bool:
-        """Whether anything is trained on this task, if only in a trial: the network, or the head that answers."""
-        decided = self.decided(task, number)
-        return decided is None or decided.tunes or self.make_classifier() is None
-
-    @property
-    def tuned(self) -> TrainableWeights:
-        """Which weights of the extractor change where it is trained."""
-        gentle = self.tuned_weights == "norms" or (self.tuned_weights == "auto" and is_pretrained(self.network))
-        return "norms" if gentle else "all"
-
-    @property
-    def is_pretrained(self) -> bool:
-        """Whether the network knows something before the first task."""
-        return is_pretrained(self.network) or self.weights is not None or self.pretrained_
-
     @abstractmethod
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
-        """Take over the trained network, update what is kept, and refit the classifier."""
+        """Take over the trained network, update the memory, and refit the classifier; ends with `commit`."""
 
-    def learn(self, task: Task, progress: Progress = SILENT) -> MemorySources:
-        """Train on a task and absorb it."""
-        return self.absorb(task, self.train(task, progress), progress)
+    def commit(self, task: Task, network: Network, memory: Memory, classifier: Classifier | None) -> None:
+        """The last step of `absorb`: replaces the state as a whole."""
+        self.task_of_class_ = self._task_of_class(task)
+        self.classes_ = self.classes_with(task)
+        self.shape_ = task.train.shape
+        self.network_ = self._with_all_rows(network, memory.features)
+        self.memory_ = memory
+        self.classifier_ = classifier
+        self.pretrained_ = self.is_pretrained
+        self.tasks_ += 1
 
-    @property
-    def memory(self) -> Memory:
-        """What is kept of the past."""
-        return self.memory_
+    def make_classifier(self) -> Classifier | None:
+        """An unfitted classifier of the kind that this learner uses; None: the head classifies."""
+        return None
 
-    def extract(self, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
-        """Features of samples, (n, d), not normalised."""
-        return extract(self.frozen_network, samples, progress, phase, cache=self.cache)
-
-    @property
-    def frozen_network(self) -> Network:
-        """The present network as it answers and teaches: frozen, made once."""
-        network = self.trained
-        if self._frozen is None or self._frozen[0] is not network:
-            self._frozen = network, network.frozen()
-        return self._frozen[1]
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Scores (n, classes so far) of features as `extract` gives them."""
-        return (
-            self.head_scores(features) if self.classifier_ is None else self.classifier_.scores(F.normalize(features))
-        )
-
-    def head_scores(self, features: Tensor) -> Tensor:
-        """What the network's own head says of features, (n, classes so far)."""
-        head = self.trained.head
-        with torch.no_grad():
-            return head(features.to(head.weight.device)).cpu()  # type: ignore[no-any-return]
-
-    def scores(self, inputs: Tensor) -> Tensor:
-        """Scores (n, classes so far) of raw inputs; columns are in the order of `classes_`."""
-        samples = Samples.of(inputs, torch.zeros(len(inputs), dtype=torch.int64))
-        if samples.shape != self.shape_:
-            raise DataError(f"This learner has learned inputs of shape {self.shape_}; these are {samples.shape}.")
-        return self.classify(self.extract(samples))
-
-    def settings(self) -> dict[str, Any]:
-        """All settings as plain values by their flat names, with the name of the objective."""
-        return {**flatten(self), "objective": self.objective.name or type(self.objective).__name__}
-
-    def resolved_settings(self, samples: Samples) -> dict[str, Any]:
-        """`settings()` with each automatic value replaced by the one that it stands for on samples like these."""
-        tune = "every" if self.tune == "auto" and not self.is_pretrained else self.tune
-        resolved = {"tune": tune, "tuned_weights": self.tuned, "device": choose_device(self.device).type}
-        if self.network == "auto":
-            side, shape = self.training.crop, samples.shape
-            resolved["network"] = choose_extractor((side, side, shape[2]) if side and len(shape) > 1 else shape)
-        return {**self.settings(), **resolved}
-
-    def training_settings(self, task: int) -> dict[str, object]:
-        """All settings on which the network depends that is trained on this task, 0 the first, beside the stream."""
-        names = (
-            *("network", "tune", "tuned_weights", "head", "scale", "last_relu", "weights"),
-            *("weight_averaging", "weight_averaging_from", "seed"),
-        )
-        own = {name: getattr(self, name) for name in names}
-        if not self.weight_averaging:
-            own["weight_averaging_from"] = 0.0  # never, whatever it says
-        if self.tune != "every" and (self.tune != "auto" or self.is_pretrained):
-            # A network that is not tuned has a trained head only where that answers.
-            own["trains_head"] = self.make_classifier() is None
-        settings = {**own, **flatten(self.training), **flatten(self.objective)}
-        idle = frozenset() if task else {*self.objective.of_later_tasks, "weight_averaging", "weight_averaging_from"}
-        kept = {name: value for name, value in settings.items() if name not in idle}
-        return {"objective": self.objective.name or type(self.objective).__name__, **kept}
-
-    @property
-    def is_cacheable(self) -> bool:
-        """Whether settings and stream determine the network: not with one's own module, or weights from a file."""
-        return self.shares_training and isinstance(self.network, str) and self.weights is None
-
-    # Questions about memory and work, asked by budgets, dry runs, suites and measurements. The defaults are right for a
-    # method that keeps float32 features or images, as many of each class as its settings `features_per_class` and
-    # `images_per_class` say.
-
-    def features_limit(self, classes: int) -> int:
-        """How many features are stored of a class, at most, when so many classes are known."""
-        return int(self.settings().get("features_per_class") or 0)
-
-    def images_limit(self, classes: int) -> int:
-        """How many images are stored of a class, at most, when so many classes are known."""
-        return int(self.settings().get("images_per_class") or 0)
-
-    def features_bytes(self, count: int, dimension: int) -> int:
-        """The bytes of so many stored features."""
-        return 4 * count * dimension
-
-    def stored_images(self, arriving: Tensor) -> int:
-        """How many images the memory will hold once `arriving` samples of each class (K,) are learned."""
-        return count_stored(self.memory_.images.counts, arriving, self.images_limit(len(arriving)))
-
-    def stored_features(self, arriving: Tensor) -> int:
-        """How many features the memory will hold once `arriving` samples of each class (K,) are learned."""
-        return count_stored(self.memory_.features.counts, arriving, self.features_limit(len(arriving)))
-
-    def memory_bytes(self, arriving: Tensor, samples: Samples) -> int:
-        """The bytes of the memory once `arriving` samples of each class (K,) are learned, samples like these."""
-        features = self.stored_features(arriving)
-        stored = self.features_bytes(features, self.dimension(samples)) if features else 0
-        return self.stored_images(arriving) * samples.sample_bytes + stored
-
-    def dimension(self, samples: Samples) -> int:
-        """d: the length of the feature vectors of samples like these."""
-        if self.network_ is not None:
-            return self.network_.dimension
-        one = samples.select(torch.arange(1))
-        return make_network(self.network, self.head, one, seed=0, crop=self.training.crop).dimension
-
-    def work(self, images: int, task: int, *, tunes: bool) -> Work:
-        """What training on so many images, exemplars included, and absorbing them takes; the first `task` is 0."""
-        trains = tunes or self.make_classifier() is None
-        return Work(
-            trained=self.training.epochs * images if trains else 0,
-            taught=task > 0 and not self.starts_over,
-            head_only=not tunes,
-            extracted=images if self.features_limit(1) or self.images_limit(1) else 0,
-        )
-
-    def try_adapter(self, steps: int, dimension: int, pairs: int | None) -> None:  # noqa: B027 (most methods have none)
-        """Train an adapter for so many steps on random pairs, to be timed: nothing, unless the method has one."""
-
-    def classifier_inputs(
-        self, task: Task, rows: Tensor, class_indices: Tensor, features: Callable[[], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """What the classifier is fitted on, given the stored rows (n, d); `features()` are the task's, (m, d)."""
-        return rows, class_indices
-
-    @property
-    def adapts(self) -> bool:
-        """Whether stored features are adapted when the network changes; `adapter_` is then what did it last."""
-        return False
-
-    def adapting_by(self, name: str | None) -> AbstractContextManager[None]:
-        """Inside, stored features are adapted by an adapter of this kind; None: as the settings say."""
-        return nullcontext()
-
-    def check(self, classes: int) -> None:
-        """Refuse, before anything is learned, what cannot be done for so many classes."""
-        if self.tune == "none" and not self.is_pretrained and isinstance(self.network, str):
-            raise UsageError(
-                f"The network '{self.network}' starts from random weights and must be trained: tune=none is for "
-                "pretrained ones, such as efficientnet-lite0. See: engram networks"
-            )
-
-    # For methods: what they share.
+    def refit(self, network: Network, memory: Memory) -> Classifier | None:
+        """The classifier that follows from a network and a memory alone, after classes were removed or merged."""
+        classifier = self.make_classifier()
+        return None if classifier is None else classifier.fit(memory.features.rows, memory.features.class_indices)
 
     def classes_with(self, task: Task) -> tuple[int, ...]:
-        """The classes known once the task is learned, in the order of the head's columns."""
+        """The classes known once the task is learned, in the order of the head's rows."""
         return tuple(dict.fromkeys((*self.classes_, *task.classes)))
 
     def class_indices(self, task: Task, labels: Tensor) -> Tensor:
-        """Labels as columns of the head that the task leads to."""
+        """Labels as rows of the head once the task is learned."""
         return class_indices_of(labels, self.classes_with(task))
 
     def in_task(self, task: Task) -> Tensor:
@@ -322,19 +161,19 @@ class Learner(ABC):
         return torch.isin(torch.tensor(self.classes_with(task)), torch.tensor(task.classes))
 
     def rehearsal(self, task: Task) -> Samples:
-        """The images that were kept, and then the task's."""
-        self.check(len(self.classes_with(task)))  # what cannot be kept is told before training
+        """The stored images, and then the task's."""
+        self.check(len(self.classes_with(task)))
         images = self.memory_.images
         if not len(images):
             return task.train
         return concatenate(Samples.of(images.rows, torch.tensor(self.classes_)[images.class_indices]), task.train)
 
     def held_out(self, task: Task) -> Tensor:
-        """Which samples of the rehearsal are kept apart from training, bool (n,): none, unless a method says so."""
+        """Which samples of the rehearsal are not trained on, bool (n,): none, unless a method says so."""
         return torch.zeros(len(self.memory_.images) + len(task.train), dtype=torch.bool)
 
-    def keep_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
-        """The images to keep after the task, and where each came from: none, unless a method says so.
+    def select_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
+        """The images to store after the task, and the source of each: none, unless a method says so.
 
         `features` (n, d) are those of the rehearsal in the new network.
         """
@@ -349,14 +188,15 @@ class Learner(ABC):
         start: Network | None,
         tunes: bool = True,
     ) -> Network:
-        """Train a network on the rehearsal by the objective: from `start`, which is also the teacher, or anew.
+        """Train a network on the rehearsal: from `start`, which is also the teacher, or from scratch.
 
-        Where it is not to be tuned, only its head is trained.
+        If it is not to be tuned, only its head is trained.
         """
-        context = self._lesson(task, start, progress, tunes)
+        context = self._context(task, start, progress, tunes)
+        student = context.student
         self.objective.prepare(context)
         self.training.fit(
-            context.student,
+            student,
             context.samples,
             context.class_indices,
             self.objective.loss(context),
@@ -365,15 +205,34 @@ class Learner(ABC):
             progress=progress,
             checkpoints=checkpoints,
         )
-        if (
-            start is not None
-            and self.weight_averaging
-            and context.old > self.weight_averaging_from * context.student.classes
-        ):
-            context.student.average_with(start, self.weight_averaging)
+        averages = self.weight_averaging and context.old > self.weight_averaging_from * student.classes
+        if start is not None and averages:
+            student.average_with(start, self.weight_averaging)
         self.objective.finish(context)
-        parallel.broadcast_module(context.student)
-        return context.student.eval().requires_grad_(False)
+        parallel.broadcast_module(student)
+        return student.eval().requires_grad_(False)
+
+    def _context(self, task: Task, start: Network | None, progress: Progress, tunes: bool = True) -> TrainingContext:
+        samples, held_out = self.rehearsal(task), self.held_out(task)
+        class_indices = self.class_indices(task, samples.labels)
+        trained, validation = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+        base = start or self.initial_network(samples, progress)
+        new, trainable = len(self.classes_with(task)) - base.classes, self.tuned if tunes else "head"
+        student = base.grown(new, self.seed, "head", self.tasks_, trainable=trainable).to(choose_device(self.device))
+        return TrainingContext(
+            student=student,
+            teacher=start.frozen() if start is not None else None,
+            samples=samples.select(trained) if len(validation) else samples,
+            class_indices=class_indices[trained],
+            exemplars=int((trained < len(self.memory_.images)).sum()),
+            in_task=self.in_task(task).to(student.mean.device),
+            task_of_class=torch.tensor(self._task_of_class(task), device=student.mean.device),
+            held_out=(samples.select(validation), class_indices[validation]) if len(validation) else None,
+            training=self.training,
+            seed=self.seed,
+            task=self.tasks_,
+            progress=progress,
+        )
 
     def initial_network(self, samples: Samples, progress: Progress = SILENT) -> Network:
         """The network before the first task, without classes, for samples like these."""
@@ -390,50 +249,15 @@ class Learner(ABC):
         )
         return made.eval().requires_grad_(False).to(choose_device(self.device))
 
-    def _lesson(self, task: Task, start: Network | None, progress: Progress, tunes: bool = True) -> TrainingContext:
-        samples, held_out = self.rehearsal(task), self.held_out(task)
-        class_indices = self.class_indices(task, samples.labels)
-        trained, apart = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
-        base = start or self.initial_network(samples, progress)
-        classes = self.classes_with(task)
-        student = base.grown(
-            len(classes) - base.classes, *(self.seed, "head", self.tasks_), trainable=self.tuned if tunes else "head"
-        ).to(choose_device(self.device))
-        return TrainingContext(
-            student=student,
-            teacher=start.frozen() if start is not None else None,
-            samples=samples if not len(apart) else samples.select(trained),
-            class_indices=class_indices[trained],
-            kept=int((trained < len(self.memory_.images)).sum()),
-            in_task=self.in_task(task).to(student.mean.device),
-            task_of_class=torch.tensor(self._brought_by(task), device=student.mean.device),
-            held_out=(samples.select(apart), class_indices[apart]) if len(apart) else None,
-            training=self.training,
-            seed=self.seed,
-            task=self.tasks_,
-            progress=progress,
-        )
-
-    def _brought_by(self, task: Task) -> tuple[int, ...]:
+    def _task_of_class(self, task: Task) -> tuple[int, ...]:
         new = len(self.classes_with(task)) - len(self.classes_)
         return (*self.task_of_class_, *([self.tasks_] * new))
-
-    def commit(self, task: Task, network: Network, memory: Memory, classifier: Classifier | None) -> None:
-        """The last step of `absorb`: from here on nothing of the state before remains."""
-        self.task_of_class_ = self._brought_by(task)
-        self.classes_ = self.classes_with(task)
-        self.shape_ = task.train.shape
-        self.network_ = self._with_all_rows(network, memory.features)
-        self.memory_ = memory
-        self.classifier_ = classifier
-        self.pretrained_ = self.is_pretrained
-        self.tasks_ += 1
 
     def _with_all_rows(self, network: Network, features: FeatureMemory) -> Network:
         """The network with a row of its head for every class.
 
-        One that was not trained on the task has none for its new classes. Theirs begin at the mean of their vectors, so
-        that it does not teach nonsense of them when the next one is trained.
+        A network that was not trained on the task has none for its new classes. They start at the mean of the stored
+        features, so that the network is a useful teacher when the next one is trained.
         """
         missing = len(self.classes_) - network.classes
         if not missing:
@@ -445,29 +269,194 @@ class Learner(ABC):
                 grown.head.weight[-missing:] = F.normalize(torch.stack([each.mean(0) for each in rows[-missing:]]))
         return grown.eval().requires_grad_(False)
 
-    def refit(self, network: Network, memory: Memory) -> Classifier | None:
-        """The classifier that follows from a network and a memory alone, with no task; None where the head answers."""
-        classifier = self.make_classifier()
-        return None if classifier is None else classifier.fit(memory.features.rows, memory.features.class_indices)
+    # Classification.
 
-    def make_classifier(self) -> Classifier | None:
-        """An unfitted classifier of the kind that answers for this learner; None where the head does."""
-        return None
+    @property
+    def trained(self) -> Network:
+        """The present network, or an error if there is none."""
+        if self.network_ is None:
+            raise EngramError("This learner has not learned anything yet. Call learn(task) first.")
+        return self.network_
+
+    @property
+    def frozen_network(self) -> Network:
+        """The present network, frozen for extraction; made once."""
+        if self._frozen is None or self._frozen[0] is not self.trained:
+            self._frozen = self.trained, self.trained.frozen()
+        return self._frozen[1]
+
+    def extract(self, samples: Samples, progress: Progress = SILENT, phase: str = "extract") -> Tensor:
+        """Features of samples, (n, d), not normalised."""
+        return extract(self.frozen_network, samples, progress, phase, cache=self.cache)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Scores (n, K) of features that `extract` returned."""
+        classifier = self.classifier_
+        return self.head_scores(features) if classifier is None else classifier.scores(F.normalize(features))
+
+    def head_scores(self, features: Tensor) -> Tensor:
+        """The scores (n, K) of the network's own head."""
+        head = self.trained.head
+        with torch.no_grad():
+            return head(features.to(head.weight.device)).cpu()  # type: ignore[no-any-return]
+
+    def scores(self, inputs: Tensor) -> Tensor:
+        """Scores (n, K) of raw inputs, in the order of `classes_`."""
+        samples = Samples.of(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+        if samples.shape != self.shape_:
+            raise DataError(f"This learner has learned inputs of shape {self.shape_}; these are {samples.shape}.")
+        return self.classify(self.extract(samples))
+
+    # Questions that budgets, dry runs, suites and measurements ask. The defaults are right for a method that stores
+    # float32 features or images, as many of each class as its settings features_per_class and images_per_class say.
+
+    def check(self, classes: int) -> None:
+        """Refuse, before anything is learned, settings that cannot work for so many classes."""
+        if self.tune == "none" and not self.is_pretrained and isinstance(self.network, str):
+            raise UsageError(
+                f"The network '{self.network}' starts from random weights and must be trained: tune=none is for "
+                "pretrained ones, such as efficientnet-lite0. See: engram networks"
+            )
+
+    def features_limit(self, classes: int) -> int:
+        """Most stored features of a class when so many classes are known."""
+        return int(self.settings().get("features_per_class") or 0)
+
+    def images_limit(self, classes: int) -> int:
+        """Most stored images of a class when so many classes are known."""
+        return int(self.settings().get("images_per_class") or 0)
+
+    def features_bytes(self, count: int, dimension: int) -> int:
+        """The bytes of so many stored features."""
+        return 4 * count * dimension
+
+    def stored_features(self, arriving: Tensor) -> int:
+        """How many features are stored once `arriving` samples of each class, int64 (K,), are learned."""
+        return count_stored(self.memory_.features.counts, arriving, self.features_limit(len(arriving)))
+
+    def stored_images(self, arriving: Tensor) -> int:
+        """How many images are stored once `arriving` samples of each class, int64 (K,), are learned."""
+        return count_stored(self.memory_.images.counts, arriving, self.images_limit(len(arriving)))
+
+    def memory_bytes(self, arriving: Tensor, samples: Samples) -> int:
+        """The bytes of the memory once `arriving` samples of each class (K,), like these, are learned."""
+        features = self.stored_features(arriving)
+        stored = self.features_bytes(features, self.dimension(samples)) if features else 0
+        return self.stored_images(arriving) * samples.sample_bytes + stored
+
+    def dimension(self, samples: Samples) -> int:
+        """d: the length of the feature vectors of samples like these."""
+        return (self.network_ or self.initial_network(samples.select(torch.arange(1)))).dimension
+
+    def work(self, images: int, task: int, *, tunes: bool) -> Work:
+        """What learning so many images, stored ones included, takes as task `task` from 0."""
+        return Work(
+            trained=self.training.epochs * images if tunes or self.make_classifier() is None else 0,
+            taught=task > 0 and not self.starts_over,
+            head_only=not tunes,
+            extracted=images if self.features_limit(1) or self.images_limit(1) else 0,
+        )
+
+    def classifier_inputs(
+        self, task: Task, rows: Tensor, class_indices: Tensor, features: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """What the classifier is fitted on, given stored features (n, d); `features()` gives those of the task."""
+        return rows, class_indices
+
+    @property
+    def adapts(self) -> bool:
+        """Whether stored features are adapted when the network changes; `adapter_` is then the last adapter."""
+        return False
+
+    def adapting_by(self, adapter: str | None) -> AbstractContextManager[None]:
+        """Inside, stored features are adapted by this kind of adapter; None: as the settings say."""
+        return nullcontext()
+
+    def try_adapter(self, steps: int, dimension: int, pairs: int | None) -> None:  # noqa: B027 (most have none)
+        """Train an adapter for so many steps on random pairs, so that they can be timed."""
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether the network had weights before the first task."""
+        return is_pretrained(self.network) or self.weights is not None or self.pretrained_
+
+    @property
+    def tuned(self) -> TrainableWeights:
+        """Which weights of the extractor are trained."""
+        norms = self.tuned_weights == "norms" or (self.tuned_weights == "auto" and is_pretrained(self.network))
+        return "norms" if norms else "all"
+
+    def decided(self, task: Task, number: int) -> Tuning | None:
+        """Whether to train the network on this task, which is task `number` from 0; None: a trial decides."""
+        counts = task.train.labels.unique(return_counts=True)[1].tolist()
+        return decide(self.tune, counts, first=not number or self.starts_over, pretrained=self.is_pretrained)
+
+    def tuning(self, task: Task, progress: Progress = SILENT) -> Tuning:
+        """Whether to train the network on this task, by a trial if need be, and why."""
+
+        def trained(part: Task) -> Network:
+            return self.fit(part, progress, None, start=None)
+
+        return self.decided(task, self.tasks_) or judge(
+            task, self.initial_network(task.train, progress), trained, self.seed, progress, self.cache
+        )
+
+    def trains(self, task: Task, number: int) -> bool:
+        """Whether anything is trained on this task, if only in a trial: the network, or the head that classifies."""
+        decided = self.decided(task, number)
+        return decided is None or decided.tunes or self.make_classifier() is None
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether settings and stream determine the network: not with one's own module, or weights from a file."""
+        return self.shares_training and isinstance(self.network, str) and self.weights is None
 
     @property
     def classifier_description(self) -> str:
-        """What answers, in a few words."""
+        """What classifies, in a few words."""
         return "the network's head" if self.classifier_ is None else self.classifier_.description
 
-    # The state, as tensors alone: whatever is saved holds no code.
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain values by their flat names, with the name of the objective."""
+        return {**flatten(self), "objective": self.objective.name or type(self.objective).__name__}
+
+    def resolved_settings(self, samples: Samples) -> dict[str, Any]:
+        """`settings()` with each automatic value replaced by the one that it stands for on samples like these."""
+        tune = "every" if self.tune == "auto" and not self.is_pretrained else self.tune
+        resolved = {"tune": tune, "tuned_weights": self.tuned, "device": choose_device(self.device).type}
+        if self.network == "auto":
+            side, shape = self.training.crop, samples.shape
+            resolved["network"] = choose_extractor((side, side, shape[2]) if side and len(shape) > 1 else shape)
+        return {**self.settings(), **resolved}
+
+    def training_settings(self, task: int) -> dict[str, object]:
+        """All settings that determine the network trained on this task, 0 the first, given the stream."""
+        names = "network tune tuned_weights head scale last_relu weights weight_averaging weight_averaging_from seed"
+        own = {name: getattr(self, name) for name in names.split()}
+        if not self.weight_averaging:
+            own["weight_averaging_from"] = 0.0  # without effect
+        if self.tune != "every" and (self.tune != "auto" or self.is_pretrained):
+            own["trains_head"] = self.make_classifier() is None  # of a network that is not tuned
+        settings = {**own, **flatten(self.training), **flatten(self.objective)}
+        later = frozenset() if task else {*self.objective.of_later_tasks, "weight_averaging", "weight_averaging_from"}
+        used = {name: value for name, value in settings.items() if name not in later}
+        return {"objective": self.settings()["objective"], **used}
+
+    # State: tensors alone, so that no code is saved.
+
+    @property
+    def memory(self) -> Memory:
+        """What is stored of earlier tasks."""
+        return self.memory_
 
     def state(self) -> dict[str, Tensor]:
-        """All that is learned: one network, one memory, one classifier."""
-        state = {f"network.{name}": tensor for name, tensor in self.trained.state_dict().items()}
-        if self.classifier_ is not None:
-            state |= {f"classifier.{name}": tensor for name, tensor in self.classifier_.state().items()}
-        for kind, memory in (("features", self.memory_.features), ("images", self.memory_.images)):
-            state |= {f"memory.{kind}.{name}": tensor for name, tensor in memory.tensors().items()}
+        """All that is learned: one network, one classifier, one memory."""
+        parts = {
+            "network": self.trained.state_dict(),
+            "classifier": {} if self.classifier_ is None else self.classifier_.state(),
+            "memory.features": self.memory_.features.tensors(),
+            "memory.images": self.memory_.images.tensors(),
+        }
         numbers = {
             "classes": self.classes_,
             "task_of_class": self.task_of_class_,
@@ -475,18 +464,19 @@ class Learner(ABC):
             "tasks": (self.tasks_,),
             "pretrained": (int(self.pretrained_),),
         }
+        state = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
         return state | {name: torch.tensor(value, dtype=torch.int64) for name, value in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Become the learner, of the same settings, whose `state()` this is."""
+        """Become the learner, with the same settings, whose `state()` this is."""
         try:
             self.classes_ = tuple(state["classes"].tolist())
             self.task_of_class_ = tuple(state["task_of_class"].tolist())
             self.shape_ = tuple(state["shape"].tolist())
             self.tasks_ = int(state["tasks"])
-            self.pretrained_ = bool(state.get("pretrained", False))  # version 0.1 did not save it
+            self.pretrained_ = bool(state["pretrained"])
             self.network_ = self.restored_network(_part(state, "network"), self.shape_)
-            features = FeatureMemory.restored(_part(state, "memory.features"))  # by whatever codec it was kept
+            features = FeatureMemory.restored(_part(state, "memory.features"))  # with the codec that it was saved with
             self.memory_ = Memory(features, ImageMemory.restored(_part(state, "memory.images")))
             classifier = self.make_classifier()
             self.classifier_ = classifier.restore(_part(state, "classifier")) if classifier is not None else None
@@ -502,20 +492,13 @@ class Learner(ABC):
         )
         return network.requires_grad_(False).to(choose_device(self.device))
 
-    @property
-    def trained(self) -> Network:
-        """The present network, or an error where there is none."""
-        if self.network_ is None:
-            raise EngramError("This learner has not learned anything yet. Call learn(task) first.")
-        return self.network_
-
 
 def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): tensor for key, tensor in state.items() if key.startswith(f"{name}.")}
 
 
 def count_stored(before: Tensor, arriving: Tensor, limit: int) -> int:
-    """How many rows a memory with counts `before` holds once `arriving` samples (K,) came, at most `limit` a class."""
+    """How many rows are stored of classes that have `before` rows (k,) and get `arriving` samples (K,)."""
     available = arriving.clone()
     available[: len(before)] += before
     return int(available.clamp(max=limit).sum())
@@ -525,16 +508,3 @@ def class_indices_of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:
     """Labels as positions in `classes`."""
     order = torch.tensor(classes).argsort()
     return order[torch.searchsorted(torch.tensor(classes)[order], labels)]
-
-
-def choose_device(device: str) -> torch.device:
-    """The device of this name; "auto" is the fastest there is, and of several processes each has its own GPU."""
-    if device != "auto":
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise EngramError(f"The device '{device}' cannot be used here. Try --device auto.") from error
-        return torch.device(device)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() and not parallel.is_distributed() else "cpu")

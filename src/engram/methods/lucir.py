@@ -24,35 +24,28 @@ class Rebalancing(Objective):
     name: ClassVar = "lucir"
     defaults: ClassVar = {
         **{"head": "cosine", "last_relu": False},  # §3.2 and its note: features of both signs
-        **{
-            "epochs": 160,
-            "learning_rate": 0.1,
-            "milestones": (0.5, 0.75),
-            "learning_rate_decay": 10.0,
-            "weight_decay": 5e-4,
-        },  # §4.1
+        **{"epochs": 160, "learning_rate": 0.1, "milestones": (0.5, 0.75), "learning_rate_decay": 10.0},  # §4.1
+        **{"weight_decay": 5e-4},  # §4.1
     }
     of_later_tasks: ClassVar = frozenset(
-        {
-            *{"less_forget", "margin_weight", "margin", "top_k", "imprint", "freeze_old_weights"},
-            *{"balanced_epochs", "balanced_learning_rate"},
-        }
+        {"less_forget", "margin_weight", "margin", "top_k", "imprint", "freeze_old_weights"}
+        | {"balanced_epochs", "balanced_learning_rate"}
     )
 
     less_forget: NonNegativeFloat = 5.0  # λ_base, Eq. 7; 10 on ImageNet, §4.1
     margin_weight: NonNegativeFloat = 1.0  # of L_mr in Eq. 9
     margin: NonNegativeFloat = 0.5  # m, §4.1
-    top_k: PositiveInt = 2  # K, §4.1: how many new classes a sample of an old one is held against
-    imprint: bool = True  # §4.1: a new class's weights begin at the mean of its features
-    freeze_old_weights: bool = True  # the authors' code: the weights of old classes stay as they were
-    balanced_epochs: NonNegativeFloat = 0.0  # §4.4: the head alone fine-tuned on as many of each class; share of epochs
-    balanced_learning_rate: NonNegativeFloat = 0.1  # ... as a share of the rate
+    top_k: PositiveInt = 2  # K, §4.1: how many new classes each sample of an old one is ranked against
+    imprint: bool = True  # §4.1: a new class's weights start at the mean of its features
+    freeze_old_weights: bool = True  # the authors' code: the head's weights of old classes are not trained
+    balanced_epochs: NonNegativeFloat = 0.0  # §4.4: fine-tuning of the head on balanced classes, as a share of epochs
+    balanced_learning_rate: NonNegativeFloat = 0.1  # ... as a share of the learning rate
 
     def prepare(self, context: TrainingContext) -> None:
         head = _cosine(context)
         if context.teacher is None or not self.imprint:
             return
-        arrived = torch.arange(context.kept, len(context.class_indices))
+        arrived = torch.arange(context.exemplars, len(context.class_indices))
         class_indices = context.class_indices[arrived]
         features = F.normalize(extract(context.teacher, context.samples.select(arrived), context.progress))
         for class_index in range(context.old, len(context.in_task)):
@@ -63,7 +56,7 @@ class Rebalancing(Objective):
     def loss(self, context: TrainingContext) -> Loss:
         student, teacher, old, head = context.student, context.teacher, context.old, _cosine(context)
         new = context.in_task.clone()
-        new[:old] = False  # a known class that receives images is old all the same: its weights stay
+        new[:old] = False  # a known class that gets new images stays old
         # λ = λ_base √(old / new), Eq. 7
         less_forget = self.less_forget * math.sqrt(old / max(1, int(new.sum())))
 
@@ -85,10 +78,10 @@ class Rebalancing(Objective):
         if context.teacher is None:
             return
         if self.freeze_old_weights:
-            with torch.no_grad():  # nothing was learned through these rows, but weight decay has shortened them
+            with torch.no_grad():  # they got no gradient, but weight decay
                 _cosine(context).weight[: context.old] = context.teacher.head.weight
         epochs = round(self.balanced_epochs * context.training.epochs)
-        if context.kept and epochs:
+        if context.exemplars and epochs:
             loss, learning_rate = self._head_loss(context), self.balanced_learning_rate * context.training.learning_rate
             context.fine_tune(loss, context.balanced(), epochs=epochs, learning_rate=learning_rate)
 

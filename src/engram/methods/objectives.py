@@ -1,7 +1,4 @@
-"""Objectives: what the training of a network makes small, put together from the losses.
-
-An objective is half of a method; the other half is what is kept. Any goes with any, as far as it makes sense.
-"""
+"""Objectives: what training minimises, composed from the losses. Any objective goes with any learner."""
 
 from __future__ import annotations
 
@@ -34,13 +31,13 @@ class TrainingContext:
     """The training of one network on one task, as its objective sees it."""
 
     student: Network  # the network to be trained, its head grown
-    teacher: Network | None  # the one before, frozen; None in the first task
-    samples: Samples  # what is trained on: the images that were kept first, then the task's
-    class_indices: Tensor  # int64 (n,): their classes, as columns of the student's head
-    kept: int  # how many of them were kept from earlier tasks
-    in_task: Tensor  # bool (K,): the classes of the task; on the student's device
-    task_of_class: Tensor  # int64 (K,): the task that brought each class; there too
-    held_out: tuple[Samples, Tensor] | None = None  # samples, and columns, that are not trained on
+    teacher: Network | None  # the previous network, frozen; None on the first task
+    samples: Samples  # the training samples: exemplars first, then the task's
+    class_indices: Tensor  # int64 (n,): their classes, as rows of the student's head
+    exemplars: int  # how many of the samples are exemplars
+    in_task: Tensor  # bool (K,): which classes are in the task; on the student's device
+    task_of_class: Tensor  # int64 (K,): the task that brought each class; on the student's device
+    held_out: tuple[Samples, Tensor] | None = None  # samples and class indices that are not trained on
     training: Training
     seed: int
     task: int
@@ -52,23 +49,20 @@ class TrainingContext:
         return self.teacher.classes if self.teacher is not None else 0
 
     def balanced(self) -> Tensor:
-        """Positions of as many images of every class: those kept, and of the task's those that its classes lack.
-
-        These are herded by the student's features.
-        """
-        kept = torch.bincount(self.class_indices[: self.kept], minlength=len(self.in_task))  # (K,)
-        per_class = int(kept.max())
+        """Positions of equally many samples of every class: all exemplars, and the task's herded up to that number."""
+        counts = torch.bincount(self.class_indices[: self.exemplars], minlength=len(self.in_task))  # (K,)
+        per_class = int(counts.max())
         features = F.normalize(extract(self.student, self.samples, self.progress))
-        chosen = [torch.arange(self.kept)]
+        chosen = [torch.arange(self.exemplars)]
         for class_index in self.in_task.nonzero().squeeze(1).tolist():
-            arrived = (self.class_indices[self.kept :] == class_index).nonzero().squeeze(1) + self.kept
-            chosen.append(arrived[herd(features[arrived], per_class - int(kept[class_index]))])
+            arrived = (self.class_indices[self.exemplars :] == class_index).nonzero().squeeze(1) + self.exemplars
+            chosen.append(arrived[herd(features[arrived], per_class - int(counts[class_index]))])
         return torch.cat(chosen)
 
     def fine_tune(self, loss: Loss, positions: Tensor, **training: Any) -> None:
-        """Train the student further on these samples alone, with an own number of epochs, rate, or milestones.
+        """Train the student further on these samples alone, with other settings of `Training`.
 
-        A kill in this stage goes back to the last snapshot of the one before, from where all is done again.
+        It has no checkpoints: after a kill, the stage before resumes from its last one.
         """
         replace(self.training, **training).fit(
             self.student,
@@ -84,43 +78,40 @@ class TrainingContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
-    """Makes the loss of one task's training; may do something before it, and after."""
+    """The loss of one task's training, and what is done to the student before and after."""
 
-    name: ClassVar[str] = ""  # the entry of OBJECTIVES; settings record it
-    # Settings of the learner that the objective's own paper has otherwise; what is asked for goes before them.
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    # Whether some of the images are kept apart from training, from the day they come.
-    holds_out: ClassVar[bool] = False
-    # Its settings that change nothing where there is no teacher: trainings that differ in them share the first task.
+    name: ClassVar[str] = ""  # the key in OBJECTIVES
+    defaults: ClassVar[Mapping[str, Any]] = {}  # settings of the learner that its paper chose differently
+    holds_out: ClassVar[bool] = False  # whether some samples of each class are never trained on
+    # Settings without effect if there is no teacher: trainings that differ in them share the first task.
     of_later_tasks: ClassVar[frozenset[str]] = frozenset()
 
     def prepare(self, context: TrainingContext) -> None:  # noqa: B027 (most objectives have nothing to prepare)
-        """What is done to the student before training."""
+        """Called before training."""
 
     @abstractmethod
     def loss(self, context: TrainingContext) -> Loss:
-        """The loss of a batch."""
+        """The loss of a batch, as a function of inputs and class indices."""
 
     def finish(self, context: TrainingContext) -> None:  # noqa: B027 (nor to finish)
-        """What is done to the student after training."""
+        """Called after training."""
 
     def classification(self, scores: Tensor, class_indices: Tensor, among: Tensor) -> Tensor:
-        """The loss of scores (n, K) as a classifier's, on the scale it has in training: L_cls of the adapter.
+        """L_cls of the adapter: the classification part of the loss, on its scale in training.
 
-        `among` (bool, (K,)) are the classes of the task.
+        `scores` are (n, K); `among` (bool, (K,)) are the classes of the task.
         """
         return softmax_cross_entropy(scores, class_indices)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(Objective):
-    """L_CE (Eq. 2) over all classes, old ones too: an ordinary classifier that knows nothing of tasks."""
+    """L_CE (Eq. 2) over all classes: an ordinary classifier that knows nothing of tasks."""
 
-    name: ClassVar = "classification"
+    name: ClassVar[str] = "classification"
 
     loss_function: Literal["sigmoid", "softmax"] = "sigmoid"  # σ, §5.1
-    # K: the paper's rate of 2.0 is for L / K, K the data set's classes (iCaRL's code)
-    expected_classes: PositiveInt = 100
+    expected_classes: PositiveInt = 100  # K: the loss is L / K, for which the learning rate is 2.0 (iCaRL's code)
 
     def loss(self, context: TrainingContext) -> Loss:
         everything = torch.ones_like(context.in_task)
@@ -144,26 +135,24 @@ class Classification(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation(Classification):
-    """L_CE + λ L_KD + γ L_FD (Eq. 6): learn the task's classes, answer for the others as the teacher does.
+    """L_CE + λ L_KD + γ L_FD (Eq. 6): learn the task's classes, and score the others as the teacher does.
 
-    With sigmoids, a class in the task has one-hot targets and any other the teacher's answers alone, not zeros too;
-    kept images are no exception (iCaRL, Algorithm 3), unless their own labels are asked for.
+    With sigmoids, classes in the task have one-hot targets and the others the teacher's scores. The same holds for
+    exemplars (iCaRL, Algorithm 3), unless `exemplar_targets` is "label".
     """
 
-    name: ClassVar = "distillation"
+    name: ClassVar[str] = "distillation"
     of_later_tasks: ClassVar = frozenset({"distillation", "feature_distillation", "exemplar_targets"})
 
     distillation: NonNegativeFloat = 1.0  # λ, Eq. 4
     feature_distillation: NonNegativeFloat = 0.05  # γ, Eq. 6; §5.4
-    exemplar_targets: Literal["teacher", "label"] = "teacher"  # what a kept image should give for old classes
+    exemplar_targets: Literal["teacher", "label"] = "teacher"  # targets of exemplars for old classes
 
     def loss(self, context: TrainingContext) -> Loss:
-        student, teacher, in_task = context.student, context.teacher, context.in_task
-
-        if teacher is None:  # the first task, or all tasks together: every class of the head is learned
+        student, teacher, in_task, old = context.student, context.teacher, context.in_task, context.old
+        if teacher is None:
             return super().loss(context)
-        old = teacher.classes
-        others = ~in_task[:old]  # (K_old,): classes that only the teacher can answer for
+        others = ~in_task[:old]  # (K_old,): classes that are distilled
 
         def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
             features, scores = student(inputs)
@@ -177,16 +166,15 @@ class Distillation(Classification):
         return loss
 
     def _distil(self, scores: Tensor, teacher_scores: Tensor, class_indices: Tensor, others: Tensor) -> Tensor:
-        """L_KD (Eq. 3) of (n, K_old) scores, on the classes `others`."""
-        if not bool(others.any()):  # every known class is in the task: there is none to answer for
+        """L_KD (Eq. 3) of scores (n, K_old), on the classes `others`."""
+        if not bool(others.any()):
             return scores.new_zeros(())
         if self.loss_function == "softmax":
             return softmax_distillation(scores[:, others], teacher_scores[:, others])
         targets = fine(teacher_scores).sigmoid()
         if self.exemplar_targets == "label":
-            own = F.one_hot(class_indices, max(len(others), int(class_indices.max()) + 1))[:, : len(others)].to(
-                scores.dtype
-            )
-            kept = (own * others).sum(1, keepdim=True) > 0  # (n, 1): samples of classes that are not in the task
-            targets = torch.where(kept, own, targets)
+            classes = max(len(others), int(class_indices.max()) + 1)
+            labels = F.one_hot(class_indices, classes)[:, : len(others)].to(scores.dtype)  # (n, K_old)
+            exemplars = (labels * others).sum(1, keepdim=True) > 0  # (n, 1): samples of classes not in the task
+            targets = torch.where(exemplars, labels, targets)
         return sigmoid_cross_entropy(scores[:, others], targets[:, others])

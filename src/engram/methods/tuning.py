@@ -1,8 +1,8 @@
 """Whether to train a pretrained network on a task, or to leave it as it is.
 
-Tuning on tens of images a class gains nothing for these classes and harms all others: features that were good for
-anything become features of the classes at hand. So it must earn its place on held-out images, of classes that it was
-tuned on and of classes that it was not.
+Tuning on tens of images a class gains nothing for these classes and harms all others: general features become features
+of the classes at hand. So it must improve accuracy on held-out images, both of classes that it was tuned on and of
+classes that it was not.
 """
 
 from __future__ import annotations
@@ -13,33 +13,32 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from engram.data import Samples, Task, hold_out
+from engram.data import Task, hold_out
 from engram.features import CLASSIFIERS
 from engram.network import Cache, Network, extract
 from engram.progress import SILENT, Progress
 
 Tune = Literal["auto", "none", "first", "every"]
 
-FEWEST_CLASSES = 4  # below, no class can be spared to see what tuning does to others
-FEWEST_IMAGES = 100  # of a class: with fewer, tuning was never seen to win, and trying takes minutes
-UNSEEN = 4  # one class in so many is not tuned on in the trial
-HELD_OUT = 0.2  # of the images of each class, to judge by
+FEWEST_CLASSES = 4  # with fewer, no class can be spared to measure the effect on others
+FEWEST_IMAGES = 100  # of a class: with fewer, tuning never won, and a trial takes minutes
+UNSEEN = 4  # every fourth class is not tuned on in the trial
+HELD_OUT = 0.2  # of the images of each class, to compare on
 SIGNIFICANT = 2.0  # standard deviations by which tuning must win
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A decision, and its reason in words."""
+    """Whether the network is trained, and why."""
 
     tunes: bool
     reason: str
 
 
 def decide(tune: Tune, images: Collection[int], *, first: bool, pretrained: bool) -> Tuning | None:
-    """Whether to train the network on a task with so many images of each class; None where a trial must show it."""
+    """Whether to train the network on a task with so many images of each class; None: a trial must show it."""
     if tune == "none":
         return Tuning(False, "as asked for")
     if tune == "every" or (tune == "first" and first):
@@ -59,36 +58,23 @@ def judge(
     task: Task,
     before: Network,
     tune: Callable[[Task], Network],
-    *,
     seed: int,
     progress: Progress = SILENT,
     cache: Cache | None = None,
 ) -> Tuning:
-    """Tune on some of the images of most of the classes, and compare on held-out images of all of them.
-
-    `tune` gives the network that training on a task leads to.
-    """
-    rest, judged = hold_out(task.train, HELD_OUT, seed, "tuning")
+    """Tune on some images of most classes, and compare with the network `before` on held-out images of all classes."""
+    rest, held_out = hold_out(task.train, HELD_OUT, seed, "tuning")
     unseen = torch.tensor(task.classes[::UNSEEN])
     seen = rest.select((~torch.isin(rest.labels, unseen)).nonzero().squeeze(1))
     after = tune(Task(task.index, seen.classes(), seen, seen.select(torch.arange(0))))
-    wins, losses = _compare(before, after, rest, judged, progress, cache)
-    others = torch.isin(judged.labels, unseen)
-    gained = int(wins.sum()) - int(losses.sum())
-    harms = int(losses[others].sum()) > int(wins[others].sum())
-    where = f"in a trial on {len(judged)} held-out images accuracy changed by {gained / len(judged):+.3f}"
-    if harms:
-        return Tuning(False, f"{where}, and fell for classes that were not tuned on")
-    return Tuning(gained > SIGNIFICANT * math.sqrt(int((wins | losses).sum())), where)
-
-
-def _compare(
-    before: Network, after: Network, rest: Samples, judged: Samples, progress: Progress, cache: Cache | None
-) -> tuple[Tensor, Tensor]:
-    """Which samples only the network after tuning gets right, and which only the one before; bool (n,)."""
-    right = []
+    right = []  # of each network, which held-out samples it classifies correctly, bool (n,)
     for network in (before, after):
-        classifier = CLASSIFIERS["auto"]().fit(F.normalize(extract(network, rest, progress, cache=cache)), rest.labels)
-        scores = classifier.scores(F.normalize(extract(network, judged, progress, cache=cache)))
-        right.append(classifier.classes_[scores.argmax(1)] == judged.labels)
-    return right[1] & ~right[0], right[0] & ~right[1]
+        features, tested = (F.normalize(extract(network, part, progress, cache=cache)) for part in (rest, held_out))
+        classifier = CLASSIFIERS["auto"]().fit(features, rest.labels)
+        right.append(classifier.classes_[classifier.scores(tested).argmax(1)] == held_out.labels)
+    gains = right[1].int() - right[0].int()  # 1: only the tuned network is right; -1: only the other
+    gained = int(gains.sum())
+    reason = f"in a trial on {len(held_out)} held-out images accuracy changed by {gained / len(held_out):+.3f}"
+    if int(gains[torch.isin(held_out.labels, unseen)].sum()) < 0:
+        return Tuning(False, f"{reason}, and fell for classes that were not tuned on")
+    return Tuning(gained > SIGNIFICANT * math.sqrt(int(gains.abs().sum())), reason)

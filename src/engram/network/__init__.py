@@ -4,7 +4,7 @@ from engram.network import parallel
 from engram.network.cache import Cache
 from engram.network.extraction import extract
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
-from engram.network.network import Network, TrainableWeights, make_network, restore_network
+from engram.network.network import Network, TrainableWeights, choose_device, make_network, restore_network
 from engram.network.registry import (
     DEFAULT_PRETRAINED,
     NAMES,
@@ -37,6 +37,7 @@ __all__ = [
     "TrainableWeights",
     "Training",
     "check_name",
+    "choose_device",
     "choose_extractor",
     "describe_network",
     "extract",

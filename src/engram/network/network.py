@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from engram.data import Samples
 from engram.data.augment import center_crop
 from engram.data.lazy import LazyImages
-from engram.errors import UsageError
+from engram.errors import EngramError, UsageError
+from engram.network import parallel
 from engram.network.backbones import Pretrained, fold_batch_norms
 from engram.network.head import Head, make_head
 from engram.network.registry import (
@@ -284,3 +285,16 @@ def _vector_statistics(samples: Samples) -> tuple[Tensor, Tensor]:
     share = freedom / (freedom + PRIOR * values.shape[1])
     scale = torch.where(varies, share * logs + (1 - share) * common, common).exp()
     return (centre - SHIFT * scale).float(), scale.float()
+
+
+def choose_device(device: str) -> torch.device:
+    """The device of this name; "auto": the fastest there is. Under torchrun each process has a GPU of its own."""
+    if device != "auto":
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise EngramError(f"The device '{device}' cannot be used here. Try --device auto.") from error
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() and not parallel.is_distributed() else "cpu")
