@@ -134,43 +134,40 @@ def make_figures(section: Section, styles: Styles) -> list[Plot]:
     average = {AVERAGES[section.metrics[0]]: section.metrics[0]}
     values, memory, varies = section.groups["value"], section.spread("memory")["mean"], section.varies
     storing = {label: styles[label] for label in section.spread("last_omega")["mean"].dropna().index}
-    plots: list[Plot] = []
-
-    def add(name: str, title: str, caption: str, figure: Figure) -> None:
-        plots.append(Plot(name, title, caption, figure))
-
+    plots = []
     with drawing():
         for name, column in (CURVES[metric] for metric in section.metrics):
             title = f"{name.capitalize()} against the number of classes"
             caption = (
-                f"{name.capitalize()} on all classes seen so far, after each task; bands are ± one standard deviation."
+                f"{name.capitalize()} on all classes seen so far after each task; bands: ± one standard deviation."
             )
-            add(name.replace(" ", "-"), title, caption, _by_task(section, styles, {name: column}))
+            plots.append(Plot(name.replace(" ", "-"), title, caption, _by_task(section, styles, {name: column})))
         if varies:
             panels = {**average, **({"ω": "last_omega"} if storing else {})}
             log = values.min() >= 0 and values.max() > WIDE_SPAN * values[values > 0].min()
             caption = f"Accuracy, and ω after the last task, against {varies}; dashed: groups without a value."
-            add("value", f"Accuracy against {varies}", caption, _against(section, styles, varies, values, panels, log))
+            figure = _against(section, styles, varies, values, panels, log)
+            plots.append(Plot("value", f"Accuracy against {varies}", caption, figure))
         if memory.nunique() > 1:
             caption = "Accuracy against the memory for old classes, in MB of 2²⁰ bytes on a logarithmic axis."
             figure = _against(section, styles, "memory, MB", memory, average, log=True)
-            add("memory", "Accuracy against memory", caption, figure)
+            plots.append(Plot("memory", "Accuracy against memory", caption, figure))
         if storing and several_tasks:
             caption = (
                 "ω: cosine similarity of stored features to the network's present features of the same images; drift "
                 "gap: accuracy that the classifier would gain if no stored feature had drifted."
             )
-            add("drift", "Drift of stored features", caption, _by_task(section, storing, DRIFT))
+            plots.append(Plot("drift", "Drift of stored features", caption, _by_task(section, storing, DRIFT)))
         if several_tasks:
             caption = "Accuracy on each task's classes (across) after each task (down), mean over seeds."
-            add("matrix", "Accuracy by task", caption, _matrices(section))
+            plots.append(Plot("matrix", "Accuracy by task", caption, _matrices(section)))
             caption = (
                 "Accuracy that earlier tasks have lost since their best, on average after the last; less is better."
             )
-            add("forgetting", "Forgetting", caption, _forgetting(section, styles))
+            plots.append(Plot("forgetting", "Forgetting", caption, _forgetting(section, styles)))
         if section.runs["seconds"].map(bool).any():
             caption = "Mean minutes of a run by phase; a network that another run has trained takes no time here."
-            add("time", "Time by phase", caption, _times(section))
+            plots.append(Plot("time", "Time by phase", caption, _times(section)))
     return plots
 
 
@@ -254,36 +251,34 @@ def _matrices(section: Section) -> Figure:
 
 
 def _forgetting(section: Section, styles: Styles) -> Figure:
-    figure, axes = _bars(styles, "forgetting")
     stats = section.spread("forgetting")
     edges, faces = ([style[key] for style in styles.values()] for key in ("color", "markerfacecolor"))
-    whiskers: Any = {"xerr": stats["std"].fillna(0.0), "error_kw": {"ecolor": INK, "elinewidth": 0.8}}
-    axes.barh(range(len(stats)), stats["mean"], height=0.62, color=faces, edgecolor=edges, **whiskers)
-    return figure
+    whiskers = {"xerr": stats["std"].fillna(0.0), "error_kw": {"ecolor": INK, "elinewidth": 0.8}}
+    return _bars(stats[["mean"]], "forgetting", {"mean": faces}, edgecolor=edges, **whiskers)
 
 
 def _times(section: Section) -> Figure:
     runs = pd.DataFrame(list(section.runs["seconds"]), index=section.runs["group"]).fillna(0.0) / 60
-    means = runs.groupby(level=0, sort=False).mean()
-    starts = means.cumsum(axis="columns") - means
+    means = runs[runs.sum().sort_values(ascending=False).index].groupby(level=0, sort=False).mean()
     colours = dict(zip(means, itertools.cycle(HUES), strict=False))
-    figure, axes = _bars(means.index, "minutes")
-    for name, colour in colours.items():
-        axes.barh(range(len(means)), means[name], left=starts[name], height=0.62, color=colour)
+    figure = _bars(means, "minutes", colours)
     _legend(figure, {name: Patch(color=colour) for name, colour in colours.items()})
     return figure
 
 
-def _bars(labels: Iterable[str], xlabel: str) -> tuple[Figure, Axes]:
-    short = fit(labels, 0.4 * WIDTH)
-    figure, [[axes]] = _panels((len(short) * 1.9 + 4.2) * SIZE)
+def _bars(widths: pd.DataFrame, xlabel: str, colours: Mapping[str, Any], **options: Any) -> Figure:
+    """A bar for each row, its columns one behind the other."""
+    figure, [[axes]] = _panels((len(widths) * 1.9 + 4.2) * SIZE)
+    starts = widths.cumsum(axis="columns") - widths
+    for name, colour in colours.items():
+        axes.barh(range(len(widths)), widths[name], left=starts[name], height=0.62, color=colour, **options)
     axes.grid(False, axis="y")
     axes.grid(True, axis="x")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
-    axes.set_yticks(range(len(short)), short)
-    axes.set(ylim=(len(short) - 0.5, -0.5), xlabel=xlabel)
-    return figure, axes
+    axes.set_yticks(range(len(widths)), fit(widths.index, 0.4 * WIDTH))
+    axes.set(ylim=(len(widths) - 0.5, -0.5), xlabel=xlabel)
+    return figure
 
 
 def _panels(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
