@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from engram.errors import DataError, UsageError
-from engram.network.hub import BACKBONES, TOWERS, HubExtractor, describe, is_hub_name, load_hub
+from engram.network.hub import BACKBONES, TOWERS, Description, HubExtractor, describe, is_hub_name, load_hub, measure
 from engram.network.hub_files import STATISTICS, _bars
 from engram.storage import load_tensors, save_tensors
 
@@ -90,14 +90,12 @@ def test_features_are_those_of_transformers(model_type: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("model_type", TINY)
-def test_a_description_and_a_state_dict_rebuild_the_network(model_type: str, tmp_path: Path) -> None:
+def test_a_state_dict_rebuilds_the_network(model_type: str, tmp_path: Path) -> None:
     tiny(model_type, tmp_path / "network")
     original = load_hub(str(tmp_path / "network"))
     save_tensors(tmp_path / "saved.safetensors", original.state_dict())
     saved = load_tensors(tmp_path / "saved.safetensors")
-    rebuilt = HubExtractor.from_description(saved["description"])
-    assert not torch.equal(features(rebuilt), features(original))  # before the weights are loaded
-    rebuilt.load_state_dict(saved)
+    rebuilt = HubExtractor.from_state_dict(saved)
     same(features(rebuilt), features(original))
     assert torch.equal(rebuilt.description, original.description)
     assert (rebuilt.input_size, rebuilt.input_mean, rebuilt.input_std) == (SIDE, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -142,8 +140,7 @@ def test_a_classifier_without_pooling_weights_gives_its_class_token(kind: str, t
     with torch.no_grad():
         expected = model.base_model(images()).last_hidden_state[:, 0]
     same(features(extractor), expected)
-    rebuilt = HubExtractor.from_description(extractor.description)
-    rebuilt.load_state_dict(extractor.state_dict())
+    rebuilt = HubExtractor.from_state_dict(extractor.state_dict())
     same(features(rebuilt), expected)
 
 
@@ -152,10 +149,7 @@ def test_published_names_of_weights_are_still_read(vit: Path) -> None:
     extractor = load_hub(str(vit))
     published = {f"backbone.{name}": tensor for name, tensor in load_tensors(vit / "model.safetensors").items()}
     assert "backbone.encoder.layer.0.attention.attention.query.weight" in published
-    rebuilt = HubExtractor.from_description(extractor.description)
-    holder = torch.nn.ModuleDict({"extractor": rebuilt})
-    state = {"extractor.description": extractor.description}
-    holder.load_state_dict(state | {f"extractor.{name}": tensor for name, tensor in published.items()})
+    rebuilt = HubExtractor.from_state_dict({"description": extractor.description, **published})
     same(features(rebuilt), features(extractor))
 
 
@@ -164,7 +158,7 @@ def test_saved_weights_that_are_incomplete_name_one_that_is_missing(vit: Path) -
     state = extractor.state_dict()
     del state["backbone.layernorm.weight"]
     with pytest.raises(DataError, match=r"layernorm\.weight.*transformers"):
-        HubExtractor.from_description(extractor.description).load_state_dict(state)
+        HubExtractor.from_state_dict(state)
 
 
 def test_half_precision_and_sharded_weights_are_read(tmp_path: Path, vit: Path) -> None:
@@ -188,7 +182,7 @@ def test_it_is_in_evaluation_mode_and_can_be_copied(tmp_path: Path) -> None:
 def test_the_random_state_and_the_terminal_are_left_alone(vit: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = torch.random.get_rng_state()
     extractor = load_hub(str(vit))
-    HubExtractor.from_description(extractor.description)
+    HubExtractor.from_state_dict(extractor.state_dict())
     assert torch.equal(torch.random.get_rng_state(), before)
     assert capfd.readouterr() == ("", "")
 
@@ -219,7 +213,8 @@ def test_nothing_of_a_config_that_names_code_or_files_is_kept(vit: Path, tmp_pat
     extractor = load_hub(edited(vit, tmp_path / vit.name, **harmful))
     assert torch.equal(extractor.description, load_hub(str(vit)).description)
     config = json.loads(bytes(extractor.description.tolist()))["config"]
-    rebuilt = HubExtractor.from_description(with_description(vit, config={**config, **harmful}))
+    forged = with_description(vit, config={**config, **harmful})
+    rebuilt = HubExtractor.from_state_dict({**extractor.state_dict(), "description": forged})
     assert rebuilt.backbone.config._attn_implementation in ("sdpa", "eager")
     assert not hasattr(rebuilt.backbone.config, "auto_map")
 
@@ -241,7 +236,7 @@ def test_nothing_of_a_config_that_names_code_or_files_is_kept(vit: Path, tmp_pat
 )
 def test_what_is_no_description_is_a_data_error(description: Tensor) -> None:
     with pytest.raises(DataError):
-        HubExtractor.from_description(description)
+        measure(Description.from_tensor(description))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +262,7 @@ def test_what_is_no_description_is_a_data_error(description: Tensor) -> None:
 )
 def test_an_impossible_description_is_a_data_error(changes: dict[str, Any], vit: Path) -> None:
     with pytest.raises(DataError):
-        HubExtractor.from_description(with_description(vit, **changes))
+        measure(Description.from_tensor(with_description(vit, **changes)))
 
 
 @pytest.mark.parametrize(
@@ -278,8 +273,9 @@ def test_a_forged_description_cannot_ask_for_any_amount_of_memory(
     settings: dict[str, int], named: str, vit: Path
 ) -> None:
     config = {"model_type": "vit", "image_size": SIDE, **settings}
+    state = load_hub(str(vit)).state_dict()
     with pytest.raises(DataError, match=named):
-        HubExtractor.from_description(with_description(vit, config=config))
+        HubExtractor.from_state_dict({**state, "description": with_description(vit, config=config)})
 
 
 # Inputs
@@ -467,12 +463,12 @@ def test_a_folder_is_described_without_reading_weights(vit: Path, tmp_path: Path
 
 
 def test_without_transformers_the_extra_is_named(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    description = load_hub(str(vit)).description
+    state = load_hub(str(vit)).state_dict()
     monkeypatch.setitem(sys.modules, "transformers", None)
     for call in (
         lambda: load_hub(str(vit)),
         lambda: describe("hf:a/b"),
-        lambda: HubExtractor.from_description(description),
+        lambda: HubExtractor.from_state_dict(state),
     ):
         with pytest.raises(UsageError, match="hub"):
             call()

@@ -8,7 +8,7 @@ import torch
 from engram.errors import UsageError
 from engram.network import NAMES, check_name, input_size, is_pretrained, networks
 from engram.network.efficientnet import VARIANTS, Variant
-from engram.network.registry import NETWORKS, empty_extractor, feature_dimension, make_extractor
+from engram.network.registry import NETWORKS, feature_dimension, make_extractor, restore_extractor
 
 IMAGE, VECTOR = (32, 32, 3), (12,)
 
@@ -79,6 +79,5 @@ def test_a_network_for_vectors_takes_no_images_nor_the_other_way_round() -> None
 def test_a_saved_network_is_rebuilt_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = make_extractor("efficientnet-lite0", IMAGE).state_dict()
     monkeypatch.setattr(Variant, "path", lambda self: None)
-    rebuilt = empty_extractor("efficientnet-lite0", IMAGE, saved)
-    rebuilt.load_state_dict(saved)
+    rebuilt = restore_extractor("efficientnet-lite0", IMAGE, saved)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in rebuilt.state_dict().items())

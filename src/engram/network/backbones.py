@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,39 +21,23 @@ class Pretrained(nn.Module):
     input_std: tuple[float, float, float]
 
 
-class Foldable(nn.Module):
-    """A module that can fold its batch norms, as they act in evaluation, into the convolutions before them."""
-
-    def fold(self) -> None:
-        raise NotImplementedError
-
-
 def fold_batch_norms(extractor: nn.Module) -> nn.Module:
-    """The extractor with folded batch norms: the same features in evaluation, faster.
+    """Fold batch norms into the convolutions before them: the same features in evaluation, faster.
 
-    Other modules stay as they are, since a batch norm in them need not follow a convolution.
+    Only in engram's own networks, where a batch norm always normalises the convolution registered before it.
     """
     extractor.eval()
-    for module in list(extractor.modules()):
-        if isinstance(module, Foldable):
-            module.fold()
+    networks = [module for module in extractor.modules() if isinstance(module, Foldable)]
+    for module in {inner for network in networks for inner in network.modules()}:
+        for (name, convolution), (norm_name, norm) in pairwise(list(module.named_children())):
+            if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                setattr(module, name, fuse_conv_bn_eval(convolution, norm))
+                setattr(module, norm_name, nn.Identity())
     return extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def fold_into(module: nn.Module, convolution: str, norm: str) -> None:
-    """Fold one batch norm of a module into one of its convolutions, both by name."""
-    setattr(module, convolution, fuse_conv_bn_eval(getattr(module, convolution), getattr(module, norm)))
-    setattr(module, norm, nn.Identity())
-
-
-def _fold_sequence(layers: nn.Sequential) -> nn.Sequential:
-    folded: list[nn.Module] = []
-    for layer in layers:
-        if isinstance(layer, nn.BatchNorm2d) and folded and isinstance(folded[-1], nn.Conv2d):
-            folded[-1] = fuse_conv_bn_eval(folded[-1], layer)
-        else:
-            folded.append(layer)
-    return nn.Sequential(*folded)
+class Foldable(nn.Module):
+    """A network in which every batch norm is registered directly after the convolution that it normalises."""
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -63,7 +49,7 @@ def _initialise(module: nn.Module) -> None:
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-class BasicBlock(Foldable):
+class BasicBlock(nn.Module):
     """Two 3×3 convolutions and a shortcut (He et al., 2016). Parameter names are torchvision's."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, projection: bool, relu: bool = True) -> None:
@@ -92,11 +78,6 @@ class BasicBlock(Foldable):
         # He et al.'s option A, for CIFAR: subsample, and fill the new channels with zeros.
         added = (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
         return F.pad(x[:, :, :: self.stride, :: self.stride], added)
-
-    def fold(self) -> None:
-        fold_into(self, "conv1", "bn1")
-        fold_into(self, "conv2", "bn2")
-        self.downsample = None if self.downsample is None else _fold_sequence(self.downsample)
 
 
 class ResNet(Foldable):
@@ -130,9 +111,6 @@ class ResNet(Foldable):
             x = getattr(self, stage)(x)
         return x.mean((2, 3))  # type: ignore[no-any-return]
 
-    def fold(self) -> None:
-        fold_into(self, "conv1", "bn1")
-
 
 def resnet32(channels: int = 3, *, last_relu: bool = True) -> ResNet:
     """ResNet-32 for 32×32 images: d = 64."""
@@ -160,9 +138,6 @@ class SmallCNN(Foldable):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images).mean((2, 3))  # type: ignore[no-any-return]
-
-    def fold(self) -> None:
-        self.layers = _fold_sequence(self.layers)
 
 
 class MLP(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,11 +11,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from engram import __version__, storage
+from engram import storage
 from engram.errors import DataError
 from engram.network import parallel
 
 MAX_BYTES = 2 * 2**30
+VERSION = importlib.metadata.version("engram")  # another one may compute other numbers
 
 
 class Cache:
@@ -34,7 +36,7 @@ class Cache:
 
     def path(self, kind: str, key: Iterable[object]) -> Path:
         """The file of an entry. A key consists of tensors and of objects whose `repr` identifies them."""
-        digest = hashlib.sha256(f"{__version__} ".encode())
+        digest = hashlib.sha256(f"{VERSION} ".encode())
         for part in key:
             if isinstance(part, Tensor):
                 digest.update(f"{part.dtype} {tuple(part.shape)} ".encode())

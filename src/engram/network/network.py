@@ -20,11 +20,11 @@ from engram.network.backbones import Pretrained, fold_batch_norms
 from engram.network.head import Head, make_head
 from engram.network.registry import (
     IDENTITY,
-    empty_extractor,
     feature_dimension,
     load_weights,
     make_extractor,
     published_statistics,
+    restore_extractor,
 )
 from engram.progress import SILENT, Progress
 from engram.randomness import seeded
@@ -205,11 +205,13 @@ def restore_network(
 ) -> Network:
     """The network with the state dict `tensors`, for samples of this shape."""
     classes, dimension = tensors["head.weight"].shape
-    own = {name.removeprefix("extractor."): each for name, each in tensors.items() if name.startswith("extractor.")}
-    extractor = _channels_last(empty_extractor(network, _cropped_shape(shape, crop), own, last_relu=last_relu))
+    prefix = "extractor."
+    saved = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+    extractor = _channels_last(restore_extractor(network, _cropped_shape(shape, crop), saved, last_relu=last_relu))
     restored = Network(extractor, make_head(head, dimension, scale=1.0), tensors["mean"], tensors["std"], crop)
     restored.head.grow(classes)
-    restored.load_state_dict(dict(tensors))
+    rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
+    restored.load_state_dict(rest | {f"{prefix}{name}": tensor for name, tensor in extractor.state_dict().items()})
     return restored.eval()
 
 

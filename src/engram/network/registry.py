@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engram.errors import DataError, UsageError, unknown
 from engram.network import hub
 from engram.network.backbones import MLP, PaddedVectors, Pretrained, SmallCNN, resnet18, resnet32
-from engram.network.efficientnet import VARIANTS, EfficientNetLite, load_efficientnet
+from engram.network.efficientnet import VARIANTS, EfficientNetLite, Variant, load_efficientnet
 from engram.progress import SILENT, Progress
 from engram.storage import load_tensors
 from engram.text import printable
@@ -28,7 +28,7 @@ PYTORCH = (".pth", ".pt", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save a state dict
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NetworkEntry:
     """A network by name."""
 
@@ -52,14 +52,11 @@ class NetworkEntry:
         }
 
 
-def _efficientnet(name: str, summary: str) -> NetworkEntry:
-    variant = VARIANTS[name]
+def _efficientnet(variant: Variant, summary: str) -> NetworkEntry:
     return NetworkEntry(
-        summary=f"EfficientNet-Lite, {summary}",
-        make=lambda channels, last_relu=True: EfficientNetLite(variant),
-        dimension=1280,
+        *(f"EfficientNet-Lite, {summary}", lambda channels, last_relu=True: EfficientNetLite(variant), 1280),
         input_size=variant.size,
-        load=lambda: load_efficientnet(name),
+        load=lambda: load_efficientnet(variant.name),
         weights=f"ImageNet, from the package {variant.package}",
         licence="Apache 2.0 (Google)",
         is_installed=lambda: variant.path() is not None,
@@ -67,22 +64,18 @@ def _efficientnet(name: str, summary: str) -> NetworkEntry:
 
 
 NETWORKS = {
-    "efficientnet-lite0": _efficientnet("efficientnet-lite0", "the default for photos"),
-    "efficientnet-lite1": _efficientnet("efficientnet-lite1", "larger"),
-    "efficientnet-lite2": _efficientnet("efficientnet-lite2", "larger"),
-    "resnet32": NetworkEntry(
-        summary="ResNet-32 for small images (CIFAR), as in the paper", make=resnet32, dimension=64
-    ),
-    "resnet18": NetworkEntry(summary="ResNet-18 (ImageNet), as in the paper", make=resnet18, dimension=512),
+    "efficientnet-lite0": _efficientnet(VARIANTS["efficientnet-lite0"], "the default for photos"),
+    "efficientnet-lite1": _efficientnet(VARIANTS["efficientnet-lite1"], "larger"),
+    "efficientnet-lite2": _efficientnet(VARIANTS["efficientnet-lite2"], "larger"),
+    "resnet32": NetworkEntry("ResNet-32 for small images (CIFAR), as in the paper", resnet32, 64),
+    "resnet18": NetworkEntry("ResNet-18 (ImageNet), as in the paper", resnet18, 512),
     "resnet18-small": NetworkEntry(
-        summary="ResNet-18 with a stem for images of 32 to 64 pixels", make=partial(resnet18, small=True), dimension=512
+        "ResNet-18 with a stem for images of 32 to 64 pixels", partial(resnet18, small=True), 512
     ),
-    "small": NetworkEntry(summary="three convolutions for images of a few pixels", make=SmallCNN, dimension=64),
-    "mlp": NetworkEntry(summary="two hidden layers, for vectors", make=MLP, dimension=64, takes_vectors=True),
+    "small": NetworkEntry("three convolutions for images of a few pixels", SmallCNN, 64),
+    "mlp": NetworkEntry("two hidden layers, for vectors", MLP, 64, takes_vectors=True),
     IDENTITY: NetworkEntry(
-        summary="vectors are used as features, only scaled",
-        make=lambda inputs, last_relu=True: PaddedVectors(inputs),
-        dimension=None,
+        *("vectors are used as features, only scaled", lambda inputs, last_relu=True: PaddedVectors(inputs), None),
         takes_vectors=True,
         weights="not needed",
     ),
@@ -146,17 +139,20 @@ def make_extractor(
     return entry.make(shape[-1], last_relu=last_relu) if entry.load is None else entry.load()
 
 
-def empty_extractor(
+def restore_extractor(
     network: str | nn.Module, shape: tuple[int, ...], tensors: Mapping[str, Tensor], *, last_relu: bool = True
 ) -> nn.Module:
-    """The same extractor for loading its state dict `tensors`; it needs neither the hub nor a package of weights."""
+    """The extractor with the state dict `tensors`; it needs neither the hub nor a package of weights."""
     if "description" in tensors:  # the buffer of a hub network
-        return hub.HubExtractor.from_description(tensors["description"])
+        return hub.HubExtractor.from_state_dict(tensors)
     if isinstance(network, str) and network in NETWORKS and NETWORKS[network].load is not None:
         with torch.device("meta"):  # skips the initialisation
             extractor = NETWORKS[network].make(3)
-        return extractor.to_empty(device="cpu")
-    return make_extractor(network, shape, last_relu=last_relu)
+        extractor = extractor.to_empty(device="cpu")
+    else:
+        extractor = make_extractor(network, shape, last_relu=last_relu)
+    extractor.load_state_dict(tensors)
+    return extractor
 
 
 def feature_dimension(extractor: nn.Module, sample: Tensor) -> int:
