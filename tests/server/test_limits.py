@@ -144,14 +144,12 @@ def test_a_decoder_that_exceeds_its_memory_is_replaced(serve: Serve) -> None:
 def test_requests_above_the_limit_get_retry_after(serve: Serve) -> None:
     client = serve(requests=1)
     assert client.get("/api/jobs").status_code == 200
-    layer = client.app.middleware_stack
-    while type(layer).__name__ != "LimitsMiddleware":
-        layer = layer.app
-    layer.requests = 1
+    limits = client.app.state.services.limits  # type: ignore[attr-defined]
+    limits.requests = 1
     response = client.get("/api/jobs")
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
     assert client.get("/livez").status_code == 200
-    layer.requests = 0
+    limits.requests = 0
 
 
 SLOW = b"POST /api/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"

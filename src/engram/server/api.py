@@ -22,6 +22,7 @@ from engram.server.config import Config
 from engram.server.decoding import Decoders
 from engram.server.inference import Batcher, LoadedModel, ModelLoader
 from engram.server.jobs import Jobs, JobStatus, Upload
+from engram.server.limits import RequestLimits
 from engram.server.metrics import Metrics
 from engram.server.problems import NoModel, Problem
 from engram.server.security import COOKIE, Authenticator, session_cookie
@@ -37,6 +38,7 @@ class Services:
         self.folder, self.config = folder, config
         self.metrics = Metrics()
         self.authenticator = Authenticator(config)
+        self.limits = RequestLimits(config)
         self.loader = ModelLoader(folder, config.device)
         self.decoders = Decoders(config, self.metrics.decoder_restarts.inc)
         self.batcher = Batcher(config, self.metrics.batches.observe)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,26 +18,72 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import engram
 from engram.errors import EngramError
 from engram.model import ModelFolder
 from engram.server.api import Services, api, edits, health
 from engram.server.config import Config
-from engram.server.limits import LimitsMiddleware, TimedProtocol
-from engram.server.metrics import MetricsMiddleware
-from engram.server.problems import MEDIA_TYPE, as_problem, problem_response
-from engram.server.security import SecurityMiddleware
+from engram.server.limits import CLOSE, TimedProtocol
+from engram.server.problems import MEDIA_TYPE, Problem, as_problem, problem_response
 
 PAGE = Path(__file__).parent / "page"
 PRELOADED = ["engram.server.decoding", "engram.server.updating"]  # by the fork server
 TOKEN = "ENGRAM_TOKEN"  # environment variable
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+    "Cache-Control": "no-store",
+}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": "What is wrong.", "content": {MEDIA_TYPE: {}}}
     for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 429, 500, 503, 507)
 }
+
+
+@dataclass(frozen=True)
+class RequestMiddleware:
+    """Checks, limits and measures every request, and adds security headers to every response."""
+
+    app: ASGIApp
+    services: Services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begin, status = time.perf_counter(), 500
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            self.services.authenticator.check(scope)
+            with self.services.limits.admit(scope, receive) as limited_receive:
+                await self.app(scope, limited_receive, send_with_headers)
+        except Problem as problem:
+            problem.headers = {**(problem.headers or {}), **CLOSE}
+            await problem_response(problem)(scope, receive, send_with_headers)
+        finally:
+            self.services.metrics.record(scope, status, time.perf_counter() - begin)
 
 
 def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
@@ -61,11 +109,7 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
         lifespan=lifespan,
         responses=PROBLEMS,
         exception_handlers=dict.fromkeys((HTTPException, RequestValidationError, EngramError, Exception), handle),
-        middleware=[
-            Middleware(MetricsMiddleware, metrics=services.metrics),
-            Middleware(SecurityMiddleware, authenticator=services.authenticator),
-            Middleware(LimitsMiddleware, config=config),
-        ],
+        middleware=[Middleware(RequestMiddleware, services=services)],
     )
     app.state.services = services
     for router in (health, api, edits):

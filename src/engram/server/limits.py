@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import h11
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engram.server.config import Config
@@ -19,36 +21,30 @@ HEALTH = ("/livez", "/readyz", "/metrics")  # answered even if the server is bus
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
-class LimitsMiddleware:
+class RequestLimits:
     """Limits the requests in progress and the bytes and seconds of their bodies.
 
     uvicorn's `limit_concurrency` would also refuse health checks, and Starlette's `RequestBodyLimitMiddleware` limits
     neither time nor the bytes of all bodies together.
     """
 
-    def __init__(self, app: ASGIApp, config: Config) -> None:
-        self.app, self.config = app, config
+    def __init__(self, config: Config) -> None:
+        self.config = config
         self.requests = 0
         self.anonymous_requests = 0
         self.body_bytes = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        is_upload = scope["path"] in UPLOADS
-        anonymous = not scope.get("state", {}).get("authenticated", True)  # set by SecurityMiddleware
+    @contextmanager
+    def admit(self, scope: Scope, receive: Receive) -> Iterator[Receive]:
+        """Count a request while it is in progress; yields a `receive` that limits its body."""
+        is_upload, anonymous = scope["path"] in UPLOADS, not scope["state"]["authenticated"]
         limit = self.config.body_bytes if is_upload else self.config.json_bytes
-        try:
-            self._check(scope, limit, anonymous)
-        except Problem as problem:
-            await problem_response(problem)(scope, receive, send)
-            return
+        self._check(scope, limit, anonymous)
         body = _Body(self, receive, limit, self.config.body_seconds if is_upload else self.config.json_seconds)
         self.requests += 1
         self.anonymous_requests += anonymous
         try:
-            await self.app(scope, body.receive, send)
+            yield body.receive
         finally:
             self.requests -= 1
             self.anonymous_requests -= anonymous
@@ -57,7 +53,7 @@ class LimitsMiddleware:
     def _check(self, scope: Scope, limit: int, anonymous: bool) -> None:
         length = Headers(scope=scope).get("content-length", "0")
         if not (length.isascii() and length.isdecimal()) or len(length) > 18:
-            raise Problem(400, "The Content-Length header is not a number.", CLOSE)
+            raise Problem(400, "The Content-Length header is not a number.")
         if int(length) > limit:
             raise _too_large(limit)
         # Clients without the token must not take the places of those who have it.
@@ -69,7 +65,7 @@ class LimitsMiddleware:
 class _Body:
     """The body of one request. Counts the bytes received, whatever Content-Length says."""
 
-    def __init__(self, limits: LimitsMiddleware, receive: Receive, limit: int, seconds: float) -> None:
+    def __init__(self, limits: RequestLimits, receive: Receive, limit: int, seconds: float) -> None:
         self.limits, self.limit, self._receive = limits, limit, receive
         self.received = 0
         self.complete = False

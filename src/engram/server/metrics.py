@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from engram.server.inference import ModelLoader
 from engram.server.jobs import STATES, Jobs
@@ -36,30 +35,9 @@ class Metrics:
         damaged = Gauge("engram_damaged", "1 if the newest generation is damaged.", registry=self.registry)
         damaged.set_function(lambda: loader.damaged is not None)
 
-
-class MetricsMiddleware:
-    """Counts and times requests."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on and record its status."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        begin, status = time.perf_counter(), 500
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, send_and_note)
-        finally:
-            path = getattr(scope.get("route"), "path", "other")  # as declared: clients must not make up labels
-            method = scope["method"] if scope["method"] in METHODS else "other"
-            self.metrics.requests.labels(method, path, str(status)).inc()
-            self.metrics.seconds.labels(path).observe(time.perf_counter() - begin)
+    def record(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count and time a request."""
+        path = getattr(scope.get("route"), "path", "other")  # as declared: clients must not make up labels
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self.requests.labels(method, path, str(status)).inc()
+        self.seconds.labels(path).observe(seconds)

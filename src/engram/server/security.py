@@ -1,4 +1,4 @@
-"""Access control: host names, origins, tokens, sessions and security headers."""
+"""Access control: host names, origins, tokens and sessions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import re
 import secrets
 import threading
 import time
-from dataclasses import dataclass
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from engram.server.config import Config
-from engram.server.problems import Problem, problem_response, too_many
+from engram.server.problems import Problem, too_many
 
 COOKIE = "engram_session"
 PUBLIC = ("/", "/livez", "/readyz", "/api/session", "/favicon.ico")  # they reveal nothing about the model
@@ -23,23 +22,10 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 BEARER = {"WWW-Authenticate": "Bearer"}
 MAX_ADDRESSES = 10_000  # with wrong tokens, to remember
 MAX_SESSIONS = 1_000
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
-        "frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
-    "Cache-Control": "no-store",
-}
 
 
 class Authenticator:
-    """Checks tokens and keeps sessions. Stores digests only."""
+    """Decides who may send requests. Stores only digests of the token and of sessions."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -81,35 +67,11 @@ class Authenticator:
         with self._lock:
             self._sessions.pop(_digest(session), None)
 
-
-@dataclass(frozen=True)
-class SecurityMiddleware:
-    """Refuses requests that are not allowed and adds security headers to every response."""
-
-    app: ASGIApp
-    authenticator: Authenticator
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
+    def check(self, scope: Scope) -> None:
+        """Refuse a request that is not allowed, before its body is read; note whether it is authenticated."""
         headers = Headers(scope=scope)
-        try:
-            self._check_host_and_origin(scope["method"], headers)
-            self._check_authentication(scope, headers)
-        except Problem as problem:
-            problem.headers = {**(problem.headers or {}), "Connection": "close"}  # the body is not read
-            await problem_response(problem)(scope, receive, send_with_headers)
-            return
-        await self.app(scope, receive, send_with_headers)
+        self._check_host_and_origin(scope["method"], headers)
+        self._check_authentication(scope, headers)
 
     def _check_host_and_origin(self, method: str, headers: Headers) -> None:
         """Starlette's TrustedHostMiddleware answers 400 in plain text and accepts a repeated Host header."""
@@ -118,20 +80,20 @@ class SecurityMiddleware:
                 raise Problem(400, f"The header {name} must not be repeated.")
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d*)?", host)
-        if match is None or (match[1] or match[2]) not in self.authenticator.config.known_hosts:
+        if match is None or (match[1] or match[2]) not in self.config.known_hosts:
             raise Problem(421, "This host name is not allowed. The server's operator can add it with --allow-host.")
         foreign = origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}")
         if foreign or (headers.get("sec-fetch-site") == "cross-site" and method not in SAFE_METHODS):
             raise Problem(403, "Requests from other sites are refused.")
 
     def _check_authentication(self, scope: Scope, headers: Headers) -> None:
-        required = self.authenticator.token_required
-        by_session = required and self.authenticator.has_session(session_cookie(headers))
+        required = self.token_required
+        by_session = required and self.has_session(session_cookie(headers))
         scope.setdefault("state", {})["authenticated"] = by_session or not required
         kind, _, token = headers.get("authorization", "").partition(" ")
         if required and kind.lower() == "bearer" and token:
             client = scope.get("client")
-            self.authenticator.check_token(token.strip(), client[0] if client else "")
+            self.check_token(token.strip(), client[0] if client else "")
             scope["state"]["authenticated"] = True
         elif by_session:
             _check_same_origin(scope["method"], headers)
