@@ -2,13 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import engram
 from engram.features import NearestMean
-from engram.methods import METHODS, OBJECTIVES, Method
+from engram.methods import METHODS, OBJECTIVES
 from engram.methods.editing import forget
 
 ROOT = Path(__file__).parent.parent
@@ -33,11 +32,11 @@ def test_the_readmes_example_runs_as_it_stands() -> None:
 
 def test_the_documented_method_can_be_added_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
-    learner, entry, objective = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.setattr("engram.methods.METHODS", dict(METHODS))  # other tests share the real ones
     monkeypatch.setattr("engram.methods.OBJECTIVES", dict(OBJECTIVES))
-    names: dict[str, Any] = {"METHODS": engram.methods.METHODS, "Method": Method}
-    exec(learner + entry + objective, names)
+    for block in blocks:
+        exec(block, {})
     stream = engram.split(engram.load("digits"), classes_per_task=5, seed=0)
     for method, settings in (
         ("means", {"learning_rate": 0.2}),

@@ -232,7 +232,7 @@ def disturbed(vectors: Stream, *, batch: int, epoch: int, seed: int = 0, **setti
     network = make_network("mlp", "linear", vectors.tasks[0].train, seed=0).grown(2, 0, "head")
     for parameter in network.extractor.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    Training(**settings)._disturb(network, batch, epoch, torch.Generator().manual_seed(seed))
+    Training(**settings)._add_noise(network, batch, epoch, torch.Generator().manual_seed(seed))
     largest = max(network.parameters(), key=lambda parameter: parameter.numel())
     assert largest.grad is not None and largest.grad.shape == (128, 128)
     return network, largest.grad
