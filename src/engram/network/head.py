@@ -1,4 +1,4 @@
-"""Heads g_W: from a feature vector to a score per class, growing as classes come."""
+"""Heads g_W: from a feature vector to a score per class; they grow with the classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from engram.errors import unknown
 
-Groups = Sequence[Sequence[int]]  # of columns: each becomes one column, and what is in none of them is dropped
+Groups = Sequence[Sequence[int]]  # of class indices: each group becomes one class; the others are dropped
 
 
 class CosineHead(nn.Module):
@@ -22,18 +22,18 @@ class CosineHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def grow(self, classes: int) -> None:
-        """Add rows for new classes; the old rows, and so the old scores, stay."""
+        """Add rows for new classes; the old scores stay the same."""
         new = torch.empty(classes, self.weight.shape[1], device=self.weight.device)
         nn.init.normal_(new)  # a row's length does not matter, only its direction
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), F.normalize(new)]))
 
     def regroup(self, groups: Groups) -> None:
-        """Leave one row for each group of rows: the direction of their mean."""
+        """Replace each group of rows by the direction of their mean."""
         unit = F.normalize(self.weight.detach())
         self.weight = nn.Parameter(F.normalize(_means(unit, groups)))
 
     def cosines(self, features: Tensor, fixed: int = 0) -> Tensor:
-        """The cosines alone, (n, K); nothing is learned through the first `fixed` rows."""
+        """The cosines (n, K) without the scale; the first `fixed` rows of the weight get no gradient."""
         weight = torch.cat([self.weight[:fixed].detach(), self.weight[fixed:]]) if fixed else self.weight
         return F.linear(F.normalize(features), F.normalize(weight))
 
@@ -42,7 +42,7 @@ class CosineHead(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """Scores are plain dot products plus a bias."""
+    """Scores are dot products plus a bias."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class LinearHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(0))  # (K,)
 
     def grow(self, classes: int) -> None:
-        """Add rows for new classes; the old rows, and so the old scores, stay."""
+        """Add rows for new classes; the old scores stay the same."""
         dimension = self.weight.shape[1]
         new = torch.empty(classes, dimension, device=self.weight.device)
         nn.init.uniform_(new, -(dimension**-0.5), dimension**-0.5)
@@ -58,10 +58,10 @@ class LinearHead(nn.Module):
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), new.new_zeros(classes)]))
 
     def regroup(self, groups: Groups) -> None:
-        """Leave one row for each group of rows: their mean, with the odds of all of them together."""
+        """Replace each group of rows by their mean, with the sum of their odds."""
         self.weight = nn.Parameter(_means(self.weight.detach(), groups))
         sizes = self.bias.new_tensor([float(len(group)) for group in groups])
-        self.bias = nn.Parameter(_means(self.bias.detach(), groups) + sizes.log())  # exact where the rows are alike
+        self.bias = nn.Parameter(_means(self.bias.detach(), groups) + sizes.log())  # exact if the rows are equal
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features, self.weight, self.bias)  # (n, K)
@@ -70,7 +70,7 @@ class LinearHead(nn.Module):
 class CorrectedHead(LinearHead):
     """A linear head whose scores of the newest classes pass through α s + β (BiC, Eq. 4).
 
-    The pair belongs to the classes of one task: when the head grows for the next, it is dropped.
+    The correction is for the classes of one task, and is dropped when the head grows for the next.
     """
 
     alpha: Tensor
@@ -84,12 +84,12 @@ class CorrectedHead(LinearHead):
         self.register_buffer("newest", torch.empty(0, dtype=torch.bool))  # (K,): the classes that are corrected
 
     def grow(self, classes: int) -> None:
-        """Add rows for new classes, and drop the correction of those before."""
+        """Add rows for new classes, and drop the correction."""
         super().grow(classes)
         self.correct(1.0, 0.0, torch.zeros(len(self.weight), dtype=torch.bool))
 
     def regroup(self, groups: Groups) -> None:
-        """As a linear head does; where rows are joined, the correction first becomes a part of those it is for."""
+        """As a linear head does; before rows are merged, the correction is applied to them."""
         if any(len(group) > 1 for group in groups):
             alpha, beta = torch.where(self.newest, self.alpha, 1.0), torch.where(self.newest, self.beta, 0.0)  # (K,)
             self.weight = nn.Parameter(self.weight.detach() * alpha[:, None])
@@ -99,12 +99,12 @@ class CorrectedHead(LinearHead):
         self.newest = self.newest[[group[0] for group in groups]]
 
     def correct(self, alpha: float, beta: float, newest: Tensor) -> None:
-        """From now on pass the scores of the classes `newest` (bool, (K,)) through this pair."""
+        """Correct the scores of the classes `newest` (bool, (K,)) from now on."""
         self.alpha, self.beta = self.weight.new_tensor(alpha), self.weight.new_tensor(beta)
         self.newest = newest.to(self.weight.device)
 
     def uncorrected(self, features: Tensor) -> Tensor:
-        """The scores (n, K) as they are learned."""
+        """The scores (n, K) before the correction."""
         return super().forward(features)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -113,20 +113,15 @@ class CorrectedHead(LinearHead):
 
 
 Head = CosineHead | LinearHead
+HEADS: dict[str, type[Head]] = {"cosine": CosineHead, "linear": LinearHead, "corrected": CorrectedHead}
 
 
 def _means(rows: Tensor, groups: Groups) -> Tensor:
-    """The mean of each group of rows."""
     return torch.stack([rows[list(group)].mean(0) for group in groups])
 
 
-HEADS = ("cosine", "linear", "corrected")
-
-
 def make_head(name: str, dimension: int, scale: float) -> Head:
-    """A head of this kind with no classes yet; `scale` is where a cosine head's begins."""
+    """A head of this kind without classes; `scale` is the initial one of a cosine head."""
     if name not in HEADS:
         raise unknown("head", name, HEADS)
-    if name == "cosine":
-        return CosineHead(dimension, scale)
-    return LinearHead(dimension) if name == "linear" else CorrectedHead(dimension)
+    return CosineHead(dimension, scale) if name == "cosine" else HEADS[name](dimension)

@@ -1,6 +1,6 @@
 """The losses, one function per equation of the paper: a sum over classes, a mean over the batch.
 
-σ is a sigmoid (the paper's choice), where each class is a yes-or-no question of its own, or a softmax.
+σ is a sigmoid (the paper's choice), or a softmax.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from engram.network import parallel
 
 
 def sigmoid_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy of scores against targets, both (n, k): Eq. 2 of one-hot ones, Eq. 3 of a teacher's."""
+    """Binary cross-entropy of scores and targets, both (n, k): Eq. 2 for one-hot targets, Eq. 3 for a teacher's."""
     return F.binary_cross_entropy_with_logits(fine(scores), fine(targets), reduction="sum") / len(scores)
 
 
 def softmax_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """Eq. 2 with a softmax: scores (n, K), columns (n,)."""
+    """Eq. 2 with a softmax: scores (n, K), class indices (n,)."""
     return F.cross_entropy(scores, labels)
 
 
@@ -28,13 +28,14 @@ def softmax_distillation(scores: Tensor, teacher_scores: Tensor, temperature: fl
 
 
 def margin_ranking(cosines: Tensor, class_indices: Tensor, new: Tensor, *, top_k: int, margin: float) -> Tensor:
-    """LUCIR's Eq. 8: an old class's sample (its cosine with its class) ahead of its hardest new classes by a margin.
+    """LUCIR's Eq. 8: samples of old classes have a larger cosine with their class than with new ones, by a margin.
 
-    `cosines` (n, K); `new` (bool, (K,)) are the new classes. A mean over the samples of old classes and their hardest.
+    `cosines` is (n, K); `new` (bool, (K,)) are the new classes. A mean over the samples of old classes and, for each,
+    the `top_k` new classes of largest cosine.
     """
     old = ~new[class_indices]  # (n,)
     top_k = min(top_k, int(new.sum()))
-    weight = parallel.mean_weight(old)  # before anything is left out: of several processes, all take part
+    weight = parallel.mean_weight(old)  # a collective operation, so before any return
     if not top_k or not bool(old.any()):
         return cosines.new_zeros(())
     own = cosines[old].gather(1, class_indices[old, None])  # (m, 1)
@@ -43,10 +44,9 @@ def margin_ranking(cosines: Tensor, class_indices: Tensor, new: Tensor, *, top_k
 
 def feature_distillation(features: Tensor, teacher_features: Tensor) -> Tensor:
     """Eq. 5: one minus the cosine between new and old features (n, d); also L_sim of the adapter."""
-    # Near one, a cosine of few digits is mostly rounding.
     return (1 - F.cosine_similarity(fine(features), fine(teacher_features))).mean()
 
 
 def fine(tensor: Tensor) -> Tensor:
-    """The same in float32 at least: of two things that are near each other, few digits leave no difference."""
+    """At least float32: in bfloat16 a difference of similar values is mostly rounding."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

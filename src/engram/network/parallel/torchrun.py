@@ -44,22 +44,14 @@ RESUME = "Saved progress is kept: the same command with --resume continues, with
 STORE_LOST = f"The process that coordinates the run, torchrun's on the first machine, is gone or out of reach. {RESUME}"
 
 
-class Launch(NamedTuple):
-    """The rank of this process among all, and among those of its machine."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
+def _is_launched() -> bool:
+    """Whether torchrun, or anything that sets the same variables, has started this process as one of several."""
+    variables = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in variables) and _variable("WORLD_SIZE") > 1
 
 
-def launch_environment() -> Launch | None:
-    """What torchrun has put into this process's environment; None for a single process."""
-    if any(name not in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
-        return None
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    launch = Launch(*(int(os.environ.get(name, default)) for name, default in zip(names, "0101", strict=True)))
-    return launch if launch.world_size > 1 else None
+def _variable(name: str, default: int = 0) -> int:
+    return int(os.environ.get(name, default))
 
 
 class Terminated(KeyboardInterrupt):
@@ -81,21 +73,21 @@ def process_group(device: str = "auto") -> Iterator[None]:
     CPU tensors are exchanged by gloo, GPU tensors by nccl with one GPU per rank. An error on one rank ends all: it is
     raised there, and `ElsewhereError` on the others. If a rank dies, one of the others raises `LostError`.
     """
-    launch = launch_environment()
-    if launch is None or not distributed.is_available() or distributed.is_initialized():
+    if not _is_launched() or not distributed.is_available() or distributed.is_initialized():
         yield
         return
     store = _connect(CONNECT_TIMEOUT)
-    number = store.add(f"engram/{launch.rank}", 1)  # a second group of the same processes needs other names
+    rank, world_size = _variable("RANK"), _variable("WORLD_SIZE")
+    number = store.add(f"engram/{rank}", 1)  # a second group of the same processes needs other names
     beats = PrefixStore(f"engram/{number}/heartbeat", _connect(STORE_TIMEOUT))
-    with _rank_settings(launch), Heartbeat(beats, launch.rank, launch.world_size) as heartbeat:
+    with _rank_settings(rank), Heartbeat(beats, rank, world_size) as heartbeat:
         try:
-            on_gpu = _takes_gpu(device, launch)
+            on_gpu = _takes_gpu(device)
             distributed.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
                 store=PrefixStore(f"engram/{number}/groups", store),
-                rank=launch.rank,
-                world_size=launch.world_size,
+                rank=rank,
+                world_size=world_size,
                 timeout=COLLECTIVE_TIMEOUT,
             )
             check_same([torch.__version__, on_gpu], "torch's version, or on having a GPU")
@@ -115,7 +107,7 @@ def process_group(device: str = "auto") -> Iterator[None]:
 
 def refuse_torchrun(command: str) -> None:
     """Raise an error, once for all ranks, under torchrun: each process would execute the command on its own."""
-    if launch_environment() is not None:
+    if _is_launched():
         with process_group("cpu"):
             raise UsageError(f"`{command}` works in one process. Leave out torchrun, which is for `engram run`.")
 
@@ -138,33 +130,34 @@ def _connect(timeout: timedelta) -> Store:
     return store
 
 
-def _takes_gpu(device: str, launch: Launch) -> bool:
+def _takes_gpu(device: str) -> bool:
     """Whether ranks compute on GPUs; if so, this one takes its own."""
     if device == "mps":
         raise UsageError("Several processes can use cpu or cuda, not mps. Leave out torchrun or --device.")
     if device not in ("auto", "cuda") or not torch.cuda.is_available():
         return False
-    if launch.local_world_size > torch.cuda.device_count():
+    processes = _variable("LOCAL_WORLD_SIZE", 1)
+    if processes > torch.cuda.device_count():
         raise UsageError(
-            f"There are {torch.cuda.device_count()} GPUs for {launch.local_world_size} processes on this machine. "
+            f"There are {torch.cuda.device_count()} GPUs for {processes} processes on this machine. "
             "Start one process per GPU, or use --device cpu."
         )
-    torch.cuda.set_device(launch.local_rank)
+    torch.cuda.set_device(_variable("LOCAL_RANK"))
     return True
 
 
 @contextmanager
-def _rank_settings(launch: Launch) -> Iterator[None]:
+def _rank_settings(rank: int) -> Iterator[None]:
     """Each rank uses its share of the cores, rank 0 alone shows warnings, and SIGTERM raises `Terminated`."""
     threads = torch.get_num_threads()
     if os.environ.get("OMP_NUM_THREADS", "1") == "1":  # torchrun's default; any other value is the user's
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // launch.local_world_size))
+        torch.set_num_threads(max(1, cores // _variable("LOCAL_WORLD_SIZE", 1)))
     in_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere signals cannot be handled
     handler = signal.signal(signal.SIGTERM, _raise_terminated) if in_main_thread else None
     try:
         with warnings.catch_warnings():
-            if launch.rank:
+            if rank:
                 warnings.simplefilter("ignore", EngramWarning)
             yield
     finally:
