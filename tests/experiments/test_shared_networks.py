@@ -47,7 +47,7 @@ def comparable(result: Result) -> dict[str, object]:
     ],
     ids=lambda run: "-".join([run[0], *map(str, run[1].values())]),
 )
-def test_runs_that_train_alike_take_each_others_networks(
+def test_runs_with_the_same_training_share_their_networks(
     first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], vectors: Stream, tmp_path: Path
 ) -> None:
     trained, count = shared(tmp_path / "shared", vectors, first[0], **first[1])
@@ -81,7 +81,7 @@ def test_runs_that_train_alike_take_each_others_networks(
     ],
     ids=lambda run: "-".join([run[0], *map(str, run[1].values())]),
 )
-def test_runs_that_rehearse_other_images_or_are_taught_otherwise_share_the_first_task_alone(
+def test_runs_with_other_exemplars_or_distillation_share_only_the_first_task(
     first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], vectors: Stream, tmp_path: Path
 ) -> None:
     shared(tmp_path / "shared", vectors, first[0], **first[1])
@@ -110,7 +110,7 @@ def test_runs_that_rehearse_other_images_or_are_taught_otherwise_share_the_first
     ],
     ids=lambda run: "-".join([run[0], *map(str, run[1].values())]),
 )
-def test_runs_that_train_otherwise_share_nothing(
+def test_runs_with_other_training_share_nothing(
     first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], vectors: Stream, tmp_path: Path
 ) -> None:
     shared(tmp_path, vectors.first(1), first[0], **first[1])
@@ -130,7 +130,7 @@ def test_joint_training_shares_nothing(vectors: Stream, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["bic", "lucir"])
-def test_a_network_comes_back_as_it_was_with_its_correction_and_with_features_of_both_signs(
+def test_a_cached_network_keeps_its_correction_and_features_of_both_signs(
     method: str, images: Stream, tmp_path: Path
 ) -> None:
     learner = make(method, epochs=1, learning_rate=0.01, batch_size=8, images_per_class=12)
@@ -154,7 +154,7 @@ def test_a_network_comes_back_as_it_was_with_its_correction_and_with_features_of
         assert bool((found.features(inputs) < 0).any())
 
 
-def test_what_differs_after_training_alone_extracts_nothing_again(vectors: Stream, tmp_path: Path) -> None:
+def test_runs_that_differ_after_extraction_share_the_features(vectors: Stream, tmp_path: Path) -> None:
     first, _ = shared(tmp_path / "shared", vectors, "features")
     second, _ = shared(tmp_path / "shared", vectors, "features", adapter="ridge", C=3.0)
     assert "extract" in first.seconds and "extract" not in second.seconds and "measure" not in second.seconds
@@ -162,7 +162,7 @@ def test_what_differs_after_training_alone_extracts_nothing_again(vectors: Strea
     assert comparable(second) == comparable(alone)
 
 
-def test_what_is_done_with_carried_vectors_alone_adapts_nothing_again(vectors: Stream, tmp_path: Path) -> None:
+def test_runs_that_differ_after_adaptation_share_the_adapters(vectors: Stream, tmp_path: Path) -> None:
     first, _ = shared(tmp_path / "shared", vectors, "features")
     second, _ = shared(tmp_path / "shared", vectors, "features", features_per_class=3, codec="int8", C=3.0)
     assert "adapt" in first.seconds and "adapt" not in second.seconds

@@ -254,12 +254,12 @@ def test_the_last_relu_is_left_out_of_an_extractor_made_by_name() -> None:
         ((224, 224, 3), "resnet18"),
     ],
 )
-def test_the_extractor_goes_by_the_shape_of_the_inputs(shape: tuple[int, ...], name: str) -> None:
+def test_auto_goes_by_the_shape_of_the_inputs(shape: tuple[int, ...], name: str) -> None:
     assert choose_extractor(shape) == name
     assert type(make_extractor("auto", shape)) is type(NETWORKS[name].make(shape[-1]))
 
 
-def test_names_that_do_not_fit_are_refused_in_words() -> None:
+def test_a_name_that_does_not_fit_the_inputs_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match=r"There is no network 'resnet23'\. Did you mean 'resnet32'\?"):
         make_extractor("resnet23", (32, 32, 3))
     with pytest.raises(UsageError, match=r"'mlp' does not take images of shape \(32, 32, 3\)"):
@@ -279,7 +279,7 @@ class Pooled(nn.Module):
         return torch.cat([self.norm(images).mean((2, 3)), images.amax((2, 3))], 1)
 
 
-def test_a_module_of_ones_own_is_copied_and_not_changed() -> None:
+def test_a_users_module_is_copied_and_not_changed() -> None:
     own = Pooled()
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
     extractor = make_extractor(own, (8, 8, 3))
@@ -294,12 +294,12 @@ def test_a_module_of_ones_own_is_copied_and_not_changed() -> None:
     ("module", "found"),
     [(nn.Identity(), r"Identity gave \(2, 3, 8, 8\)"), (nn.Flatten(0, 2), r"Flatten gave \(48, 8\)")],
 )
-def test_a_module_that_gives_no_vector_per_sample_is_refused(module: nn.Module, found: str) -> None:
+def test_a_module_that_gives_no_vector_per_sample_is_a_usage_error(module: nn.Module, found: str) -> None:
     with pytest.raises(UsageError, match=rf"must give features \(n, d\); {found}"):
         feature_dimension(module, torch.rand(2, 3, 8, 8))
 
 
-def test_a_module_that_gives_no_tensor_is_refused() -> None:
+def test_a_module_that_gives_no_tensor_is_a_usage_error() -> None:
     class Both(nn.Module):
         def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
             return images, images
@@ -331,7 +331,7 @@ def test_published_weights_are_loaded_without_their_fc(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(
+def test_weights_that_do_not_fit_name_the_tensor_and_load_nothing(
     changes: dict[str, Tensor | None], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "other.safetensors"

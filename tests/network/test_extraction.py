@@ -44,7 +44,7 @@ class Broken(nn.Module):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_features_that_are_not_finite_are_refused(bad: float) -> None:
+def test_features_that_are_not_finite_are_an_error(bad: float) -> None:
     vectors = torch.zeros(30, 3)
     network = make_network(Broken(bad), "cosine", Samples.of(vectors, torch.zeros(30, dtype=torch.int64)), seed=0)
     assert extract(network, Samples.of(vectors, torch.zeros(30, dtype=torch.int64))).shape == (30, 3)
@@ -53,7 +53,7 @@ def test_features_that_are_not_finite_are_refused(bad: float) -> None:
         extract(network, Samples.of(vectors, torch.zeros(30, dtype=torch.int64)))
 
 
-def test_features_of_what_is_read_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_of_prefetched_images_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extraction, "BATCH", 7)
     network = make_network("small", "cosine", SAMPLES, seed=0)
     assert torch.equal(extract(network, as_lazy(SAMPLES)), extract(network, SAMPLES))
@@ -62,5 +62,5 @@ def test_features_of_what_is_read_ahead_are_the_same(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("shape", "size"), [((12,), 500), ((32, 32, 3), 500), ((96, 96, 3), 500), ((224, 224, 3), 91), ((4096, 4096, 3), 1)]
 )
-def test_of_large_images_fewer_are_extracted_at_a_time(shape: tuple[int, ...], size: int) -> None:
+def test_batches_of_large_images_are_smaller(shape: tuple[int, ...], size: int) -> None:
     assert extraction.batch_size(shape) == size

@@ -108,7 +108,7 @@ def test_new_rows_are_trained(kind: str) -> None:
     assert bool(head.weight.grad.any(1).all())
 
 
-def test_an_unknown_head_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_head_suggests_the_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"There is no head 'cosin'\. Did you mean 'cosine'\?"):
         make_head("cosin", 3, scale=16.0)
 
@@ -127,7 +127,7 @@ def test_scores_are_the_cosines_times_the_scale() -> None:
 
 
 @pytest.mark.parametrize("fixed", [0, 1, 3, 4])
-def test_nothing_is_learned_through_rows_that_are_fixed(fixed: int) -> None:
+def test_fixed_rows_get_no_gradient(fixed: int) -> None:
     head, free = head_of("cosine", 4), head_of("cosine", 4)
     assert isinstance(head, CosineHead) and isinstance(free, CosineHead)
     features = FEATURES.clone().requires_grad_()
@@ -152,7 +152,7 @@ def corrected_head(classes: int = 5) -> CorrectedHead:
     return head
 
 
-def test_scores_of_the_newest_classes_pass_through_the_correction_and_no_others() -> None:
+def test_only_scores_of_the_newest_classes_are_corrected() -> None:
     head = corrected_head()
     before = head(FEATURES)
     assert torch.equal(head.uncorrected(FEATURES), before)
@@ -163,7 +163,7 @@ def test_scores_of_the_newest_classes_pass_through_the_correction_and_no_others(
     assert torch.equal(head.uncorrected(FEATURES), before)
 
 
-def test_a_correction_takes_the_place_of_the_one_before() -> None:
+def test_a_correction_replaces_the_previous_one() -> None:
     head, newest = corrected_head(), torch.tensor([False, False, False, True, True])
     head.correct(0.5, -3.0, ~newest)
     head.correct(2.0, 1.0, newest)

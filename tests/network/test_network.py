@@ -51,7 +51,7 @@ def test_statistics_are_those_of_the_samples_per_channel() -> None:
     np.testing.assert_allclose(network.std, (IMAGES / 255).std((0, 1, 2)), rtol=1e-6)
 
 
-def test_statistics_are_of_the_rows_that_the_samples_are_and_no_others() -> None:
+def test_statistics_ignore_rows_that_are_not_in_the_samples() -> None:
     network = make_network("auto", "cosine", SAMPLES.of_classes((1,)), seed=0)
     np.testing.assert_allclose(network.mean, (IMAGES[LABELS == 1] / 255).mean((0, 1, 2)), rtol=1e-6)
 
@@ -93,7 +93,7 @@ def test_features_and_scores_are_those_of_extractor_and_head() -> None:
     assert scores.shape == (12, 4)
 
 
-def test_a_module_of_ones_own_is_taken_and_left_as_it_was() -> None:
+def test_a_users_module_is_copied_and_left_unchanged() -> None:
     own = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
     network = make_network(own, "cosine", SAMPLES, seed=0).grown(2, 0)
@@ -103,7 +103,7 @@ def test_a_module_of_ones_own_is_taken_and_left_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in own.parameters())
 
 
-def test_a_module_of_ones_own_that_gives_maps_is_refused() -> None:
+def test_a_users_module_that_gives_feature_maps_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match=r"must give features \(n, d\); Conv2d gave \(1, 5, 6, 8\)"):
         make_network(nn.Conv2d(3, 5, 3), "cosine", SAMPLES, seed=0)
 
@@ -118,7 +118,7 @@ def test_published_weights_come_with_the_statistics_they_were_trained_with(tmp_p
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 3), (8, 8, 1), (3,)], ids=["colour", "grey", "vectors"])
-def test_statistics_in_a_file_of_weights_hold_for_whatever_inputs(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_statistics_in_a_weights_file_hold_for_any_inputs(shape: tuple[int, ...], tmp_path: Path) -> None:
     inputs = torch.arange(4 * torch.Size(shape).numel()).reshape(4, *shape)
     samples = Samples.of(inputs.to(torch.uint8 if len(shape) == 3 else torch.float32), torch.zeros(4, dtype=torch.long))
     own = make_network("auto", "cosine", samples, seed=5)
@@ -135,7 +135,7 @@ def test_statistics_in_a_file_of_weights_hold_for_whatever_inputs(shape: tuple[i
 # Copies
 
 
-def test_a_teacher_is_a_copy_that_nothing_trains() -> None:
+def test_a_frozen_network_is_a_copy_without_trainable_weights() -> None:
     network = make_network("small", "cosine", SAMPLES, seed=0).grown(2, 0).train()
     teacher = network.frozen()
     assert network.training and not teacher.training
@@ -156,7 +156,7 @@ def test_a_student_of_a_frozen_network_can_be_trained_again() -> None:
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
 
 
-def test_a_network_moves_part_of_the_way_to_another_and_keeps_its_head() -> None:
+def test_weight_averaging_moves_the_extractor_and_keeps_the_head() -> None:
     ours, theirs = (make_network("resnet32", "cosine", SAMPLES, seed=seed).grown(2, seed) for seed in (0, 1))
     for network in (ours, theirs):
         network.train().features(all_of(SAMPLES))  # the batch norms have something to tell
@@ -175,9 +175,7 @@ def test_a_network_moves_part_of_the_way_to_another_and_keeps_its_head() -> None
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", ["small", "resnet32", "own", "mlp"])
-def test_a_network_comes_back_from_a_file_with_the_same_answers_bit_for_bit(
-    kind: str, head: str, tmp_path: Path
-) -> None:
+def test_a_restored_network_gives_the_same_bits(kind: str, head: str, tmp_path: Path) -> None:
     own = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     network = own if kind == "own" else kind
     samples = SAMPLES if kind != "mlp" else Samples.of(RANDOM.normal(size=(12, 7)), LABELS)
@@ -198,7 +196,7 @@ def test_a_network_comes_back_from_a_file_with_the_same_answers_bit_for_bit(
 # What it sees
 
 
-def test_a_network_with_a_side_sees_the_middle_of_larger_images_and_all_of_those_that_are_cropped() -> None:
+def test_a_network_with_a_crop_sees_the_centre_of_larger_images_and_all_of_cropped_ones() -> None:
     network = make_network("small", "cosine", SAMPLES, seed=0, crop=6).grown(2, 0).eval()
     images = all_of(SAMPLES)
     assert torch.equal(network(images)[1], network(images[:, 1:7, 2:8])[1])
@@ -207,7 +205,7 @@ def test_a_network_with_a_side_sees_the_middle_of_larger_images_and_all_of_those
     assert torch.equal(network.features(images), network.features(center_crop(images, 6)))
 
 
-def test_the_network_goes_by_what_it_sees_and_a_side_changes_none_of_its_tensors() -> None:
+def test_auto_goes_by_the_cropped_size_and_a_crop_changes_no_tensor() -> None:
     large = Samples.of(torch.zeros(2, 72, 72, 3, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
     assert make_network("auto", "cosine", large, seed=0).dimension == 512  # resnet18
     assert make_network("auto", "cosine", large, seed=0, crop=63).dimension == 64  # resnet32
@@ -216,18 +214,18 @@ def test_the_network_goes_by_what_it_sees_and_a_side_changes_none_of_its_tensors
     assert plain.keys() == cropping.keys() and all(torch.equal(plain[name], cropping[name]) for name in plain)
 
 
-def test_a_network_comes_back_with_its_side() -> None:
+def test_a_restored_network_keeps_its_crop() -> None:
     network = make_network("small", "cosine", SAMPLES, seed=0, crop=6).grown(2, 0).eval()
     restored = restore_network("small", "cosine", SAMPLES.shape, network.state_dict(), crop=6)
     assert torch.equal(restored(all_of(SAMPLES))[1], network(all_of(SAMPLES))[1])
 
 
-def test_a_window_larger_than_the_images_is_refused() -> None:
+def test_a_crop_larger_than_the_images_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match=r"8 x 10 .* 9"):
         make_network("small", "cosine", SAMPLES, seed=0, crop=9)
 
 
-def test_the_statistics_of_images_that_must_be_made_are_the_same() -> None:
+def test_the_statistics_of_lazy_images_are_the_same() -> None:
     here, there = (make_network("small", "cosine", samples, seed=0) for samples in (SAMPLES, as_lazy(SAMPLES)))
     torch.testing.assert_close(here.mean, there.mean, rtol=1e-6, atol=0)
     torch.testing.assert_close(here.std, there.std, rtol=1e-6, atol=0)
@@ -235,7 +233,7 @@ def test_the_statistics_of_images_that_must_be_made_are_the_same() -> None:
     assert make_network("small", "cosine", as_lazy(grey), seed=0).std.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_of_images_that_must_be_made_no_more_than_some_are_looked_at_a_few_at_a_time() -> None:
+def test_statistics_decode_some_lazy_images_a_few_at_a_time() -> None:
     asked: list[int] = []
 
     class Watched(FromMemory):

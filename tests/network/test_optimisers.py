@@ -33,7 +33,7 @@ def test_the_compiler_is_not_imported() -> None:
 
 
 @pytest.mark.parametrize("kind", OPTIMISERS)
-def test_the_steps_are_the_same_and_go_on_from_the_same_state(kind: type[torch.optim.Optimizer]) -> None:
+def test_steps_and_restored_state_are_those_of_torchs_optimiser(kind: type[torch.optim.Optimizer]) -> None:
     def steps(made: type[torch.optim.Optimizer]) -> Tensor:
         layer = nn.Linear(4, 1)
         layer.weight.data = torch.linspace(-1, 1, 4)[None]

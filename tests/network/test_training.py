@@ -59,7 +59,7 @@ def test_the_defaults_are_the_papers() -> None:
     assert (training.momentum, training.weight_decay) == (0.9, 1e-5)
 
 
-def test_the_papers_rate_is_divided_by_five_at_epochs_50_and_64() -> None:
+def test_the_papers_learning_rate_is_divided_by_five_at_epochs_50_and_64() -> None:
     training, per_epoch = Training(), 40
     rates = [
         {training.learning_rate_at(epoch * per_epoch + step, 70 * per_epoch) for step in range(per_epoch)}
@@ -70,19 +70,19 @@ def test_the_papers_rate_is_divided_by_five_at_epochs_50_and_64() -> None:
     assert [found.pop() for found in rates] == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_papers_rate_on_imagenet() -> None:
+def test_the_papers_learning_rate_on_imagenet() -> None:
     training = Training(epochs=60, milestones=(20 / 60, 30 / 60, 40 / 60, 50 / 60))
     expected = [2.0] * 20 + [0.4] * 10 + [0.08] * 10 + [0.016] * 10 + [0.0032] * 10
     assert [training.learning_rate_at(epoch * 7, 60 * 7) for epoch in range(60)] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3])
-def test_few_epochs_begin_at_the_whole_rate(epochs: int) -> None:
+def test_short_trainings_start_at_the_full_learning_rate(epochs: int) -> None:
     training = Training(epochs=epochs, learning_rate=0.1, milestones=(0.1, 0.4, 0.8))
     assert training.learning_rate_at(0, 10 * epochs) == 0.1
 
 
-def test_one_cycle_rises_to_its_peak_and_falls_to_nearly_nothing() -> None:
+def test_one_cycle_rises_to_its_peak_and_falls_almost_to_zero() -> None:
     training = Training(schedule="one-cycle", learning_rate=0.5, warm_up=0.3)
     rates = [training.learning_rate_at(step, 100) for step in range(100)]
     assert rates.index(max(rates)) == 30
@@ -96,7 +96,7 @@ def test_one_cycle_rises_to_its_peak_and_falls_to_nearly_nothing() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 10])
 @pytest.mark.parametrize("warm_up", [0.01, 0.3, 1.0])
-def test_one_cycle_stays_between_nothing_and_its_peak_however_few_the_steps(steps: int, warm_up: float) -> None:
+def test_one_cycle_stays_between_zero_and_its_peak_for_any_number_of_steps(steps: int, warm_up: float) -> None:
     training = Training(schedule="one-cycle", learning_rate=0.5, warm_up=warm_up)
     assert all(0 < training.learning_rate_at(step, steps) <= 0.5 for step in range(steps))
 
@@ -134,13 +134,13 @@ def test_batches_depend_on_seed_task_and_epoch_alone() -> None:
         assert not torch.equal(first[0][1], other[0][1])
 
 
-def test_images_are_left_alone_if_asked() -> None:
+def test_augmentation_can_be_switched_off() -> None:
     samples = tiny_images(6)
     ((inputs, positions),) = Training(pad=0, flip=False).batches(samples, 0, 0, 0)
     assert torch.equal(inputs, samples.batch(positions))
 
 
-def test_images_are_cropped_and_mirrored_anew_in_every_task_epoch_and_batch() -> None:
+def test_crops_and_flips_differ_between_tasks_epochs_and_batches() -> None:
     image = tiny_images(1).inputs  # all the same, so that their order does not matter
     samples = Samples.of(image.repeat(12, 1, 1, 1), torch.zeros(12, dtype=torch.int64))
     training = Training(batch_size=6, pad=2, flip=True)
@@ -154,7 +154,7 @@ def test_images_are_cropped_and_mirrored_anew_in_every_task_epoch_and_batch() ->
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
 
 
-def test_light_is_changed_only_if_asked_and_after_crops_and_mirrors() -> None:
+def test_brightness_and_contrast_change_only_if_set_and_after_crops_and_flips() -> None:
     samples = tiny_images(30)
 
     def drawn(**settings: float) -> Tensor:
@@ -171,7 +171,7 @@ def test_light_is_changed_only_if_asked_and_after_crops_and_mirrors() -> None:
     assert bool(((shift >= 0).all(1) | (shift <= 0).all(1)).all())  # the whole image, its borders of zeros too
 
 
-def test_light_is_changed_of_images_alone() -> None:
+def test_vectors_are_not_jittered() -> None:
     samples = numbered(9)
     ((inputs, positions),) = Training(brightness=63.0, contrast=0.8).batches(samples, 0, 0, 0)
     assert torch.equal(inputs, samples.batch(positions))
@@ -180,7 +180,7 @@ def test_light_is_changed_of_images_alone() -> None:
 # Windows
 
 
-def test_with_a_crop_every_batch_is_of_windows_drawn_for_it() -> None:
+def test_crops_are_drawn_for_every_batch() -> None:
     samples = tiny_images(12)
     for area in (None, (0.2, 0.9)):
         training = Training(batch_size=6, pad=0, flip=False, crop=5, crop_area=area)
@@ -193,7 +193,7 @@ def test_with_a_crop_every_batch_is_of_windows_drawn_for_it() -> None:
             assert inputs.shape == (6, 5, 5, 1) and torch.equal(inputs, expected)
 
 
-def test_windows_are_flipped_too() -> None:
+def test_crops_are_flipped_too() -> None:
     image = tiny_images(1).inputs
     samples = Samples.of(image.repeat(64, 1, 1, 1), torch.zeros(64, dtype=torch.int64))
     ((inputs, _),) = Training(pad=0, flip=True, crop=7).batches(samples, 0, 0, 0)
@@ -216,12 +216,12 @@ def test_vectors_are_not_cropped() -> None:
         ({"crop": 5, "crop_area": (0.5, 1.0), "crop_ratio": (0.0, 1.0)}, r"crop_ratio .*\(0\.0, 1\.0\)"),
     ],
 )
-def test_windows_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
+def test_impossible_crops_are_a_usage_error(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Training(**settings)  # type: ignore[arg-type]
 
 
-def test_windows_can_be_asked_for_on_a_command_line() -> None:
+def test_crops_can_be_set_on_the_command_line() -> None:
     training = make("features", crop="56", crop_area="0.08,1", crop_ratio="0.5,2").training
     assert (training.crop, training.crop_area, training.crop_ratio) == (56, (0.08, 1.0), (0.5, 2.0))
     assert make("features", crop="none", crop_area="none").training.crop is None
@@ -231,14 +231,14 @@ def test_windows_can_be_asked_for_on_a_command_line() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"crop": 6}, {"brightness": 20.0}])
-def test_batches_that_are_read_ahead_are_the_same_to_the_last_bit(settings: dict[str, object]) -> None:
+def test_prefetched_batches_are_the_same_to_the_last_bit(settings: dict[str, object]) -> None:
     samples, training = tiny_images(50), Training(batch_size=16, pad=1, **settings)  # type: ignore[arg-type]
     pairs = zip(training.batches(samples, 1, 2, 3), training.batches(as_lazy(samples), 1, 2, 3), strict=True)
     for (inputs, positions), (others, places) in pairs:
         assert torch.equal(inputs, others) and torch.equal(positions, places)
 
 
-def test_training_on_what_is_read_ahead_gives_the_same_network() -> None:
+def test_training_on_prefetched_batches_gives_the_same_network() -> None:
     samples, states = tiny_images(), []
     for each in (samples, as_lazy(samples)):
         network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
@@ -322,7 +322,7 @@ def test_the_steps_are_those_of_sgd_with_momentum_and_weight_decay_written_by_ha
         np.testing.assert_allclose(network.state_dict()[name], weight, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_the_loss_is_given_the_columns_of_its_inputs() -> None:
+def test_the_loss_gets_the_class_indices_of_its_inputs() -> None:
     samples = numbered(30)
     class_indices = torch.arange(30) * 10
     network = make_network(nn.Linear(1, 2), "linear", samples, seed=0).grown(1, 0)
@@ -338,7 +338,7 @@ def test_the_loss_is_given_the_columns_of_its_inputs() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.55, 0.0])
-def test_noise_on_the_gradient_is_that_of_a_sum_over_the_batch_and_falls_with_the_epochs(decay: float) -> None:
+def test_gradient_noise_is_that_of_a_sum_over_the_batch_and_decays_with_the_epochs(decay: float) -> None:
     samples = numbered(16)
     network = make_network(nn.Linear(1, 20_000), "linear", samples, seed=0).grown(1, 0)
     training = Training(
@@ -394,7 +394,7 @@ def test_training_on_tiny_images_learns_them_and_ends_in_evaluation_mode() -> No
     assert (found == samples.labels).float().mean() == 1
 
 
-def test_a_phase_of_another_name_is_reported_under_that_name() -> None:
+def test_progress_is_reported_under_the_name_of_the_phase() -> None:
     samples = numbered(4)
     for given, named in (({}, "train"), ({"phase": "fine-tune"}, "fine-tune")):
         network = make_network("mlp", "linear", samples, seed=0).grown(2, 0)
@@ -454,7 +454,7 @@ def uninterrupted(training: Training) -> dict[str, Tensor]:
     return state_of(fitted(training, None))
 
 
-def test_a_dropout_of_ones_own_module_is_a_function_of_the_seed_too() -> None:
+def test_dropout_in_a_users_module_is_a_function_of_the_seed() -> None:
     samples = tiny_images()
 
     def trained(checkpoints: InMemory | None = None) -> dict[str, Tensor]:
@@ -477,7 +477,7 @@ def test_a_dropout_of_ones_own_module_is_a_function_of_the_seed_too() -> None:
     assert_same(trained(kept), expected)
 
 
-def test_what_is_frozen_in_ones_own_module_stays_as_it_is() -> None:
+def test_frozen_weights_of_a_users_module_stay_as_they_are() -> None:
     samples = tiny_images()
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8))
     module[1].requires_grad_(False)
@@ -496,7 +496,7 @@ def test_training_is_a_function_of_its_seed(training: Training, uninterrupted: d
 
 
 @pytest.mark.parametrize("epochs_done", [1, 2, 3])
-def test_a_training_stopped_after_an_epoch_goes_on_to_the_same_end_bit_for_bit(
+def test_training_resumes_after_an_epoch_to_the_same_bits(
     epochs_done: int, training: Training, uninterrupted: dict[str, Tensor]
 ) -> None:
     checkpoints = InMemory(stop_after=epochs_done)
@@ -509,7 +509,7 @@ def test_a_training_stopped_after_an_epoch_goes_on_to_the_same_end_bit_for_bit(
     assert listener.done == listener.expected == 12
 
 
-def test_a_training_stopped_after_every_epoch_goes_on_to_the_same_end_bit_for_bit(
+def test_training_resumes_after_every_epoch_to_the_same_bits(
     training: Training, uninterrupted: dict[str, Tensor]
 ) -> None:
     checkpoints = InMemory()
@@ -534,7 +534,7 @@ def disturbed_throughout(disturbed: Training) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", DISTURBANCES)
-def test_every_disturbance_changes_what_is_learned_and_is_a_function_of_the_seed(
+def test_jitter_and_noise_change_the_result_and_are_functions_of_the_seed(
     name: str, training: Training, uninterrupted: dict[str, Tensor]
 ) -> None:
     alone = replace(training, **{name: DISTURBANCES[name]})
@@ -545,7 +545,7 @@ def test_every_disturbance_changes_what_is_learned_and_is_a_function_of_the_seed
 
 
 @pytest.mark.parametrize("epochs_done", [1, 2, 3])
-def test_a_training_with_changed_light_and_noise_goes_on_to_the_same_end_bit_for_bit(
+def test_training_with_jitter_and_noise_resumes_to_the_same_bits(
     epochs_done: int, disturbed: Training, disturbed_throughout: dict[str, Tensor]
 ) -> None:
     checkpoints = InMemory(stop_after=epochs_done)
@@ -556,7 +556,7 @@ def test_a_training_with_changed_light_and_noise_goes_on_to_the_same_end_bit_for
     assert_same(state_of(fitted(disturbed, checkpoints)), disturbed_throughout)
 
 
-def test_a_snapshot_holds_the_network_its_momentum_and_how_far_it_came(training: Training) -> None:
+def test_a_checkpoint_holds_the_network_its_momentum_and_the_epoch(training: Training) -> None:
     checkpoints = InMemory(stop_after=2)
     with pytest.raises(KeyboardInterrupt):
         fitted(training, checkpoints)
@@ -579,7 +579,9 @@ def test_a_snapshot_holds_the_network_its_momentum_and_how_far_it_came(training:
     ],
     ids=["nan", "infinity", "gradient"],
 )
-def test_what_is_not_finite_stops_training_and_says_where(spoil: Callable[[Tensor], Tensor], what: str) -> None:
+def test_training_stops_at_a_value_that_is_not_finite_and_names_the_batch(
+    spoil: Callable[[Tensor], Tensor], what: str
+) -> None:
     samples = numbered(20)
     network = make_network("mlp", "linear", samples, seed=0).grown(2, 0)
     calls = 0
@@ -605,7 +607,7 @@ def test_what_is_not_finite_stops_training_and_says_where(spoil: Callable[[Tenso
 
 
 @pytest.mark.parametrize("loss_function", ["sigmoid", "softmax"])
-def test_the_teacher_is_not_changed_by_training_its_student(loss_function: str) -> None:
+def test_training_a_student_leaves_its_teacher_unchanged(loss_function: str) -> None:
     samples = tiny_images()
     start = make_network("small", "cosine", samples, seed=0).grown(2, 0)
     start.train()(samples.inputs)  # statistics of its own
@@ -624,7 +626,7 @@ def test_the_teacher_is_not_changed_by_training_its_student(loss_function: str) 
     assert not any(torch.equal(after[name], began[name]) for name in after if name not in ("mean", "std"))
 
 
-def test_distillation_alone_holds_the_old_scores_and_without_it_they_drift() -> None:
+def test_distillation_preserves_the_old_scores_and_without_it_they_drift() -> None:
     samples = tiny_images()
     start = make_network("small", "cosine", samples, seed=0).grown(2, 0)
     teacher = start.frozen()

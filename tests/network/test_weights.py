@@ -77,7 +77,7 @@ def as_legacy(content: Any, path: Path) -> None:
 
 @pytest.mark.parametrize("save", [as_zip, as_legacy, as_pickle])
 @pytest.mark.parametrize("beside_weights", [False, True])
-def test_code_in_a_file_of_weights_is_refused_and_never_run(
+def test_code_in_a_weights_file_is_a_data_error_and_never_runs(
     save: Callable[[Any, Path], None], beside_weights: bool, tmp_path: Path
 ) -> None:
     evidence, path = tmp_path / "evidence", tmp_path / "weights.pth"
@@ -94,7 +94,7 @@ def test_code_in_a_file_of_weights_is_refused_and_never_run(
 
 
 @pytest.mark.parametrize("content", [[1, 2, 3], {"lr": 0.1}, torch.zeros(3), {}])
-def test_a_pytorch_file_without_a_state_dict_is_refused(content: Any, tmp_path: Path) -> None:
+def test_a_pytorch_file_without_a_state_dict_is_a_data_error(content: Any, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "other.pth")
     with pytest.raises(DataError, match=r"other\.pth"):
         extractor_for_weights(tmp_path / "other.pth")
