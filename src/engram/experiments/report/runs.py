@@ -194,7 +194,8 @@ class Section:
         """Leading accuracy less that of the first contender, over the runs with the same seed and class order."""
         scores = self.runs.pivot(index=["seed", "order"], columns="group", values=self.metrics[0])[self.groups.index]
         reference = self.contenders.index[0]
-        return _interval(scores.sub(scores.pop(reference), axis="index").agg(["mean", "std", "count"]).T)
+        paired = scores.drop(columns=reference).sub(scores[reference], axis="index")
+        return _interval(paired.agg(["mean", "std", "count"]).T)
 
 
 def _interval(stats: pd.DataFrame) -> pd.DataFrame:
