@@ -33,12 +33,12 @@ def main() -> None:
     parser.add_argument("--validation", type=float, default=0.2)
     options = parser.parse_args()
     dataset, seeds = engram.load(options.dataset, options.data), range(FIRST, FIRST + options.seeds)
-    trainings = Cache(HERE / "work" / "trained")
+    cache = Cache(HERE / "work" / "trained")
     rows: list[dict[str, Any]] = []
     for text in options.settings:
         settings = dict(pair.split("=") for pair in text.split(","))
         plan = Plan(method=options.method, settings=settings, tasks=options.tasks, validation=options.validation)
-        results = [plan.with_seed(seed).run(dataset, trainings=trainings) for seed in seeds]
+        results = [plan.with_seed(seed).run(dataset, cache=cache) for seed in seeds]
         row: dict[str, Any] = {"settings": settings, "accuracy": _mean(results, "curve")}
         row |= {"head": _mean(results, "head_curve"), "ceiling": _mean(results, "ceiling_curve")}
         rows.append(row)

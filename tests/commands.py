@@ -23,7 +23,7 @@ import pytest
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 IMPORTED = ["pytest", "torch._dynamo"]
-IMPORTED += ["engram.cli.app", "engram.cli.display", "engram.model", "engram.experiments.many"]
+IMPORTED += ["engram.cli.app", "engram.cli.display", "engram.model", "engram.experiments.workers"]
 SECONDS = 180  # that a command may take
 
 

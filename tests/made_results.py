@@ -58,6 +58,7 @@ def result(method: str = "features", seed: int = 0, curve: Sequence[float] = (0.
         "seconds": {"train": 100.0, "measure": 10.0},
         "environment": {"engram": "0.1.0", "python": "3.11"},
         "split": {"first_task": None, "class_order": "seed", "validation": 0.0},
+        "networks_reused": None,
     }
     return Result(**{**made, **values})
 

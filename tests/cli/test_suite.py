@@ -59,7 +59,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(folder.glob("runs/*/*/result.json")):
         values = json.loads(path.read_text())
-        del values["seconds"], values["networks_taken"], values["environment"]["threads"]
+        del values["seconds"], values["networks_reused"], values["environment"]["threads"]
         found[str(path.relative_to(folder))] = values
     return found
 
@@ -83,7 +83,7 @@ def test_a_plan_says_what_would_be_run_how_long_and_how_large_and_runs_nothing(p
     done = engram("suite", "quality", *QUICK, "--seeds", "3", "--plan", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows, last = done.stdout.splitlines()
-    assert head.split() == ["runs", "done", "time", "kept"]
+    assert head.split() == ["runs", "done", "time", "memory"]
     assert [re.split(r" {2,}", row)[:3] for row in rows] == [["P = 0", "3", "0"], ["P = 2", "3", "0"]]
     assert all(re.search(r" \d+ (s|min) +0\.02 MB$", row) for row in rows)
     assert re.match(r"about \d+ (s|min) for what is left, one run after another", last)
@@ -177,8 +177,8 @@ def test_a_suite_that_is_there_is_refused_without_resume_and_gone_on_with(there:
     before = {path: path.stat().st_mtime_ns for path in (there / "here").rglob("*") if path.is_file()}
     again = engram(*command, "--quiet", cwd=there)
     assert (again.returncode, again.stdout) == (2, "")
-    said = "error: here/suite-quality.json is there already. Go on with --resume, or choose another --out.\n"
-    assert again.stderr == said
+    assert "here/suite-quality.json" in again.stderr and "--resume" in again.stderr
+    assert len(again.stderr.splitlines()) == 1
     assert {path: path.stat().st_mtime_ns for path in before} == before
     (there / next(iter(results(there / "here"))).replace("runs", "here/runs", 1)).unlink()
     further = engram(*command, "--resume", cwd=there)
@@ -197,7 +197,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_with_resume_completes_it(
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
     stopped = process.wait(60)
     assert (stopped.returncode, stopped.stdout) == (130, "")
-    assert re.search(r"the same command with --out here --resume goes on\.$", stopped.stderr.rstrip())
+    assert stopped.stderr.rstrip().endswith("--out here --resume")
     assert "Traceback" not in stopped.stderr
     wait_for_the_end_of_all(process.pid)
     assert not list(place.glob("here/runs/*/*/failed.json"))
@@ -226,7 +226,7 @@ def test_after_ctrl_c_too_the_folders_name_is_quoted_for_the_shell(place: Path) 
     process.send_signal(signal.SIGINT)
     stopped = process.wait(60)
     assert stopped.returncode == 130
-    (options,) = re.findall(r"the same command with (.*) goes on\.", stopped.stderr)
+    (options,) = re.findall(r"the same command with (.*)$", stopped.stderr.rstrip())
     assert shlex.split(options) == ["--out", STRANGE, "--resume"]
 
 

@@ -13,10 +13,9 @@ import pytest
 
 from engram.data import DecodeOptions, load
 from engram.errors import EngramWarning
-from engram.experiments import Plan, cluster
-from engram.experiments.jobs import Job, SuiteOptions
-from engram.experiments.local import FAILED, Site
-from engram.experiments.many import begin, carry_out, plan_suite
+from engram.experiments import Plan, workers
+from engram.experiments.suite_plan import SuiteOptions, SuiteRun, plan_suite
+from engram.experiments.workers import FAILED, run_suite
 
 pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
 
@@ -32,12 +31,12 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "blobs.npz"
 
 
-def workers() -> list[int]:
+def worker_processes() -> list[int]:
     """The processes of this machine that carry out a job for a Ray that this one has started."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::_work"):
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::_work_on_ray"):
                 found += [int(entry.name)] if os.getpid() in ancestors(int(entry.name)) else []
         except OSError:
             continue
@@ -58,7 +57,7 @@ def results(folder: Path) -> dict[str, object]:
     for path in sorted(folder.rglob("result.json")):
         values = json.loads(path.read_text())
         found[str(path.relative_to(folder))] = {
-            name: value for name, value in values.items() if name not in ("seconds", "environment", "networks_taken")
+            name: value for name, value in values.items() if name not in ("seconds", "environment", "networks_reused")
         }
     return found
 
@@ -75,43 +74,46 @@ def results(folder: Path) -> dict[str, object]:
 def test_a_job_takes_a_gpu_and_the_cores_that_every_node_has_for_one(
     nodes: list[dict[str, float]], taken: tuple[int, int]
 ) -> None:
-    assert tuple(cluster.share_of(nodes).values()) == taken
+    assert tuple(workers.resources_per_run(nodes).values()) == taken
 
 
-def test_paths_are_whole_for_workers_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_elsewhere_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    site = Site(Path("runs"), "folder", Path("~/pictures"), DecodeOptions(class_list=Path("few.txt")))
-    job = Job("lwf", Plan(method="lwf", settings={"weights": "w.safetensors"}), "runs/lwf/seed-0", "", "")
-    site, (job, _) = cluster._for_all_nodes(site, [job, replace(job, plan=Plan())])
-    assert job.plan.settings["weights"] == str(tmp_path / "w.safetensors")
-    assert (site.folder, site.data) == (tmp_path / "runs", tmp_path / "home" / "pictures")
-    assert site.options.class_list == tmp_path / "few.txt"
+    options = SuiteOptions(
+        suite="table1", dataset="folder", data=Path("~/pictures"), decoding=DecodeOptions(class_list=Path("few.txt"))
+    )
+    plan = Plan(method="lwf", settings={"weights": "w.safetensors"})
+    options, run = workers.absolute(options, SuiteRun("lwf", plan, Path("runs/lwf/seed-0"), "", ""))
+    assert run.plan.settings["weights"] == str(tmp_path / "w.safetensors")
+    assert run.folder == tmp_path / "runs" / "lwf" / "seed-0"
+    assert options.folder == tmp_path / "runs" / "folder-short"
+    assert options.data == tmp_path / "home" / "pictures"
+    assert options.decoding.class_list == tmp_path / "few.txt"
+    assert workers.absolute(options, replace(run, plan=Plan()))[1].plan == Plan()
 
 
 def test_a_killed_worker_costs_nothing_but_time(data: Path, tmp_path: Path) -> None:
     dataset = load("arrays", data)
-    order = SuiteOptions(suite="balance", dataset="arrays", settings=SETTINGS)
-    here = plan_suite(order, Site(tmp_path / "here", "arrays", data), dataset)
-    begin(here, "engram suite", resume=False)
-    assert [outcome.error for outcome in carry_out(here, dataset)] == [None, None]
+    options = SuiteOptions(suite="balance", dataset="arrays", data=data, settings=SETTINGS)
+    here = plan_suite(replace(options, out=tmp_path / "here"), dataset)
+    assert [outcome.error for outcome in run_suite(here, dataset)] == [None, None]
 
-    there = plan_suite(order, Site(tmp_path / "there", "arrays", data), dataset)
-    begin(there, "engram suite", resume=False)
+    there = plan_suite(replace(options, out=tmp_path / "there"), dataset)
     killed: list[int] = []
 
     def kill_one() -> None:
         deadline = time.monotonic() + 120
         while not killed and time.monotonic() < deadline:
             # Only once a run is under way, and before any has ended.
-            if list((tmp_path / "there").rglob("training.safetensors")) and (found := workers()):
+            if list((tmp_path / "there").rglob("training.safetensors")) and (found := worker_processes()):
                 os.kill(found[0], signal.SIGKILL)
                 killed.append(found[0])
             time.sleep(0.02)
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    outcomes = carry_out(there, dataset, workers=2, on="ray")
+    outcomes = run_suite(there, dataset, workers=2, on="ray")
     killer.join()
     assert killed, "no worker was seen at work: make the runs longer"
     assert [outcome.error for outcome in outcomes] == [None, None]
@@ -123,4 +125,4 @@ def test_a_cluster_elsewhere_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")  # an address that nobody has
     monkeypatch.setattr("ray.init", lambda **_: None)
     with pytest.warns(EngramWarning, match=r"192\.0\.2\.1:6379 is not on this machine"):
-        cluster._connect(None)
+        workers._connect(None)

@@ -57,7 +57,7 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
-    def hear(self, event: str, values: dict[str, Any]) -> None:
+    def on_event(self, event: str, values: dict[str, Any]) -> None:
         self.events.append({"event": event, **values})
 
 
@@ -82,7 +82,8 @@ def test_a_run_tells_its_beginning_its_epochs_phases_and_tasks_and_its_end_in_th
 
 def test_the_beginning_names_the_method_and_the_data(vectors: Stream, tmp_path: Path) -> None:
     run(small("gamma-lwf"), vectors.first(1), out=tmp_path)
-    assert events_of(tmp_path)[0] == {"event": "begin", "method": "gamma-lwf", "dataset": "blobs"}
+    named = {"method": "gamma-lwf", "dataset": "blobs", "seed": 0, "folder": str(tmp_path)}
+    assert events_of(tmp_path)[0] == {"event": "begin", **named}
 
 
 def test_an_epoch_has_its_loss_and_the_rate_at_its_end(vectors: Stream, tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_task_has_what_was_measured(vectors: Stream, tmp_path: Path) -> None:
 
 def test_a_network_that_another_run_has_trained_has_no_epochs(vectors: Stream, tmp_path: Path) -> None:
     for name, epochs in (("first", 3), ("second", 0)):
-        run(small(), vectors.first(1), out=tmp_path / name, trainings=Cache(tmp_path / "trained"))
+        run(small(), vectors.first(1), out=tmp_path / name, cache=Cache(tmp_path / "trained"))
         events = [event["event"] for event in events_of(tmp_path / name)]
         assert events.count("epoch") == epochs
         assert events.count("task") == 1
@@ -201,7 +202,7 @@ def test_listeners_hear_what_is_in_the_log_with_a_folder_and_without(vectors: St
     run(small(), vectors.first(2), out=tmp_path, listeners=[heard])
     run(small(), vectors.first(2), listeners=[alone])
     assert heard.events == events_of(tmp_path)
-    untimed = [[{**event, "seconds": 0} for event in each.events] for each in (heard, alone)]
+    untimed = [[{**event, "seconds": 0, "folder": None} for event in each.events] for each in (heard, alone)]
     assert untimed[0] == untimed[1]
 
 

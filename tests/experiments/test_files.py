@@ -106,9 +106,7 @@ def test_one_bad_file_does_not_end_a_run_and_a_folder_that_is_gone_does(root: Pa
         plan("finetune", network="small").run(load("imagenet1000", copied, options=READING))
     dataset: Dataset = load("imagenet1000", copied, options=READING)
     shutil.rmtree(copied)
-    with pytest.raises(
-        DataError, match=r"^Of 16 files, 16 cannot be read\. .* .*copy"
-    ):
+    with pytest.raises(DataError, match=r"^Of 16 files, 16 cannot be read\. .* .*copy"):
         plan("finetune", network="small", batch_size=32).run(dataset)
 
 

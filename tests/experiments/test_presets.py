@@ -14,8 +14,8 @@ from engram.data.lazy import LazyImages
 from engram.errors import UsageError
 from engram.experiments import PRESETS, Plan
 from engram.experiments.estimate import class_counts
-from engram.experiments.jobs import SuiteOptions, facts, jobs_of, variants
 from engram.experiments.presets import classes_per_task, preset
+from engram.experiments.suite_plan import SuiteOptions, data_facts, runs_of, variants
 from engram.methods import METHODS, OBJECTIVES, setting_names
 
 DIVIDED = ["features", "hybrid", "features-unadapted", "gamma-lwf", "lwf", "gamma-icarl", "icarl", "finetune", "joint"]
@@ -248,10 +248,10 @@ def test_runs_and_the_suite_of_table_1_keep_what_the_paper_counts(
     name: str, classes: int, megabytes: dict[str, float]
 ) -> None:
     dataset = imagenet(name, classes)
-    order = SuiteOptions(suite="table1", dataset=name, preset="paper")
-    suite = {variant.method: variant for variant in variants(order, dataset)}
+    options = SuiteOptions(suite="table1", dataset=name, preset="paper")
+    suite = {variant.method: variant for variant in variants(options, dataset)}
     for method, expected in megabytes.items():
-        (job,) = jobs_of(suite[method], order, dataset)
+        (job,) = runs_of(suite[method], options, dataset)
         for plan in (job.plan, Plan(method=method, preset="paper")):
             learner, stream = plan.learner(dataset), plan.stream(dataset)
             predicted = learner.memory_bytes(class_counts(stream.tasks), stream.tasks[0].train)
@@ -259,7 +259,7 @@ def test_runs_and_the_suite_of_table_1_keep_what_the_paper_counts(
 
 
 def test_on_imagenet_1000_the_paper_varies_m_from_50_to_200() -> None:
-    assert facts(imagenet("imagenet1000", 1000, per_class=2), "paper").task_sizes() == [50, 100, 200]
+    assert data_facts(imagenet("imagenet1000", 1000, per_class=2), "paper").task_sizes() == [50, 100, 200]
 
 
 @pytest.mark.parametrize(("side", "crop"), [(256, 224), (64, 56), (32, 28)])
@@ -287,10 +287,10 @@ def test_tiny_imagenet_has_a_network_and_borders_for_its_size() -> None:
 
 
 def test_a_job_on_files_goes_by_their_size_and_classes_too() -> None:
-    order = SuiteOptions(suite="table1", dataset="imagenet100", methods=("lwf",))
+    options = SuiteOptions(suite="table1", dataset="imagenet100", methods=("lwf",))
 
     def folder(dataset: Dataset) -> str:
-        return jobs_of(variants(order, dataset)[0], order, dataset)[0].folder
+        return runs_of(variants(options, dataset)[0], options, dataset)[0].folder
 
     small, large, fewer = (imagenet("imagenet100", *each, 2) for each in ((20, 32), (20, 64), (10, 32)))
     assert len({folder(small), folder(large), folder(fewer)}) == 3

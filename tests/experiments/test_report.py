@@ -87,7 +87,7 @@ def test_a_bound_with_other_seeds_does_not_keep_the_best_from_being_marked(tmp_p
 
 
 def test_seconds_without_shared_training_are_starred(tmp_path: Path) -> None:
-    runs = [result("features"), result("lwf", seconds={"measure": 1.0}), result("icarl", networks_taken=1)]
+    runs = [result("features"), result("lwf", seconds={"measure": 1.0}), result("icarl", networks_reused=1)]
     text = only(tmp_path, *runs).tables["results"].text
     assert text["seconds"].to_dict() == {"features": "100", "lwf": "0*", "icarl": "100*"}
 

@@ -27,7 +27,7 @@ def test_every_committed_result_can_be_read_and_agrees_with_itself(path: Path) -
     [
         (lambda values: values.pop("schema"), "it has no schema"),
         (lambda values: values.update(schema=99), "has schema 99; this version reads 1"),
-        (lambda values: values.pop("curve"), "not a whole result: curve missing"),
+        (lambda values: values.pop("curve"), "not a complete result: curve missing"),
     ],
 )
 def test_a_foreign_or_damaged_file_is_refused(change: object, said: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from engram.data import Stream, load
 from engram.errors import DataError, EngramError, TrainingError, UsageError
-from engram.experiments import Plan, Result, run, seed_folders, summarise
+from engram.experiments import Plan, Result, run, summarise
 from engram.experiments.checkpoint import RunFolder
 from engram.methods import METHODS, Learner, make, setting_names
 from engram.network import Cache
@@ -28,7 +28,7 @@ def small(method: str = "features", **settings: object) -> Learner:
 
 def comparable(result: Result) -> dict[str, object]:
     values = result.to_json()
-    del values["seconds"], values["networks_taken"]
+    del values["seconds"], values["networks_reused"]
     return values
 
 
@@ -69,7 +69,7 @@ def test_a_run_goes_on_from_the_weights_that_it_began_with_and_no_others(images:
         return small("lwf", network="small", weights=str(weights))
 
     run(starting(1.0), images, out=tmp_path / "run")
-    with pytest.raises(UsageError, match="another run; it differs in what the file of weights holds"):
+    with pytest.raises(UsageError, match="another run; it differs in weights: "):
         run(starting(2.0), images, out=tmp_path / "run", resume=True)
     weights.unlink()
     weights = tmp_path / "moved.safetensors"
@@ -199,7 +199,7 @@ def test_any_error_before_there_is_something_to_go_on_from_leaves_the_folder_fre
 @pytest.mark.parametrize("found", ['{"hello": 1}', "[]"])
 def test_a_file_that_is_only_named_like_a_runs_is_left_alone(found: str, vectors: Stream, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(found)
-    with pytest.raises(UsageError, match=r"holds something else \(a run\.json not of engram\)"):
+    with pytest.raises(UsageError, match=r"run\.json"):
         run(small(), vectors.first(1), out=tmp_path, resume=True)
     assert (tmp_path / "run.json").read_text() == found
 
@@ -231,15 +231,15 @@ def test_a_changed_setting_is_refused_and_named(
     assert final_bytes(tmp_path) == before
 
 
-def test_a_run_begun_before_there_were_codecs_goes_on(vectors: Stream, tmp_path: Path) -> None:
-    run(small(), vectors.first(1), out=tmp_path)
-    request = json.loads((tmp_path / "run.json").read_text())
-    for name in ("codec", "codec_bytes"):
-        request["settings"].pop(name)
-    (tmp_path / "run.json").write_text(json.dumps(request))
-    with pytest.raises(UsageError, match=r"it differs in codec: absent, now int8"):
-        run(small(codec="int8"), vectors, out=tmp_path, resume=True)
-    assert len(run(small(), vectors, out=tmp_path, resume=True).curve) == 3
+def test_settings_are_recorded_as_the_values_that_they_stand_for(vectors: Stream, tmp_path: Path) -> None:
+    automatic = run(small("hybrid", features_per_class=8, codec="auto"), vectors.first(1), out=tmp_path)
+    resolved = {"network": "mlp", "tune": "every", "tuned_weights": "all", "device": "cpu", "images_per_class": 20}
+    resolved |= {"adapter_width": 16 * 64, "adapter_steps": 720, "codec": "int8", "codec_bytes": None, "weights": None}
+    assert resolved.items() <= automatic.settings.items()
+    explicit = {name: value for name, value in resolved.items() if name != "device"}
+    assert (
+        run(small("hybrid", features_per_class=8, **explicit), vectors.first(1), out=tmp_path, resume=True) == automatic
+    )
 
 
 def test_other_data_or_another_class_order_is_refused(vectors: Stream, tmp_path: Path) -> None:
@@ -291,12 +291,12 @@ def test_runs_that_differ_only_after_training_share_it(vectors: Stream, tmp_path
         ("gamma-lwf", {}),
         ("features", {"alpha": 1.0, "features_per_class": 5}),
     ):
-        shared = run(small(method, **settings), vectors, trainings=cache)
+        shared = run(small(method, **settings), vectors, cache=cache)
         assert comparable(shared) == comparable(run(small(method, **settings), vectors))
     assert networks() == len(vectors)
-    run(small("gamma-lwf", feature_distillation=0.5), vectors, trainings=cache)
+    run(small("gamma-lwf", feature_distillation=0.5), vectors, cache=cache)
     assert networks() == 2 * len(vectors) - 1  # the first task has no teacher
-    run(small("joint"), vectors, trainings=cache)
+    run(small("joint"), vectors, cache=cache)
     assert networks() == 2 * len(vectors) - 1
 
 
@@ -304,7 +304,7 @@ def test_a_network_of_ones_own_is_not_shared_for_its_name_does_not_say_what_it_i
     vectors: Stream, tmp_path: Path
 ) -> None:
     own = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.ReLU())
-    run(small("gamma-lwf", network=own), vectors.first(1), trainings=Cache(tmp_path))
+    run(small("gamma-lwf", network=own), vectors.first(1), cache=Cache(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -322,39 +322,42 @@ def test_another_seed_gives_another_class_order_and_other_weights() -> None:
 def test_a_summary_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     digits = load("digits")
     plan = Plan(method="finetune", tasks=2, settings={"epochs": 1})
-    results = [plan.with_seed(seed).run(digits) for seed in (0, 1)]
-    summary = summarise(results, tmp_path)
+    results = plan.run(digits, tmp_path, seeds=2)
+    assert [replace(result, seconds={}) for result in results] == [
+        replace(plan.with_seed(seed).run(digits), seconds={}) for seed in (0, 1)
+    ]
+    summary = summarise(results)
     values = [result.average_incremental_accuracy for result in results]
     assert summary["average_incremental_accuracy"]["mean"] == pytest.approx(sum(values) / 2)
     assert summary["average_incremental_accuracy"]["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["seed-0", "seed-1", "summary.json"]
 
 
 def test_a_summary_of_one_seed_has_no_deviation() -> None:
-    result = Plan(method="finetune", tasks=1, settings={"epochs": 1}).run(load("digits"))
-    assert summarise([result])["average_incremental_accuracy"]["deviation"] is None
+    results = Plan(method="finetune", tasks=1, settings={"epochs": 1}).run(load("digits"), seeds=1)
+    assert summarise(results)["average_incremental_accuracy"]["deviation"] is None
 
 
 def test_a_folder_of_seeds_is_refused_before_anything_is_run_where_it_is_anothers(tmp_path: Path) -> None:
-    def refused(*seeds: int, resume: bool = False) -> str:
+    digits, plan = load("digits"), Plan(method="finetune", tasks=1, settings={"epochs": 1})
+
+    def refused(seed: int, seeds: int, resume: bool = False) -> str:
+        before = sorted(tmp_path.rglob("*"))
         with pytest.raises(UsageError) as caught:
-            seed_folders(seeds, tmp_path, resume=resume)
+            plan.with_seed(seed).run(digits, tmp_path, seeds=seeds, resume=resume)
+        assert sorted(tmp_path.rglob("*")) == before
         return str(caught.value)
 
-    assert seed_folders((3, 4), tmp_path / "new", resume=False) == {
-        seed: tmp_path / "new" / f"seed-{seed}" for seed in (3, 4)
-    }
     (tmp_path / "seed-1").mkdir()
     (tmp_path / "seed-1" / "run.json").write_text("{}")
-    assert "seed-1 already holds a run. Continue it with --resume" in refused(0, 1)
-    assert seed_folders((0, 1), tmp_path, resume=True)
+    assert str(tmp_path / "seed-1") in refused(0, 2)
     (tmp_path / "summary.json").write_text('{"seeds": [0, 1, 2]}')
-    assert "of seeds that are not asked for (0, 2)" in refused(1, resume=True)
-    assert seed_folders(range(5), tmp_path, resume=True)
+    assert "seeds 0, 2" in refused(1, 1, resume=True)
     (tmp_path / "summary.json").write_text('"my own notes"')
-    assert "a summary.json not of engram" in refused(0, 1, resume=True)
+    assert "summary.json" in refused(0, 2, resume=True)
     (tmp_path / "thesis.tex").write_text("years")
-    assert "holds something else (thesis.tex)" in refused(0, 1, resume=True)
+    assert "thesis.tex" in refused(0, 2, resume=True)
 
 
 def test_a_task_without_test_samples_is_refused_before_anything_is_learned(vectors: Stream, tmp_path: Path) -> None:
@@ -367,36 +370,31 @@ def test_a_task_without_test_samples_is_refused_before_anything_is_learned(vecto
 
 def test_how_many_networks_were_taken_over_is_told(vectors: Stream, tmp_path: Path) -> None:
     taken = [
-        run(small("lwf"), stream, trainings=Cache(tmp_path)).networks_taken
+        run(small("lwf"), stream, cache=Cache(tmp_path)).networks_reused
         for stream in (vectors.first(1), vectors.first(2), vectors.first(2))
     ]
     assert taken == [0, 1, 2]
 
 
-def test_they_are_counted_over_a_kill_and_a_checkpoint_from_before_they_were_goes_on(
-    vectors: Stream, tmp_path: Path
-) -> None:
+def test_reused_networks_are_counted_over_a_kill(vectors: Stream, tmp_path: Path) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    run(small("lwf"), vectors.first(1), trainings=Cache(tmp_path / "trained"))
-    for kind in ("now", "before"):
-        with pytest.raises(KeyboardInterrupt):
-            run(small("lwf"), vectors, out=tmp_path / kind, trainings=Cache(tmp_path / "trained"), after_task=stop)
-        seconds = tmp_path / kind / "checkpoint-001" / "seconds.json"
-        if kind == "before":
-            seconds.write_text(json.dumps(json.loads(seconds.read_text())["by_phase"]))
-        resumed = run(small("lwf"), vectors, out=tmp_path / kind, resume=True)
-        assert resumed.networks_taken == (1 if kind == "now" else 0)
-        assert {"measure", "train"} <= resumed.seconds.keys()
+    cache = Cache(tmp_path / "trained")
+    run(small("lwf"), vectors.first(1), cache=cache)
+    with pytest.raises(KeyboardInterrupt):
+        run(small("lwf"), vectors, out=tmp_path / "run", cache=cache, after_task=stop)
+    resumed = run(small("lwf"), vectors, out=tmp_path / "run", resume=True)
+    assert resumed.networks_reused == 1
+    assert {"measure", "train"} <= resumed.seconds.keys()
 
 
 def test_the_thousandth_checkpoint_is_the_last(tmp_path: Path) -> None:
     for number in (998, 999, 1000):
         (tmp_path / f"checkpoint-{number:03d}").mkdir()
     folder = RunFolder(tmp_path)
-    assert folder.learned == 1000
-    folder._tidy()
+    assert folder.tasks_done == 1000
+    folder.tidy()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1000"]
 
 

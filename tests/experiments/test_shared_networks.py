@@ -25,12 +25,12 @@ def shared(folder: Path, stream: Stream, method: str, **settings: Any) -> tuple[
     known = setting_names(method, settings.get("objective"))
     defaults = {name: value for name, value in QUICK.items() if name in known}
     before = len(list(folder.glob("network-*")))
-    result = run(make(method, **override(defaults, settings)), stream, trainings=Cache(folder))
+    result = run(make(method, **override(defaults, settings)), stream, cache=Cache(folder))
     return result, len(list(folder.glob("network-*"))) - before
 
 
 def comparable(result: Result) -> dict[str, object]:
-    return {name: value for name, value in result.to_json().items() if name not in ("seconds", "networks_taken")}
+    return {name: value for name, value in result.to_json().items() if name not in ("seconds", "networks_reused")}
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def comparable(out: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     results = {}
     for path in sorted(out.glob("runs/*/*/result.json")):
         values = json.loads(path.read_text())
-        del values["seconds"], values["networks_taken"]
+        del values["seconds"], values["networks_reused"]
         results[str(path.relative_to(out))] = values
     timed = ("seconds.json", "result.json", "events.jsonl")
     files = [path for path in out.rglob("*") if path.is_file() and path.name not in timed]

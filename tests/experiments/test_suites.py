@@ -11,8 +11,8 @@ import torch
 
 from engram.data import Dataset, Samples, load
 from engram.experiments import PRESETS, Plan
-from engram.experiments.jobs import SuiteOptions, facts, jobs_of, variants
-from engram.experiments.suites import SUITES, Facts, Variant
+from engram.experiments.suite_plan import SuiteOptions, data_facts, runs_of, variants
+from engram.experiments.suites import SUITES, DataFacts, Variant
 from engram.methods import METHODS, OBJECTIVES
 
 VALIDATED = {"cosine", "alpha", "width", "depth", "gamma", "parts"}
@@ -43,8 +43,8 @@ def of(suite: str, dataset: Dataset, preset: str = "paper") -> list[Variant]:
 
 
 def plan_of(variant: Variant, suite: str, dataset: Dataset, preset: str) -> Plan:
-    order = SuiteOptions(suite=suite, dataset=dataset.name, preset=preset)
-    return jobs_of(variant, order, dataset)[0].plan
+    options = SuiteOptions(suite=suite, dataset=dataset.name, preset=preset)
+    return runs_of(variant, options, dataset)[0].plan
 
 
 def varied(found: list[Variant], setting: str) -> list[tuple[str, Any]]:
@@ -198,10 +198,10 @@ def test_balance_differs_in_what_the_classifier_learns_from_alone(hundred: Datas
 # Fewer samples, fewer classes
 
 
-def facts_of(per_class: int, **others: Any) -> Facts:
-    values: dict[str, Any] = {"classes": 100, "classes_per_task": 10, "features_per_class": 250, "whole": True}
+def facts_of(per_class: int, **others: Any) -> DataFacts:
+    values: dict[str, Any] = {"classes": 100, "classes_per_task": 10, "features_per_class": 250, "full": True}
     values["sample_bytes"] = 3072
-    return Facts(**{**values, "per_class": per_class, "images_per_class": 20, **others})
+    return DataFacts(**{**values, "per_class": per_class, "images_per_class": 20, **others})
 
 
 def test_numbers_per_class_are_the_papers_from_500_samples_on_and_below_in_proportion() -> None:
@@ -227,15 +227,15 @@ def test_task_sizes_are_half_and_twice_the_usual_where_that_leaves_two_tasks(
     classes: int, usual: int, sizes: list[int]
 ) -> None:
     assert facts_of(500, classes=classes, classes_per_task=usual).task_sizes() == sizes
-    assert facts_of(500, classes=classes, classes_per_task=usual, whole=False).task_sizes() == [usual]
+    assert facts_of(500, classes=classes, classes_per_task=usual, full=False).task_sizes() == [usual]
 
 
 def test_the_facts_of_a_data_set_are_its_classes_and_its_smallest_class(hundred: Dataset) -> None:
     fewer = replace(hundred, train=hundred.train.select((torch.arange(50_000) % 500 < 30).nonzero().squeeze(1)))
     smaller = replace(fewer, train=fewer.train.select(torch.arange(7, 3000)))
-    found = facts(smaller, "paper")
-    assert (found.classes, found.per_class, found.classes_per_task, found.whole) == (100, 23, 10, True)
-    assert not facts(smaller, "short").whole
+    found = data_facts(smaller, "paper")
+    assert (found.classes, found.per_class, found.classes_per_task, found.full) == (100, 23, 10, True)
+    assert not data_facts(smaller, "short").full
 
 
 @pytest.mark.parametrize(
@@ -294,14 +294,14 @@ def test_what_is_tuned_is_tuned_on_a_tenth_of_the_training_images_and_the_rest_o
 def test_the_frontier_leaves_out_what_a_budget_does_not_hold_one_of() -> None:
     dataset = made(10, 50, side=16)
     found = of("frontier", dataset, "short")
-    whole = list(SUITES["frontier"].variants(facts(dataset, "short")))
+    whole = list(SUITES["frontier"].variants(data_facts(dataset, "short")))
     skipped = {(variant.method, variant.budget) for variant in whole if variant not in found}
     assert ("gamma-icarl", 256) in skipped  # a third of an image of 768 bytes
     assert ("features", 256) not in skipped  # 64 numbers
     for variant in found:
-        (job,) = jobs_of(variant, SuiteOptions(suite="frontier", dataset=dataset.name, tasks=2), dataset)
+        (run,) = runs_of(variant, SuiteOptions(suite="frontier", dataset=dataset.name, tasks=2), dataset)
         assert variant.budget is not None
-        assert job.plan.budget == variant.budget * len(job.plan.stream(dataset).classes)
+        assert run.plan.budget == variant.budget * len(run.plan.stream(dataset).classes)
 
 
 def test_the_frontier_ends_where_everything_is_kept() -> None:

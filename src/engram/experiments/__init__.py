@@ -1,10 +1,10 @@
-"""Measuring: runs that can be killed and resumed, what is measured, and what is written down."""
+"""Measuring: experiments that can be killed and resumed, their metrics, results, suites and report."""
 
-from engram.experiments.events import TensorBoard
+from engram.experiments.events import Listener, TensorBoard
 from engram.experiments.measuring import Measurement
-from engram.experiments.plan import Plan, seed_folders, summarise
+from engram.experiments.plan import Plan, summarise
 from engram.experiments.presets import PRESETS
 from engram.experiments.results import Result
 from engram.experiments.running import run
 
-__all__ = ["PRESETS", "Measurement", "Plan", "Result", "TensorBoard", "run", "seed_folders", "summarise"]
+__all__ = ["PRESETS", "Listener", "Measurement", "Plan", "Result", "TensorBoard", "run", "summarise"]

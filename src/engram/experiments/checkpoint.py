@@ -1,189 +1,177 @@
-"""The folder of a run: what it is a run of, how far it came, and its result.
+"""The folder of a run, from which a killed run resumes.
 
-run.json             what is run; written first
-checkpoint-003/      the learner after three tasks, what was measured so far, and where its memory came from
-training.safetensors a task's training under way
+run.json             the identity of the run; written first
+checkpoint-003/      the learner after three tasks, and everything measured so far
+training.safetensors the training of the current task, saved between epochs
 result.json          written last
-events.jsonl         what happened and when, a line each, for those who watch
+events.jsonl         the event log
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engram import storage
 from engram.errors import UsageError
-from engram.experiments.identity import identifying
+from engram.experiments.measuring import Measurement
 from engram.experiments.results import Result
+from engram.methods import Learner
 from engram.settings import differences
 
-BESIDE = (".lock", "events.jsonl", "failed.json", "tensorboard")  # what lies in the folder and is not the run
+NOT_THE_RUN = frozenset({".lock", "events.jsonl", "failed.json", "tensorboard"})  # may lie in a folder without a run
 TAKEN = "{} already holds a run. Continue it with --resume, or choose another --out."
-SAVING_SHARE = 0.05  # of the time training takes may go into snapshots
+FOREIGN = "{} holds something else ({}). Choose an empty or new folder."
+SAVING_SHARE = 0.05  # of the training time may be spent on saving
 
 
-class Checkpoint(NamedTuple):
-    """A run between two tasks."""
+@dataclass
+class RunState:
+    """What a run has measured so far; a checkpoint holds it beside the learner."""
 
-    tasks: int  # how many are done
-    learner: dict[str, Tensor]
-    origins: Tensor  # int64 (n, 2), see `metrics.origin_of`
-    measurements: list[dict[str, Any]]  # one per task
-    seconds: dict[str, float]  # by phase
-    networks_taken: int = 0  # how many networks were other runs', on which no second was spent
-    environment: Mapping[str, str] = MappingProxyType({})  # what it was made with so far
+    origins: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))  # see `metrics.origin_of`
+    measurements: list[Measurement] = field(default_factory=list)  # one per task
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase
+    networks_reused: int = 0  # trained by other runs, whose seconds do not count here
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def open_run(path: Path, identity: dict[str, Any], *, resume: bool) -> Iterator[RunFolder]:
+    """Lock a folder for one run. After an error, a run with nothing to resume from leaves the folder free."""
+    storage.make_folder(path)
+    with storage.locked(path):
+        folder = RunFolder(path)
+        folder.start(identity, resume=resume)
+        try:
+            yield folder
+        except Exception:
+            if not folder.checkpoints() and not folder.training.exists():
+                storage.remove(path / "run.json")
+            raise
 
 
 class RunFolder:
-    """The folder of one run. All methods are for the holder of its lock."""
+    """The folder of one run. Whoever writes must hold its lock: see `open_run`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.training = path / "training.safetensors"
 
-    def open(self, request: dict[str, Any], *, resume: bool) -> None:
-        """Begin the run `request` here, or make sure that what was begun is the same and may go on."""
-        entries = [entry.name for entry in self.path.iterdir() if entry.name not in BESIDE]
-        if not entries:
-            storage.write_json(self.path / "run.json", request)
-            return
-        if "run.json" not in entries:
-            raise UsageError(f"{self.path} holds something else ({sorted(entries)[0]}). Choose an empty or new folder.")
-        if not resume:
-            raise UsageError(TAKEN.format(self.path))
+    def start(self, identity: dict[str, Any], *, resume: bool) -> None:
+        """Begin a run here, or check that the one found is the same. The same run with more tasks may go on."""
+        found = sorted(entry.name for entry in self.path.iterdir() if entry.name not in NOT_THE_RUN)
+        if found:
+            if "run.json" not in found:
+                raise UsageError(FOREIGN.format(self.path, found[0]))
+            if not resume:
+                raise UsageError(TAKEN.format(self.path))
+            self._refuse_another(identity)
+        storage.write_json(self.path / "run.json", identity)
+
+    def _refuse_another(self, identity: dict[str, Any]) -> None:
         before = storage.read_json(self.path / "run.json")
-        if not isinstance(before, dict) or not request.keys() - {"weights"} <= before.keys():
-            raise UsageError(f"{self.path} holds something else (a run.json not of engram). Choose an empty folder.")
-        self._refuse_another(before, request)
-        if len(request["tasks"]) > len(before["tasks"]):
-            storage.remove(self.path / "result.json")  # of fewer tasks: it must not pass for the longer run's
-        if before != request:
-            storage.write_json(self.path / "run.json", request)
-
-    def withdraw(self) -> None:
-        """After an error: a run that has nothing to go on from yet leaves the folder free for another."""
-        if not self._checkpoints() and not self._training.exists():
-            storage.remove(self.path / "run.json")
-
-    def _refuse_another(self, before: dict[str, Any], now: dict[str, Any]) -> None:
-        """Only the same run goes on. One that was asked for fewer tasks of the same stream may be carried further."""
-        done, wanted = before["tasks"], now["tasks"]
-        # A run may go on on another device, and from a file of weights that was moved.
-        known = before.get("weights") and now.get("weights")  # earlier versions did not tell what it holds
-        same = {"device": "", **({"weights": ""} if known else {})}
-        flat = [
-            {**identifying(request["settings"]), **same, "method": request["method"], "dataset": request["dataset"]}
-            for request in (before, now)
-        ]
-        changed = differences(*flat)
-        if known and before["weights"] != now["weights"]:
-            changed.append("what the file of weights holds")
-        if not changed and wanted[: len(done)] != done:
+        if not isinstance(before, dict) or not identity.keys() <= before.keys():
+            raise UsageError(FOREIGN.format(self.path, "a run.json that is not engram's"))
+        names = ("method", "dataset")
+        changed = differences(
+            *({**run["settings"], **{name: run[name] for name in names}} for run in (before, identity))
+        )
+        done = before["tasks"]
+        if not changed and identity["tasks"][: len(done)] != done:
             changed = ["the data, the class order or the tasks"]
         if changed:
             raise UsageError(
                 f"{self.path} holds another run; it differs in {'; '.join(changed)}. Choose another --out."
             )
+        if len(identity["tasks"]) > len(done):
+            storage.remove(self.path / "result.json")  # it is the result of fewer tasks
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Publish a checkpoint; what it supersedes is removed."""
+    def save(self, learner: Learner, state: RunState) -> None:
+        """Publish a checkpoint and remove what it supersedes."""
 
         def fill(folder: Path) -> None:
-            storage.save_tensors(folder / "learner.safetensors", checkpoint.learner)
-            storage.save_tensors(folder / "origins.safetensors", {"origins": checkpoint.origins})
-            storage.write_json(folder / "measurements.json", checkpoint.measurements)
-            spent = {"by_phase": checkpoint.seconds, "networks_taken": checkpoint.networks_taken}
-            storage.write_json(folder / "seconds.json", {**spent, "environment": dict(checkpoint.environment)})
+            storage.save_tensors(folder / "learner.safetensors", learner.state())
+            storage.save_tensors(folder / "origins.safetensors", {"origins": state.origins})
+            storage.write_json(folder / "measurements.json", [asdict(each) for each in state.measurements])
+            names = ("seconds", "networks_reused", "environment")
+            storage.write_json(folder / "seconds.json", {name: getattr(state, name) for name in names})
 
-        storage.publish_folder(self.path / f"checkpoint-{checkpoint.tasks:03d}", fill)
-        self._tidy()
+        storage.publish_folder(self.path / f"checkpoint-{learner.tasks_:03d}", fill)
+        self.tidy()
 
-    def finish(self, result: Result) -> None:
-        """Write the result; of the way there only the last checkpoint stays."""
-        self._tidy()
-        result.save(self.path / "result.json")
+    def load(self) -> dict[str, Any] | None:
+        """The last checkpoint: the learner's state as `learner`, and the fields of `RunState` as plain values."""
+        if not self.checkpoints():
+            return None
+        folder = self.checkpoints()[-1]
+        return {
+            "learner": storage.load_tensors(folder / "learner.safetensors"),
+            "origins": storage.load_tensors(folder / "origins.safetensors")["origins"],
+            "measurements": storage.read_json(folder / "measurements.json"),
+            **storage.read_json(folder / "seconds.json"),
+        }
 
     def result(self) -> Result | None:
-        """What was written last, if the run came to its end."""
+        """The result, if the run is complete."""
         path = self.path / "result.json"
         return Result.load(path) if path.exists() else None
 
-    def load(self) -> Checkpoint | None:
-        """The last checkpoint, if there is one."""
-        folders = self._checkpoints()
-        if not folders:
-            return None
-        folder = folders[-1]
-        spent = storage.read_json(folder / "seconds.json")
-        return Checkpoint(
-            self.learned,
-            storage.load_tensors(folder / "learner.safetensors"),
-            storage.load_tensors(folder / "origins.safetensors")["origins"],
-            storage.read_json(folder / "measurements.json"),
-            spent.get("by_phase", spent),  # as it was before networks were counted
-            spent.get("networks_taken", 0),
-            spent.get("environment", {}),
-        )
+    def finish(self, result: Result) -> None:
+        """Write the result. Only the last checkpoint stays beside it."""
+        self.tidy()
+        result.save(self.path / "result.json")
 
     @property
-    def learned(self) -> int:
-        """How many tasks the last checkpoint has behind it."""
-        folders = self._checkpoints()
-        return _number(folders[-1]) if folders else 0
+    def tasks_done(self) -> int:
+        """How many tasks the last checkpoint has."""
+        return max(map(_tasks, self.checkpoints()), default=0)
 
-    def checkpoints(self, task: int) -> FileEpochCheckpoints:
-        """Where the training of this task is kept while it is under way."""
-        return FileEpochCheckpoints(self._training, task)
+    def checkpoints(self) -> list[Path]:
+        """The folders of checkpoints, the last one last."""
+        found = self.path.glob("checkpoint-*")  # unlike iterdir, this accepts a folder that does not exist yet
+        return sorted((path for path in found if re.fullmatch(r"checkpoint-\d+", path.name)), key=_tasks)
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
         """Remove what the last checkpoint supersedes."""
-        for folder in self._checkpoints()[:-1]:
+        for folder in self.checkpoints()[:-1]:
             storage.remove(folder)
-        storage.remove(self._training)
-
-    @property
-    def _training(self) -> Path:
-        return self.path / "training.safetensors"
-
-    def _checkpoints(self) -> list[Path]:
-        # glob, unlike iterdir, finds nothing in a folder that is not there yet
-        ours = (found for found in self.path.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", found.name))
-        return sorted(ours, key=_number)
+        storage.remove(self.training)
 
 
-def _number(checkpoint: Path) -> int:
-    """How many tasks a checkpoint's folder is named for."""
+def _tasks(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 class FileEpochCheckpoints:
-    """Training under way, in one file that is replaced as often as saving stays a small share of the time."""
+    """The training of one task in a file, saved between epochs as often as that takes a small share of the time."""
 
     def __init__(self, path: Path, task: int) -> None:
         self.path, self.task = path, task
-        self.next = 0.0  # when the next save is due, on the monotonic clock
-        self.seconds_before = 0.0  # that went into what was loaded
+        self.next = 0.0  # when to save next, on the monotonic clock
+        self.seconds_before = 0.0  # training time of the loaded checkpoint
         self._began = time.monotonic()
 
     def load(self) -> dict[str, Tensor] | None:
-        """The last snapshot, if it is of this task."""
+        """The last checkpoint, if it is of this task."""
         if not self.path.exists():
             return None
         state = storage.load_tensors(self.path)
         if int(state.pop("task")) != self.task:
             return None
-        self.seconds_before = float(state.pop("seconds", torch.zeros(())))  # older ones do not tell
+        self.seconds_before = float(state.pop("seconds"))
         return state
 
     def save(self, collect: Callable[[], dict[str, Tensor]]) -> None:
-        """Save, unless too little time has passed since the last."""
+        """Save, unless too little time has passed since the last time."""
         start = time.monotonic()
         if start < self.next:
             return

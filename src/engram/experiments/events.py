@@ -1,33 +1,32 @@
-"""What happens in a run, as it happens: one JSON line per event in its folder, and TensorBoard if asked for."""
+"""Events of a run as they happen: one JSON line each in its folder, and scalars for TensorBoard."""
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from engram import storage
-from engram.errors import not_installed
+from engram.errors import EngramError, not_installed
 from engram.progress import Phase, Progress
 
 
 class Listener(Protocol):
-    """Who is told of events."""
+    """Receives the events of a run: begin, epoch, phase, task, and end or stop."""
 
-    def hear(self, event: str, values: dict[str, Any]) -> None:
-        """Something happened."""
+    def on_event(self, event: str, values: dict[str, Any]) -> None:
+        """Handle one event."""
 
 
 class EventLog:
-    """`events.jsonl`: a line is appended per event, and what was written before a kill stays."""
+    """`events.jsonl`: one line is appended per event; lines written before a kill stay."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def hear(self, event: str, values: dict[str, Any]) -> None:
+    def on_event(self, event: str, values: dict[str, Any]) -> None:
         """Append a line."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with self.path.open("ab") as file:
@@ -35,59 +34,69 @@ class EventLog:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard: losses by epoch, and by task what was measured and the seconds of each phase."""
+    """Scalars for TensorBoard: loss and learning rate by epoch; measurements and seconds by task.
 
-    def __init__(self, folder: Path) -> None:
+    They go to `folder`; by default to the folder `tensorboard` in that of each run.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise not_installed("TensorBoard", "track") from error
-        self.make_writer: Callable[[], Any] = functools.partial(SummaryWriter, str(folder))
-        self.writer: Any = None
+        self.folder, self.make_writer = folder, SummaryWriter
 
-    def hear(self, event: str, values: dict[str, Any]) -> None:
-        """Write the event's numbers; whoever opens the folder now finds them."""
-        self.writer = self.writer or self.make_writer()  # not before the run has its folder
+    def on_event(self, event: str, values: dict[str, Any]) -> None:
+        """Write the numbers of the event and flush them."""
+        if event == "begin":
+            self.writer = self.make_writer(str(self.folder or Path(values["folder"] or "") / "tensorboard"))
         task = values.get("task", 0)
         names = {"epoch": ("loss", "learning_rate"), "task": tuple(values), "phase": ("seconds",)}.get(event, ())
         for name in names:
-            value = values[name]
-            if isinstance(value, int | float) and name not in ("task", "epoch"):
-                where = f"task {task}/{values['phase']}/{name}" if event != "task" else name
-                step = int(values["epoch"]) if event == "epoch" else task
-                self.writer.add_scalar(where, value, step)
+            if isinstance(values[name], int | float) and name != "task":
+                tag = name if event == "task" else f"task {task}/{values['phase']}/{name}"
+                self.writer.add_scalar(tag, values[name], values["epoch"] if event == "epoch" else task)
         self.writer.flush()
 
 
-class Reporting:
-    """A `Progress` that tells listeners of what phases tell and of their ends, and passes everything on."""
+class RunProgress:
+    """A `Progress` that sends events to listeners and passes everything on to `inner`."""
 
     def __init__(self, inner: Progress, listeners: Sequence[Listener]) -> None:
         self.inner, self.listeners = inner, listeners
-        self.task = 0  # the task under way, counted from 1
+        self.task = 0  # the current task, counted from 1
 
-    def say(self, event: str, **values: Any) -> None:
-        """Tell all listeners."""
+    def log(self, event: str, **values: Any) -> None:
+        """Send an event to all listeners."""
         for listener in self.listeners:
-            listener.hear(event, values)
+            listener.on_event(event, values)
+
+    @contextmanager
+    def run(self, **values: Any) -> Iterator[None]:
+        """Log the begin of a run, and its end or why it stopped."""
+        self.log("begin", **values)
+        try:
+            yield
+        except BaseException as error:
+            self.log("stop", why=str(error) if isinstance(error, EngramError) else type(error).__name__)
+            raise
+        self.log("end")
 
     @contextmanager
     def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        """As the inner one's; its end is an event with its seconds."""
+        """A phase of the inner progress; its end is logged with its seconds."""
         start = time.perf_counter()
         with self.inner.phase(name, steps) as phase:
-            yield _ReportingPhase(phase, self, name)
+            yield _RunPhase(phase, self, name)
         if self.task and name != "run":
-            self.say("phase", task=self.task, phase=name, seconds=round(time.perf_counter() - start, 3))
+            self.log("phase", task=self.task, phase=name, seconds=round(time.perf_counter() - start, 3))
 
 
-class _ReportingPhase:
-    def __init__(self, inner: Phase, reporting: Reporting, name: str) -> None:
-        self.inner, self.reporting, self.name = inner, reporting, name
-
-    def advance(self, steps: int = 1, note: str = "") -> None:
-        self.inner.advance(steps, note)
+class _RunPhase:
+    def __init__(self, inner: Phase, progress: RunProgress, name: str) -> None:
+        self.inner, self.progress, self.name = inner, progress, name
+        self.advance = inner.advance
 
     def tell(self, **values: float) -> None:
         self.inner.tell(**values)
-        self.reporting.say("epoch", task=self.reporting.task, phase=self.name, **values)
+        self.progress.log("epoch", task=self.progress.task, phase=self.name, **values)

@@ -7,22 +7,32 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 
+from engram import storage
 from engram.data import Dataset, Stream, split
 from engram.errors import UsageError
-from engram.experiments.checkpoint import TAKEN
+from engram.experiments.checkpoint import FOREIGN, TAKEN
 from engram.experiments.events import Listener
 from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.results import SCHEMA, Result
 from engram.experiments.running import AfterTask, run
 from engram.methods import Learner, fit_budget, make, override
 from engram.network import Cache, parallel
-from engram.progress import SILENT, Progress
+from engram.progress import Progress
 from engram.settings import spoken
-from engram.storage import make_folder, read_json, write_json
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of `engram.run` beside the learner, the stream and the folder."""
+
+    resume: bool
+    cache: Cache | None
+    listeners: Sequence[Listener]
+    progress: Progress
+    after_task: AfterTask | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +41,20 @@ class Plan:
 
     method: str = "features"
     preset: str = "short"
-    settings: Mapping[str, Any] = field(default_factory=dict)  # beyond the preset's
+    settings: Mapping[str, Any] = field(default_factory=dict)  # these override the preset's
     classes_per_task: int | None = None  # None: the field's usual number for the data set
-    first_task: int | None = None
+    first_task: int | None = None  # classes of the first task, if another number
     tasks: int | None = None  # None: all
     class_order: str | Sequence[int] = "seed"
     validation: float = 0.0
-    budget: int | None = None  # bytes that may be kept for all classes: how much of what is chosen by it
+    budget: int | None = None  # bytes for everything stored, of all classes: chooses how much is stored
     seed: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", spoken(self.settings))
         if "seed" in self.settings:
-            raise UsageError("The seed is no setting of a method alone: the order of classes goes by it. Give --seed.")
+            raise UsageError("The seed also determines the class order, so it is not a setting. Use --seed.")
+        make(self.method, **self.settings)  # an unknown name is an error before any data is read
 
     def stream(self, dataset: Dataset) -> Stream:
         """The tasks."""
@@ -58,11 +69,11 @@ class Plan:
         return stream if self.tasks is None else stream.first(self.tasks)
 
     def learner(self, dataset: Dataset, stream: Stream | None = None) -> Learner:
-        """The learner, new. Who has the stream already gives it: to cut a large data set takes a while."""
+        """A new learner. Pass the stream if you have it: splitting a large data set takes a while."""
         return make(self.method, seed=self.seed, **override(self._settings(dataset), self.chosen(dataset, stream)))
 
     def chosen(self, dataset: Dataset, stream: Stream | None = None) -> dict[str, Any]:
-        """How many images and features the budget allows, and by which codec; without one, nothing is chosen."""
+        """The numbers of images and features, and the codec, that the budget allows; empty without a budget."""
         if self.budget is None:
             return {}
         learner, stream = make(self.method, **self._settings(dataset)), stream or self.stream(dataset)
@@ -71,67 +82,61 @@ class Plan:
 
     def _settings(self, dataset: Dataset) -> dict[str, Any]:
         asked = self.settings
-        usual = preset(self.preset, self.method, dataset, asked.get("objective"), asked.get("network"))
-        return override(usual, asked)
+        defaults = preset(self.preset, self.method, dataset, asked.get("objective"), asked.get("network"))
+        return override(defaults, asked)
+
+    @overload
+    def run(self, dataset: Dataset, out: Path | None = None, **options: Unpack[RunOptions]) -> Result: ...
+
+    @overload
+    def run(
+        self, dataset: Dataset, out: Path | None = None, *, seeds: int, **options: Unpack[RunOptions]
+    ) -> list[Result]: ...
 
     def run(
-        self,
-        dataset: Dataset,
-        out: Path | None = None,
-        *,
-        resume: bool = False,
-        trainings: Cache | None = None,
-        listeners: Sequence[Listener] = (),
-        progress: Progress = SILENT,
-        after_task: AfterTask | None = None,
-    ) -> Result:
-        """Carry it out, in the folder `out`; see `engram.run`."""
-        stream = self.stream(dataset)
-        return run(
-            self.learner(dataset, stream),
-            stream,
-            out=out,
-            resume=resume,
-            trainings=trainings,
-            listeners=listeners,
-            progress=progress,
-            after_task=after_task,
-        )
+        self, dataset: Dataset, out: Path | None = None, *, seeds: int | None = None, **options: Unpack[RunOptions]
+    ) -> Result | list[Result]:
+        """Run the plan in the folder `out`; see `engram.run`.
+
+        With `seeds`, run so many seeds from `seed` up, each in its folder `seed-N` of `out`, and write `summary.json`.
+        """
+        if seeds is None:
+            stream = self.stream(dataset)
+            return run(self.learner(dataset, stream), stream, out=out, **options)
+        plans = [self.with_seed(seed) for seed in range(self.seed, self.seed + seeds)]
+        if out is None:
+            return [plan.run(dataset, **options) for plan in plans]
+        folders = [out / f"seed-{plan.seed}" for plan in plans]
+        parallel.on_main(lambda: _refuse_another(out, folders, options.get("resume", False)))
+        results = [plan.run(dataset, folder, **options) for plan, folder in zip(plans, folders, strict=True)]
+        parallel.on_main(lambda: storage.write_json(out / "summary.json", summarise(results)))
+        return results
 
     def with_seed(self, seed: int) -> Plan:
-        """The same with another seed."""
+        """The same plan with another seed."""
         return replace(self, seed=seed)
 
 
-def seed_folders(seeds: Sequence[int], folder: Path, *, resume: bool) -> dict[int, Path]:
-    """The folder of each seed's run inside `folder`, which is refused, before anything is run, if it is another's."""
-    places = {seed: folder / f"seed-{seed}" for seed in seeds}
-    parallel.on_main(lambda: _refuse_another(folder, places, resume) if folder.is_dir() else None)
-    return places
-
-
-def _refuse_another(folder: Path, places: Mapping[int, Path], resume: bool) -> None:
-    foreign = [each.name for each in folder.iterdir() if not re.fullmatch(r"seed-\d+|summary\.json|\..*", each.name)]
-    if foreign:
-        raise UsageError(f"{folder} holds something else ({min(foreign)}). Choose an empty or new folder.")
-    for place in places.values():
-        if not resume and place.is_dir() and any(place.iterdir()):
-            raise UsageError(TAKEN.format(place))
-    summary = folder / "summary.json"
-    known = read_json(summary) if summary.exists() else {"seeds": []}
-    if not isinstance(known, dict) or not isinstance(known.get("seeds"), list):
+def _refuse_another(out: Path, folders: Sequence[Path], resume: bool) -> None:
+    """Refuse, before anything is run, a folder for several seeds that holds anything else."""
+    found = [path.name for path in out.iterdir()] if out.is_dir() else []
+    if foreign := [name for name in found if not re.fullmatch(r"seed-\d+|summary\.json|\..*", name)]:
+        raise UsageError(FOREIGN.format(out, min(foreign)))
+    for folder in folders:
+        if not resume and folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(TAKEN.format(folder))
+    summary = storage.read_json(out / "summary.json") if "summary.json" in found else {"seeds": []}
+    if not isinstance(summary, dict) or not isinstance(summary.get("seeds"), list):
+        raise UsageError(FOREIGN.format(out, "a summary.json that is not engram's"))
+    if others := [seed for seed in summary["seeds"] if out / f"seed-{seed}" not in folders]:
         raise UsageError(
-            f"{folder} holds something else (a summary.json not of engram). Choose an empty or new folder."
-        )
-    if others := sorted(set(known["seeds"]) - set(places)):
-        raise UsageError(
-            f"{summary} is of seeds that are not asked for ({', '.join(map(str, others))}). Ask for them too, or "
-            "choose another --out."
+            f"{out / 'summary.json'} also has the seeds {', '.join(map(str, others))}. Include them, or choose another "
+            "--out."
         )
 
 
-def summarise(results: Sequence[Result], out: Path | None = None) -> dict[str, Any]:
-    """Mean and standard deviation over the seeds of one plan; kept as `summary.json` in the folder `out`."""
+def summarise(results: Sequence[Result]) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of one plan."""
     summary: dict[str, Any] = {
         "schema": SCHEMA,
         "method": results[0].method,
@@ -143,11 +148,4 @@ def summarise(results: Sequence[Result], out: Path | None = None) -> dict[str, A
         deviation = statistics.stdev(values) if len(values) > 1 else None
         summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "values": values}
     summary["curve"] = [statistics.fmean(points) for points in zip(*(each.curve for each in results), strict=True)]
-    if out is not None:
-        parallel.on_main(lambda: _write_summary(out, summary))
     return summary
-
-
-def _write_summary(out: Path, summary: dict[str, Any]) -> None:
-    make_folder(out)
-    write_json(out / "summary.json", summary)

@@ -1,17 +1,19 @@
-"""`Result`: what a run found, and the file it is kept in."""
+"""`Result`: what a run measured, with the settings and the environment that it was measured with."""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from engram import storage
 from engram.errors import DataError
-from engram.features import MEGABYTE
-from engram.storage import read_json, write_json
+from engram.network import parallel
 
 SCHEMA = 1
 THEN = ", then "
@@ -19,7 +21,7 @@ THEN = ", then "
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run found. Lists run along the tasks; what a method cannot have, such as ω without features, is None."""
+    """What a run measured. Lists have one value per task; None where a method has no such value (ω needs features)."""
 
     schema: int = SCHEMA
     method: str
@@ -28,76 +30,67 @@ class Result:
     classes_per_task: int | None
     class_order: list[str]
     classes_seen: list[int]
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # resolved: see `engram.experiments.running.resolved_settings`
     curve: list[float]  # top-1 accuracy on all classes seen
     average_incremental_accuracy: float
     curve_top5: list[float]
     average_incremental_accuracy_top5: float
-    head_curve: list[float] | None  # the network's own head, where another classifier answers
+    head_curve: list[float] | None  # of the network's own head, where another classifier predicts
     accuracy_matrix: list[list[float]]  # [t][i]: on task i's classes after task t
     forgetting: float
-    omega: list[float | None] | None  # over all stored vectors
+    omega: list[float | None] | None  # over all stored features
     omega_previous: list[float | None] | None  # over those of the previous task's classes
     omega_first: list[float | None] | None  # over those of the first task's classes
-    ceiling_curve: list[float] | None  # the same classifier on the true current features of the stored vectors' images
-    drift_gap: list[float] | None  # the ceiling less the curve: what drift costs
+    ceiling_curve: list[float] | None  # the same classifier, fitted on true current features instead of stored ones
+    drift_gap: list[float] | None  # ceiling_curve - curve: the accuracy that drift costs
     memory_bytes: int
-    memory_mb: float
+    memory_mb: float  # MB of 2^20 bytes, as in the paper
     seconds: dict[str, float]  # by phase
     environment: dict[str, str]
-    split: dict[str, Any] = field(default_factory=dict)  # how the stream was made of the data set
-    networks_taken: int | None = None  # how many were other runs', which spent the time on them; None: not recorded
+    split: dict[str, Any]  # how the stream was made from the data set
+    networks_reused: int | None  # networks that other runs had trained: `seconds` does not count them; None: unknown
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The result as plain values."""
         return asdict(self)
 
     def save(self, path: Path) -> None:
-        """Write it, atomically."""
-        write_json(path, self.to_json())
+        """Write the result file atomically."""
+        storage.write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Read a result file; a foreign or newer one is refused with a sentence."""
-        values = read_json(path)
+        """Read a result file; raise `DataError` if it is damaged, of another schema, or not a result."""
+        values = storage.read_json(path)
         if not isinstance(values, dict) or "schema" not in values:
             raise DataError(f"{path} is not a result of engram: it has no schema.")
         if values["schema"] != SCHEMA:
             raise DataError(f"{path} has schema {values['schema']}; this version reads {SCHEMA}. Run it again.")
         known = {each.name for each in fields(cls)}
-        if missing := known - {"split", "networks_taken"} - set(values):
-            raise DataError(f"{path} is not a whole result: {', '.join(sorted(missing))} missing.")
-        return cls(**{name: values[name] for name in known & set(values)})
+        if missing := known - set(values):
+            raise DataError(f"{path} is not a complete result: {', '.join(sorted(missing))} missing.")
+        return cls(**{name: values[name] for name in known})
 
 
-def megabytes(count: int) -> float:
-    """Bytes in the paper's MB of 2^20."""
-    return count / MEGABYTE
-
-
-def joined(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """What a run was made with that was begun in one environment and gone on with in another."""
-    both = {name: (before.get(name, now.get(name, "")), now.get(name, "not recorded")) for name in {**before, **now}}
-    return {name: old if old.split(THEN)[-1] == new else f"{old}{THEN}{new}" for name, (old, new) in both.items()}
-
-
-def environment(device: str) -> dict[str, str]:
-    """What the numbers were made with."""
+def environment(device: str, before: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Versions and hardware. What differs from `before`, where the run started, is recorded as "old, then new"."""
     import numpy
-    import torch
 
     import engram
-    from engram.network import parallel
 
-    return {
+    now = {
         "engram": engram.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "platform": platform.platform(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),  # which kernels: with others, other roundings
+        "cpu": torch.backends.cpu.get_cpu_capability(),  # other kernels round differently
         "device": device,
         "processes": str(parallel.world_size()),
         "threads": str(torch.get_num_threads()),
         "cores": str(os.cpu_count()),
+    }
+    old = {name: (before or now).get(name, "not recorded") for name in now}
+    return {
+        name: old[name] if old[name].split(THEN)[-1] == new else f"{old[name]}{THEN}{new}" for name, new in now.items()
     }

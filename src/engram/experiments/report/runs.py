@@ -126,7 +126,7 @@ def _row(file: Path) -> dict[str, Any]:
         "memory": result.memory_bytes / 2**20,
         # Measuring is no part of a method, and networks may come from a run that has trained them before.
         "seconds_total": math.fsum(spent for phase, spent in result.seconds.items() if phase != "measure"),
-        "shares_training": "train" not in result.seconds or bool(result.networks_taken),
+        "shares_training": "train" not in result.seconds or bool(result.networks_reused),
     }
 
 

@@ -6,6 +6,7 @@ import functools
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,12 +28,12 @@ from conftest import blobs, patterns
 from engram import storage
 from engram.data import Dataset, load
 from engram.errors import UsageError
-from engram.experiments import Plan
+from engram.experiments import Plan, Result
+from engram.experiments.checkpoint import RunFolder
 from engram.experiments.estimate import estimate
-from engram.experiments.jobs import SuiteOptions, jobs_of
-from engram.experiments.local import FAILED, Outcome, Site, _Worker, run_side_by_side
-from engram.experiments.many import SuitePlan, begin, carry_out, default_folder, plan_suite
+from engram.experiments.suite_plan import SuiteOptions, SuitePlan, SuiteRun, plan_suite, runs_of
 from engram.experiments.suites import Variant
+from engram.experiments.workers import FAILED, Outcome, execute, run_in_processes, run_suite, start_process
 from engram.methods import measure_costs
 from engram.progress import Phase
 
@@ -68,12 +69,29 @@ def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
 
-def carried_out(order: SuiteOptions, out: Path, file: Path, workers: int = 1) -> tuple[SuitePlan, list[Outcome]]:
-    """A suite, or what is left of it, done."""
+def at(options: SuiteOptions, out: Path, file: Path) -> SuiteOptions:
+    """The same suite on the data of a file, in a folder."""
+    return replace(options, out=out, data=file)
+
+
+def run_all(options: SuiteOptions, out: Path, file: Path, workers: int = 1) -> tuple[SuitePlan, list[Outcome]]:
+    """Run a suite, or what is left of it."""
     dataset = load("arrays", file)
-    plan = plan_suite(order, Site(out, "arrays", file), dataset)
-    begin(plan, "engram suite", resume=True)
-    return plan, list(carry_out(plan, dataset, workers=workers))
+    plan = plan_suite(at(options, out, file), dataset)
+    plan.start("engram suite", resume=True)
+    return plan, run_suite(plan, dataset, workers=workers)
+
+
+def in_processes(options: SuiteOptions, runs: list[SuiteRun]) -> list[Outcome]:
+    """The outcomes of runs, each in a process of its own."""
+    outcomes: list[Outcome] = []
+    ended = lambda run, error: outcomes.append(Outcome(run, error))  # noqa: E731
+    run_in_processes(options, runs, 1, lambda run: None, ended)
+    return outcomes
+
+
+def results_of(plan: SuitePlan) -> list[list[Result]]:
+    return [row.results() for row in plan.rows]
 
 
 def result_files(out: Path) -> dict[str, dict[str, Any]]:
@@ -81,13 +99,13 @@ def result_files(out: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(out.glob("runs/*/*/result.json")):
         values = json.loads(path.read_text())
-        del values["seconds"], values["networks_taken"], values["environment"]["threads"]
+        del values["seconds"], values["networks_reused"], values["environment"]["threads"]
         found[str(path.parent.relative_to(out))] = values
     return found
 
 
-def seconds_of(out: Path, job_folder: str) -> dict[str, float]:
-    seconds: dict[str, float] = json.loads((out / job_folder / "result.json").read_text())["seconds"]
+def seconds_of(out: Path, run_folder: str) -> dict[str, float]:
+    seconds: dict[str, float] = json.loads((out / run_folder / "result.json").read_text())["seconds"]
     return seconds
 
 
@@ -105,8 +123,8 @@ def states(out: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_a_suite_leaves_a_result_per_run_and_says_what_it_consists_of(file: Path, tmp_path: Path) -> None:
-    plan, outcomes = carried_out(replace(QUALITY, seeds=2), tmp_path, file)
-    assert [(outcome.job.label, outcome.job.plan.seed, outcome.error) for outcome in outcomes] == [
+    plan, outcomes = run_all(replace(QUALITY, seeds=2), tmp_path, file)
+    assert [(outcome.run.label, outcome.run.plan.seed, outcome.error) for outcome in outcomes] == [
         ("P = 0", 0, None),
         ("P = 0", 1, None),
         ("P = 2", 0, None),
@@ -115,90 +133,97 @@ def test_a_suite_leaves_a_result_per_run_and_says_what_it_consists_of(file: Path
     kept = json.loads((tmp_path / "suite-quality.json").read_text())
     assert [row["label"] for row in kept["variants"]] == ["P = 0", "P = 2"]
     assert sorted(run for row in kept["variants"] for run in row["runs"]) == sorted(result_files(tmp_path))
-    for variant, results in plan.results():
+    for variant, results in ((row.variant, row.results()) for row in plan.rows):
         assert [result.seed for result in results] == [0, 1]
         assert all(variant.settings.items() <= result.settings.items() for result in results)
         assert all(len(result.curve) == 2 and result.settings["epochs"] == 1 for result in results)
-    assert plan.left == []
+    assert plan.runs_left == []
 
 
 def test_a_suite_that_is_done_has_nothing_left_and_nothing_is_rewritten(file: Path, tmp_path: Path) -> None:
-    carried_out(QUALITY, tmp_path, file)
+    run_all(QUALITY, tmp_path, file)
     before, said = states(tmp_path), (tmp_path / "suite-quality.json").read_bytes()
     assert len(before) > 10
-    plan, outcomes = carried_out(QUALITY, tmp_path, file)
+    plan, outcomes = run_all(QUALITY, tmp_path, file)
     assert outcomes == []
-    assert (plan.left, plan.seconds) == ([], 0)
+    assert (plan.runs_left, plan.seconds) == ([], 0)
     assert [row.done for row in plan.rows] == [1, 1]
     assert states(tmp_path) == before
     assert (tmp_path / "suite-quality.json").read_bytes() == said
 
 
 def test_what_is_asked_for_later_is_added_and_the_rest_left_alone(file: Path, tmp_path: Path) -> None:
-    carried_out(QUALITY, tmp_path, file)
+    run_all(QUALITY, tmp_path, file)
     before = states(tmp_path)
-    plan, outcomes = carried_out(replace(QUALITY, seeds=2), tmp_path, file)
-    assert [outcome.job.plan.seed for outcome in outcomes] == [1, 1]
+    plan, outcomes = run_all(replace(QUALITY, seeds=2), tmp_path, file)
+    assert [outcome.run.plan.seed for outcome in outcomes] == [1, 1]
     assert before.items() <= states(tmp_path).items()
-    assert [len(results) for _, results in plan.results()] == [2, 2]
+    assert [len(results) for results in results_of(plan)] == [2, 2]
 
 
 def test_variants_that_differ_after_training_are_trained_once(file: Path, tmp_path: Path) -> None:
-    plan, outcomes = carried_out(ALPHA, tmp_path, file)
+    plan, outcomes = run_all(ALPHA, tmp_path, file)
     assert len(outcomes) == 5 and networks(tmp_path) == 2  # one per task
-    trained = ["train" in seconds_of(tmp_path, job.folder) for row in plan.rows for job in row.jobs]
+    trained = ["train" in seconds_of(tmp_path, run.folder) for row in plan.rows for run in row.runs]
     assert trained == [True, False, False, False, False]
-    assert len({tuple(results[0].omega or []) for _, results in plan.results()}) == 5
+    assert len({tuple(results[0].omega or []) for results in results_of(plan)}) == 5
 
 
 def test_another_suite_in_the_folder_takes_over_trainings(file: Path, tmp_path: Path) -> None:
-    carried_out(ALPHA, tmp_path, file)
+    run_all(ALPHA, tmp_path, file)
     before = states(tmp_path)
-    plan, outcomes = carried_out(replace(ALPHA, suite="depth"), tmp_path, file)
+    plan, outcomes = run_all(replace(ALPHA, suite="depth"), tmp_path, file)
     assert len(outcomes) == 4 and networks(tmp_path) == 2
-    for job in (job for row in plan.rows for job in row.jobs):
-        assert not {"train", "extract", "measure"} & seconds_of(tmp_path, job.folder).keys()
+    for run in (run for row in plan.rows for run in row.runs):
+        assert not {"train", "extract", "measure"} & seconds_of(tmp_path, run.folder).keys()
     assert before.items() <= states(tmp_path).items()
-    assert [len(results) for _, results in plan.results()] == [1] * 4
+    assert [len(results) for results in results_of(plan)] == [1] * 4
 
 
 def test_another_suite_in_the_folder_takes_over_runs(file: Path, tmp_path: Path) -> None:
-    carried_out(replace(ALPHA, suite="depth"), tmp_path, file)
+    run_all(replace(ALPHA, suite="depth"), tmp_path, file)
     before = states(tmp_path)
-    plan, outcomes = carried_out(replace(ALPHA, suite="gamma", methods=("features",)), tmp_path, file)
+    gamma = replace(ALPHA, suite="gamma", methods=("features",))
+    plan = plan_suite(at(gamma, tmp_path, file), load("arrays", file))
     assert [row.done for row in plan.rows] == [0, 0, 1, 0, 0]  # γ = 0.05, the usual one, had its two hidden layers
-    assert [outcome.job.label for outcome in outcomes] == [f"features, γ = {gamma}" for gamma in (0, 0.01, 0.1, 1)]
+    _, outcomes = run_all(gamma, tmp_path, file)
+    assert [outcome.run.label for outcome in outcomes] == [f"features, γ = {gamma}" for gamma in (0, 0.01, 0.1, 1)]
     assert networks(tmp_path) == 2 + 4  # the first task is the same for every γ
     assert before.items() <= states(tmp_path).items()
-    assert [len(results) for _, results in plan.results()] == [1] * 5
+    assert [len(results) for results in results_of(plan)] == [1] * 5
 
 
 def test_a_run_alone_has_the_result_that_it_has_in_a_suite(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan, _ = carried_out(replace(ALPHA, methods=("features",)), tmp_path, file)
-    (_, results), job = plan.results()[-1], plan.rows[-1].jobs[0]  # one that took over another's network
-    alone = job.plan.run(data)
-    assert results[0].networks_taken == 2
-    assert replace(alone, seconds={}) == replace(results[0], seconds={}, networks_taken=0)
+    plan, _ = run_all(replace(ALPHA, methods=("features",)), tmp_path, file)
+    results, run = plan.rows[-1].results(), plan.rows[-1].runs[0]  # one that took over another's network
+    alone = run.plan.run(data)
+    assert results[0].networks_reused == 2
+    assert replace(alone, seconds={}) == replace(results[0], seconds={}, networks_reused=0)
 
 
-def test_a_suite_that_was_begun_is_refused_unless_it_is_to_go_on(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = plan_suite(QUALITY, Site(tmp_path / "out", "arrays", file), data)
+def test_a_suite_that_exists_is_refused_unless_it_is_resumed(file: Path, tmp_path: Path, data: Dataset) -> None:
+    plan = plan_suite(at(QUALITY, tmp_path / "out", file), data)
     assert not (tmp_path / "out").exists()
-    begin(plan, "the first", resume=False)
-    said = (tmp_path / "out" / "suite-quality.json").read_bytes()
-    with pytest.raises(UsageError, match=r"suite-quality\.json is there already\. Go on with --resume, or choose"):
-        begin(plan, "the second", resume=False)
-    assert (tmp_path / "out" / "suite-quality.json").read_bytes() == said
-    begin(plan, "the first", resume=True)
-    assert (tmp_path / "out" / "suite-quality.json").read_bytes() == said
-    other = plan_suite(ALPHA, Site(tmp_path / "out", "arrays", file), data)
-    begin(other, "another suite", resume=False)
+    plan.start("the first", resume=False)
+    path = tmp_path / "out" / "suite-quality.json"
+    said = path.read_bytes()
+    with pytest.raises(UsageError, match=re.escape(f"{path} ") + ".*--resume"):
+        plan.start("the second", resume=False)
+    assert path.read_bytes() == said
+    plan.start("the first", resume=True)
+    assert path.read_bytes() == said
+    fewer = plan_suite(at(replace(QUALITY, methods=("hybrid",)), tmp_path / "out", file), data)
+    with pytest.raises(UsageError, match=re.escape(str(path))):
+        fewer.start("the first", resume=True)
+    assert path.read_bytes() == said
+    other = plan_suite(at(ALPHA, tmp_path / "out", file), data)
+    other.start("another suite", resume=False)
 
 
 def test_suites_of_a_data_set_and_preset_are_kept_together() -> None:
-    assert default_folder(ALPHA) == default_folder(QUALITY) == Path("runs/arrays-short")
-    assert default_folder(replace(ALPHA, preset="paper")) != default_folder(ALPHA)
-    assert default_folder(replace(ALPHA, dataset="digits")) != default_folder(ALPHA)
+    assert ALPHA.folder == QUALITY.folder == Path("runs/arrays-short")
+    assert replace(ALPHA, preset="paper").folder == Path("runs/arrays-paper")
+    assert replace(ALPHA, dataset="digits").folder == Path("runs/digits-short")
 
 
 class _Bars:
@@ -227,40 +252,40 @@ class _Bar:
 
 
 def test_the_bar_of_a_suite_that_is_gone_on_with_reaches_its_end(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan, _ = carried_out(ALPHA, tmp_path, file)
-    first, second = (tmp_path / row.jobs[0].folder for row in plan.rows[:2])
+    plan, _ = run_all(ALPHA, tmp_path, file)
+    first, second = (tmp_path / row.runs[0].folder for row in plan.rows[:2])
     (first / "result.json").unlink()  # its tasks are all done, and will be told all the same
     (second / "result.json").unlink()
     storage.remove(second / "checkpoint-002")
-    left = plan_suite(ALPHA, plan.site, data)
-    assert len(left.left) == 2
+    left = plan_suite(plan.options, data)
+    assert len(left.runs_left) == 2
     bars = _Bars()
-    carry_out(left, data, progress=bars)
+    run_suite(left, data, progress=bars)
     assert bars.totals["suite"] == bars.advanced["suite"] > 0
 
 
 def test_the_bar_of_a_suite_whose_runs_fail_reaches_its_end_too(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = plan_suite(QUALITY, Site(tmp_path, "arrays", file), data)
-    begin(plan, "engram suite", resume=False)
-    (tmp_path / plan.rows[0].jobs[0].folder / "events.jsonl").mkdir(parents=True)
+    plan = plan_suite(at(QUALITY, tmp_path, file), data)
+    plan.start("engram suite", resume=False)
+    (tmp_path / plan.rows[0].runs[0].folder / "events.jsonl").mkdir(parents=True)
     bars = _Bars()
-    outcomes = carry_out(plan, data, progress=bars)
+    outcomes = run_suite(plan, data, progress=bars)
     assert [outcome.error is None for outcome in outcomes] == [False, True]
     assert bars.totals["suite"] == bars.advanced["suite"] > 0
 
 
 def test_a_run_that_two_variants_have_in_common_is_counted_once(file: Path, tmp_path: Path, data: Dataset) -> None:
-    order = SuiteOptions(suite="frontier", dataset="arrays", methods=("engram",), settings={"epochs": 1}, tasks=2)
-    rows = plan_suite(order, Site(tmp_path, "arrays", file), data).rows
-    folders = [row.jobs[0].folder for row in rows]
+    options = SuiteOptions(suite="frontier", dataset="arrays", methods=("engram",), settings={"epochs": 1}, tasks=2)
+    rows = plan_suite(at(options, tmp_path, file), data).rows
+    folders = [row.runs[0].folder for row in rows]
     assert len(set(folders)) < len(folders), "no two variants are one run any more"
     counted = {}
     for row in rows:
-        one, folder = row.estimate, row.jobs[0].folder
-        assert row.left == 0 if folder in counted else row.left >= sum(one.adapting)
+        one, folder = row.estimate, row.runs[0].folder
+        assert row.seconds == 0 if folder in counted else row.seconds >= sum(one.adapting)
         counted[folder] = row
     first = rows[0].estimate
-    assert rows[0].left == pytest.approx(sum(map(sum, (first.training, first.extracting, first.adapting))))
+    assert rows[0].seconds == pytest.approx(sum(map(sum, (first.training, first.extracting, first.adapting))))
 
 
 # Failures
@@ -269,68 +294,67 @@ def test_a_run_that_two_variants_have_in_common_is_counted_once(file: Path, tmp_
 def test_data_that_cannot_be_loaded_fail_a_workers_job_with_the_reason(
     file: Path, tmp_path: Path, data: Dataset, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plan = plan_suite(QUALITY, Site(tmp_path / "out", "arrays", file), data)
-    gone = replace(plan.site, data=tmp_path / "gone.npz")
-    outcomes = run_side_by_side(gone, plan.left, 1, lambda job: None, lambda job: None)
+    plan = plan_suite(at(QUALITY, tmp_path / "out", file), data)
+    outcomes = in_processes(replace(plan.options, data=tmp_path / "gone.npz"), plan.runs_left)
     assert all("gone.npz" in str(outcome.error) for outcome in outcomes)
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_run_that_fails_is_marked_with_the_reason_and_the_rest_go_on(file: Path, tmp_path: Path) -> None:
-    plan, _ = carried_out(ALPHA, tmp_path, file)
+    plan, _ = run_all(ALPHA, tmp_path, file)
     whole = result_files(tmp_path)
-    damaged, last = plan.rows[1].jobs[0], plan.rows[4].jobs[0]
-    for job in (damaged, last):
-        (tmp_path / job.folder / "result.json").unlink()
+    damaged, last = plan.rows[1].runs[0], plan.rows[4].runs[0]
+    for run in (damaged, last):
+        (tmp_path / run.folder / "result.json").unlink()
     checkpoint = tmp_path / damaged.folder / "checkpoint-002" / "learner.safetensors"
     good = checkpoint.read_bytes()
     checkpoint.write_bytes(good[:100])
 
-    plan, outcomes = carried_out(ALPHA, tmp_path, file)
+    plan, outcomes = run_all(ALPHA, tmp_path, file)
     (bad, error), well = outcomes
-    assert (bad.folder, well.job.folder, well.error) == (damaged.folder, last.folder, None)
+    assert (bad.folder, well.run.folder, well.error) == (damaged.folder, last.folder, None)
     assert error is not None and f"{checkpoint} cannot be read as safetensors" in error
     assert json.loads((tmp_path / damaged.folder / FAILED).read_text()) == {"label": "α = 1", "error": error}
-    assert [job.folder for job in plan.left] == [damaged.folder]
-    assert [len(results) for _, results in plan.results()] == [1, 0, 1, 1, 1]
+    assert [run.folder for run in plan.runs_left] == [damaged.folder]
+    assert [len(results) for results in results_of(plan)] == [1, 0, 1, 1, 1]
     assert list(tmp_path.glob(f"runs/*/*/{FAILED}")) == [tmp_path / damaged.folder / FAILED]
 
     checkpoint.write_bytes(good)
-    _, outcomes = carried_out(ALPHA, tmp_path, file)
-    assert [(outcome.job.folder, outcome.error) for outcome in outcomes] == [(damaged.folder, None)]
+    _, outcomes = run_all(ALPHA, tmp_path, file)
+    assert [(outcome.run.folder, outcome.error) for outcome in outcomes] == [(damaged.folder, None)]
     assert not list(tmp_path.glob(f"runs/*/*/{FAILED}"))
     assert result_files(tmp_path) == whole
 
 
 def test_a_run_that_failed_before_it_had_begun_can_be_tried_again(file: Path, tmp_path: Path) -> None:
-    order = replace(ALPHA, settings={**QUICK, "learning_rate": 1e30, "batch_size": 8})
-    plan, outcomes = carried_out(order, tmp_path, file)
+    options = replace(ALPHA, settings={**QUICK, "learning_rate": 1e30, "batch_size": 8})
+    plan, outcomes = run_all(options, tmp_path, file)
     assert len(outcomes) == 5
     for outcome in outcomes:
         assert outcome.error is not None and "not finite at task 1, epoch 1" in outcome.error
-        assert json.loads((tmp_path / outcome.job.folder / FAILED).read_text())["error"] == outcome.error
-    assert [results for _, results in plan.results()] == [[], [], [], [], []]
-    _, again = carried_out(order, tmp_path, file)
+        assert json.loads((tmp_path / outcome.run.folder / FAILED).read_text())["error"] == outcome.error
+    assert [results for results in results_of(plan)] == [[], [], [], [], []]
+    _, again = run_all(options, tmp_path, file)
     assert [outcome.error for outcome in again] == [outcome.error for outcome in outcomes]
     assert not result_files(tmp_path) and networks(tmp_path) == 0
 
 
 def test_a_damaged_network_is_trained_again(file: Path, tmp_path: Path) -> None:
     trained = replace(ALPHA, suite="gamma", methods=("gamma-lwf",), settings={"epochs": 1, "learning_rate": 0.2})
-    carried_out(trained, tmp_path, file)
+    run_all(trained, tmp_path, file)
     networks = {path: path.read_bytes() for path in (tmp_path / "trained").glob("network-*")}
     for path, content in networks.items():
         path.write_bytes(content[:50])
-    _, outcomes = carried_out(ALPHA, tmp_path, file)
+    _, outcomes = run_all(ALPHA, tmp_path, file)
     assert [outcome.error for outcome in outcomes] == [None] * 5
     assert sum(path.read_bytes() == content for path, content in networks.items()) == 2  # those that ALPHA shares
 
 
 def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = plan_suite(QUALITY, Site(tmp_path, "arrays", file), data)
-    begin(plan, "engram suite", resume=False)
-    (tmp_path / plan.rows[0].jobs[0].folder / "events.jsonl").mkdir(parents=True)  # what no one expects
-    (bad, error), (_, well) = carry_out(plan, data)
+    plan = plan_suite(at(QUALITY, tmp_path, file), data)
+    plan.start("engram suite", resume=False)
+    (tmp_path / plan.rows[0].runs[0].folder / "events.jsonl").mkdir(parents=True)  # what no one expects
+    (bad, error), (_, well) = run_suite(plan, data)
     kept = json.loads((tmp_path / bad.folder / FAILED).read_text())
     assert (bad.label, kept["label"], kept["error"]) == ("P = 0", "P = 0", error)
     assert error is not None and "IsADirectoryError" in error
@@ -341,21 +365,21 @@ def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: 
 def test_one_who_finds_a_run_under_way_elsewhere_leaves_no_mark_on_it(
     file: Path, tmp_path: Path, data: Dataset
 ) -> None:
-    plan = plan_suite(QUALITY, Site(tmp_path, "arrays", file), data)
-    begin(plan, "engram suite", resume=False)
-    site, job, said = plan.site, plan.rows[0].jobs[0], []
-    again = functools.partial(site.carry_out, job, lambda: data)
+    plan = plan_suite(at(QUALITY, tmp_path, file), data)
+    plan.start("engram suite", resume=False)
+    run, said = plan.rows[0].runs[0], []
+    again = functools.partial(execute, plan.options, run, lambda: data)
     assert again(after_task=lambda: said.append(again())) is None
     assert len(said) == 2 and all("Another process is working in" in str(error) for error in said)
-    assert site.done(job)
-    assert not (tmp_path / job.folder / FAILED).exists()
+    assert run.done
+    assert not (tmp_path / run.folder / FAILED).exists()
 
 
 def test_a_suite_begun_on_one_device_goes_on_on_another(file: Path, tmp_path: Path) -> None:
-    plan, _ = carried_out(QUALITY, tmp_path, file)
-    (tmp_path / plan.rows[0].jobs[0].folder / "result.json").unlink()
-    order = replace(QUALITY, settings={**QUALITY.settings, "device": "cpu"})
-    _, outcomes = carried_out(order, tmp_path, file)
+    plan, _ = run_all(QUALITY, tmp_path, file)
+    (tmp_path / plan.rows[0].runs[0].folder / "result.json").unlink()
+    options = replace(QUALITY, settings={**QUALITY.settings, "device": "cpu"})
+    _, outcomes = run_all(options, tmp_path, file)
     assert [outcome.error for outcome in outcomes] == [None]
 
 
@@ -364,9 +388,9 @@ def test_a_suite_begun_on_one_device_goes_on_on_another(file: Path, tmp_path: Pa
 
 def test_two_workers_give_what_one_gives(file: Path, tmp_path: Path) -> None:
     before = set(multiprocessing.active_children())  # of other tests, such as joblib's idle workers
-    carried_out(ALPHA, tmp_path / "one", file)
-    _, outcomes = carried_out(ALPHA, tmp_path / "two", file, workers=2)
-    assert len({outcome.job.folder for outcome in outcomes}) == 5
+    run_all(ALPHA, tmp_path / "one", file)
+    _, outcomes = run_all(ALPHA, tmp_path / "two", file, workers=2)
+    assert len({outcome.run.folder for outcome in outcomes}) == 5
     assert [outcome.error for outcome in outcomes] == [None] * 5
     assert result_files(tmp_path / "two") == result_files(tmp_path / "one")
     assert networks(tmp_path / "two") == 2
@@ -376,26 +400,26 @@ def test_two_workers_give_what_one_gives(file: Path, tmp_path: Path) -> None:
 def test_ctrl_c_does_not_disturb_a_worker_that_still_imports(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    worker = _Worker(Site(tmp_path, "arrays", file), 1)
+    plan = plan_suite(at(QUALITY, tmp_path, file), load("arrays", file))
+    pipe, process = start_process(plan.options, plan.runs_left[0], 1)
     for _ in range(20):
-        os.kill(worker.process.pid or 0, signal.SIGINT)
+        os.kill(process.pid or 0, signal.SIGINT)
         time.sleep(0.01)
-    assert worker.process.is_alive()
-    worker.pipe.close()
-    worker.process.join(60)  # on a busy machine it imports for longer than `end` waits
-    worker.end()
-    assert worker.process.exitcode == 0 and capfd.readouterr().err == ""
+    assert process.is_alive()
+    process.join(60)
+    assert process.exitcode == 0 and pipe.recv() == "task" and plan.rows[0].done
+    assert "KeyboardInterrupt" not in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("warm_workers")
 def test_in_a_worker_too_a_run_that_fails_is_marked_and_the_rest_go_on(file: Path, tmp_path: Path) -> None:
-    plan, _ = carried_out(QUALITY, tmp_path, file)
-    folders = [tmp_path / row.jobs[0].folder for row in plan.rows]
+    plan, _ = run_all(QUALITY, tmp_path, file)
+    folders = [tmp_path / row.runs[0].folder for row in plan.rows]
     for folder in folders:
         (folder / "result.json").unlink()
     (folders[0] / "run.json").write_text("{")
-    _, outcomes = carried_out(QUALITY, tmp_path, file, workers=2)
-    errors = {outcome.job.label: outcome.error for outcome in outcomes}
+    _, outcomes = run_all(QUALITY, tmp_path, file, workers=2)
+    errors = {outcome.run.label: outcome.error for outcome in outcomes}
     assert errors["P = 2"] is None
     assert errors["P = 0"] is not None and "run.json cannot be read as JSON" in errors["P = 0"]
     assert json.loads((folders[0] / FAILED).read_text())["error"] == errors["P = 0"]
@@ -405,8 +429,8 @@ def test_a_note_of_a_worker_is_for_people(
     file: Path, tmp_path: Path, data: Dataset, capfd: pytest.CaptureFixture[str]
 ) -> None:
     more = Variant(label="more than there are", method="features", settings={"features_per_class": 21}, series="")
-    jobs = jobs_of(more, replace(QUALITY, seeds=2), data)
-    outcomes = run_side_by_side(Site(tmp_path, "arrays", file), jobs, 1, lambda job: None, lambda job: None)
+    options = replace(at(QUALITY, tmp_path, file), seeds=2)
+    outcomes = in_processes(options, runs_of(more, options, data))
     assert [outcome.error for outcome in outcomes] == [None, None]
     said = capfd.readouterr().err
     assert "warn_of_small_classes" not in said and "features.py" not in said
@@ -417,7 +441,7 @@ def test_a_note_of_a_worker_is_for_people(
 def test_a_worker_that_is_killed_fails_its_own_run_alone_and_a_later_suite_completes_it(
     file: Path, tmp_path: Path
 ) -> None:
-    order, killed = replace(QUALITY, settings=SLOW), []
+    options, killed = replace(QUALITY, settings=SLOW), []
 
     def kill_the_one_that_trains() -> None:
         wait_for(lambda: list(tmp_path.glob("runs/*/*/training.safetensors")))
@@ -425,22 +449,22 @@ def test_a_worker_that_is_killed_fails_its_own_run_alone_and_a_later_suite_compl
         for worker in multiprocessing.active_children():
             if str(training.with_name(".lock")) in open_files(worker.pid):
                 os.kill(worker.pid or 0, signal.SIGKILL)
-                killed.append(str(training.parent.relative_to(tmp_path)))
+                killed.append(training.parent)
 
     killer = threading.Thread(target=kill_the_one_that_trains)
     killer.start()
-    plan, outcomes = carried_out(order, tmp_path, file, workers=2)
+    plan, outcomes = run_all(options, tmp_path, file, workers=2)
     killer.join()
     assert len(outcomes) == 2
-    said = "Its process ended by signal SIGKILL. Run the suite again with --resume to go on with it."
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    assert [(outcome.job.folder, outcome.error) for outcome in failed] == [(killed[0], said)]
+    (failed,) = [outcome for outcome in outcomes if outcome.error is not None]
+    assert failed.run.folder == killed[0]
+    assert failed.error is not None and "SIGKILL" in failed.error and "--resume" in failed.error
     place = tmp_path / killed[0]
-    assert json.loads((place / FAILED).read_text()) == {"label": failed[0].job.label, "error": said}
-    assert [job.folder for job in plan.left] == killed
+    assert json.loads((place / FAILED).read_text()) == {"label": failed.run.label, "error": failed.error}
+    assert [run.folder for run in plan.runs_left] == killed
 
-    _, outcomes = carried_out(order, tmp_path, file)
-    assert [(outcome.job.folder, outcome.error) for outcome in outcomes] == [(killed[0], None)]
+    _, outcomes = run_all(options, tmp_path, file)
+    assert [(outcome.run.folder, outcome.error) for outcome in outcomes] == [(killed[0], None)]
     assert not (place / FAILED).exists()
     assert len(result_files(tmp_path)) == 2 and networks(tmp_path) == 3  # the first task's is shared
 
@@ -577,54 +601,54 @@ def test_no_more_is_foretold_than_classes_have(method: str, settings: dict[str, 
 
 
 def test_what_is_shared_is_counted_once_for_each_seed(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = plan_suite(replace(ALPHA, seeds=2), Site(tmp_path, "arrays", file), data)
+    plan = plan_suite(at(replace(ALPHA, seeds=2), tmp_path, file), data)
     one = plan.rows[0].estimate
     shared, own = sum(one.training) + sum(one.extracting), sum(one.adapting)
     assert shared > 0 and own > 0
-    assert [row.left for row in plan.rows] == pytest.approx([2 * (shared + own), *[2 * own] * 4])
+    assert [row.seconds for row in plan.rows] == pytest.approx([2 * (shared + own), *[2 * own] * 4])
     assert plan.seconds == pytest.approx(2 * shared + 10 * own)
     assert not list(tmp_path.iterdir())
 
 
 def test_other_trainings_are_counted_each(file: Path, tmp_path: Path, data: Dataset) -> None:
-    plan = plan_suite(replace(ALPHA, suite="gamma", settings={"epochs": 1}), Site(tmp_path, "arrays", file), data)
+    plan = plan_suite(at(replace(ALPHA, suite="gamma", settings={"epochs": 1}), tmp_path, file), data)
     for number, row in enumerate(plan.rows):
         one = row.estimate
         first = one.training[0] if number == 0 else 0  # no teacher yet: it is the same for every γ
         training = first + sum(one.training[1:]) if row.variant.method == "features" else 0
-        assert row.left == pytest.approx(training + sum(one.extracting) + sum(one.adapting))
+        assert row.seconds == pytest.approx(training + sum(one.extracting) + sum(one.adapting))
 
 
 def test_a_training_that_a_finished_run_has_left_is_not_counted_again(
     file: Path, tmp_path: Path, data: Dataset
 ) -> None:
-    plan, _ = carried_out(ALPHA, tmp_path, file)
-    (tmp_path / plan.rows[3].jobs[0].folder / "result.json").unlink()
-    left = plan_suite(ALPHA, plan.site, data)
+    plan, _ = run_all(ALPHA, tmp_path, file)
+    (tmp_path / plan.rows[3].runs[0].folder / "result.json").unlink()
+    left = plan_suite(plan.options, data)
     assert [row.done for row in left.rows] == [1, 1, 1, 0, 1]
     assert left.seconds == 0  # all of its tasks are learned: only its result is to be written again
-    shutil.rmtree(tmp_path / plan.rows[3].jobs[0].folder)
-    left = plan_suite(ALPHA, plan.site, data)
+    shutil.rmtree(tmp_path / plan.rows[3].runs[0].folder)
+    left = plan_suite(plan.options, data)
     assert left.seconds == pytest.approx(sum(left.rows[3].estimate.adapting))
 
 
 def test_tasks_that_an_interrupted_run_has_learned_are_not_counted_again(
     file: Path, tmp_path: Path, data: Dataset
 ) -> None:
-    order = replace(ALPHA, suite="gamma", settings={"epochs": 1})
-    plan = plan_suite(order, Site(tmp_path, "arrays", file), data)
-    job = plan.rows[0].jobs[0]
+    options = replace(ALPHA, suite="gamma", settings={"epochs": 1})
+    plan = plan_suite(at(options, tmp_path, file), data)
+    run = plan.rows[0].runs[0]
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        plan.site.carry_out(job, lambda: data, after_task=interrupt)
-    assert (plan.site.learned(job), plan.site.done(job)) == (1, False)
-    left = plan_suite(order, plan.site, data)
+        execute(plan.options, run, lambda: data, after_task=interrupt)
+    assert (RunFolder(run.folder).tasks_done, run.done) == (1, False)
+    left = plan_suite(plan.options, data)
     for before, row in zip(plan.rows, left.rows, strict=True):
-        one, learned = row.estimate, row.jobs[0] == job
+        one, learned = row.estimate, row.runs[0] == run
         training = sum(one.training[1:]) if row.variant.method == "features" else 0
         rest = slice(1 if learned else 0, None)
-        assert row.left == pytest.approx(training + sum(one.extracting[rest]) + sum(one.adapting[rest]))
-        assert before.jobs == row.jobs
+        assert row.seconds == pytest.approx(training + sum(one.extracting[rest]) + sum(one.adapting[rest]))
+        assert before.runs == row.runs
