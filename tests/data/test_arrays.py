@@ -86,7 +86,7 @@ def test_class_names_name_the_numbers(tmp_path: Path) -> None:
     assert dataset.train.labels.tolist() == LABELS.tolist()
 
 
-def test_class_names_order_text_and_those_that_never_occur_are_left_out(tmp_path: Path) -> None:
+def test_class_names_order_text_and_those_that_never_occur_are_skipped(tmp_path: Path) -> None:
     texts = np.array(["rose", "aster", "lily", "lily", "aster", "rose"])
     content = {**WHOLE, "train_labels": texts, "test_labels": texts[:2]}
     dataset = arrays.load(saved(tmp_path, **content, class_names=np.array(["rose", "violet", "lily", "aster"])))
@@ -227,7 +227,7 @@ def test_arrays_need_a_file(tmp_path: Path) -> None:
     assert load("arrays", str(saved(tmp_path, **WHOLE))).name == "flowers"
 
 
-def test_members_that_numpy_cannot_read_are_told_whatever_it_says_of_them(tmp_path: Path) -> None:
+def test_members_that_numpy_cannot_read_are_reported_whatever_it_says_of_them(tmp_path: Path) -> None:
     path = saved(tmp_path, **WHOLE)
     content = path.read_bytes()
     path.write_bytes(content.replace(b"'shape': (6, 4, 5, 3), }", b"'shape': (6, 4, 5, 3   }"))  # of a part, its header

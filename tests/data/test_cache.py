@@ -85,7 +85,7 @@ def test_other_rows_another_size_and_changed_files_are_cached_anew(root: Path) -
     assert len(places(root)) == 2 * 4  # each with its record
 
 
-def test_pictures_that_others_of_the_same_size_have_replaced_are_cached_anew(root: Path) -> None:
+def test_images_that_others_of_the_same_size_have_replaced_are_cached_anew(root: Path) -> None:
     path = root / "n00000000" / "n00000000_0.bmp"
     Image.new("RGB", (8, 8), "red").save(path)
     rows = torch.arange(13)
@@ -105,7 +105,9 @@ def test_more_than_is_allowed_is_not_cached_and_warned_of(root: Path) -> None:
     assert isinstance(cache_images(files, ROWS, 8 * LENGTH), CachedImages)
 
 
-def test_a_disk_that_is_full_is_told_before_anything_is_decoded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_is_reported_before_anything_is_decoded(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Full:
         free = 100
 
@@ -129,7 +131,7 @@ def test_what_was_used_least_lately_gives_way(root: Path) -> None:
     assert len(old[ROWS]) == 8  # whoever has it open keeps it
 
 
-def test_files_that_are_not_whole_are_told_each_time(root: Path) -> None:
+def test_files_that_are_not_whole_are_warned_of_each_time(root: Path) -> None:
     index = build_index(root, ())
     index.path(3).write_bytes(b"x" * int(index.sizes[3]))
     sentence = r"^1 of the cached images .*_3\.JPEG: It is text"
@@ -140,7 +142,7 @@ def test_files_that_are_not_whole_are_told_each_time(root: Path) -> None:
         assert any(re.search(sentence, str(each.message)) for each in caught)
 
 
-def test_a_file_that_was_cut_short_is_told_with_what_to_do(root: Path) -> None:
+def test_a_file_that_was_cut_short_is_refused_with_a_remedy(root: Path) -> None:
     images = cache_images(files_of(root), ROWS, PLENTY)
     assert isinstance(images, CachedImages)
     os.truncate(images.path, 7 * LENGTH)

@@ -80,13 +80,13 @@ def test_scikit_learn_is_not_imported_by_the_room_nor_for_digits() -> None:
 
 
 def test_digits_are_installed_so_a_folder_for_them_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match="digits .*--data .*cifar100, .*folder"):
+    with pytest.raises(UsageError, match=r"digits .*--data .*cifar100, .*folder"):
         load("digits", "photos")
 
 
 def test_decode_options_are_checked() -> None:
     with pytest.raises(UsageError, match=r"There is no fit 'strech'\. Did you mean 'stretch'\?"):
         DecodeOptions(fit="strech")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="cache .* -5"):
+    with pytest.raises(UsageError, match=r"cache .* -5"):
         DecodeOptions(cache=-5)
     assert DecodeOptions(class_list="classes.txt").to_json() == {"class_list": "classes.txt"}  # type: ignore[arg-type]

@@ -180,7 +180,7 @@ def test_an_address_that_is_none_is_a_clear_error(address: str, tmp_path: Path) 
         download.fetch(address, tmp_path / "file", MD5)
 
 
-def test_a_full_disk_is_told_from_a_broken_network(serve: Serve, tmp_path: Path) -> None:
+def test_a_full_disk_is_distinguished_from_a_broken_network(serve: Serve, tmp_path: Path) -> None:
     address = serve({"/file": body(CONTENT)}) + "/file"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))

@@ -104,7 +104,7 @@ def warned(files: ImageFiles, rows: list[int]) -> tuple[np.ndarray, list[str]]:
     return images, [str(each.message) for each in caught]
 
 
-def test_of_a_jpeg_that_is_cut_short_what_there_is_is_used_and_told_once(root: Path) -> None:
+def test_of_a_jpeg_that_is_cut_short_what_there_is_is_used_and_warned_of_once(root: Path) -> None:
     path = build_index(root, ()).path(4)
     content = encoded(picture(0, 4), "JPEG", quality=100)
     path.write_bytes(content[: len(content) * 7 // 10])
@@ -118,7 +118,7 @@ def test_of_a_jpeg_that_is_cut_short_what_there_is_is_used_and_told_once(root: P
     assert warned(files, [4, 4])[1] == []
 
 
-def test_a_grey_image_stands_in_for_what_cannot_be_decoded_and_is_told_once(root: Path) -> None:
+def test_a_grey_image_stands_in_for_what_cannot_be_decoded_and_is_warned_of_once(root: Path) -> None:
     index = build_index(root, ())
     index.path(1).write_bytes(b"x" * int(index.sizes[1]))
     index.path(2).unlink()
@@ -153,7 +153,7 @@ def test_too_many_at_once_are_no_accident_and_end_the_run(root: Path) -> None:
         files[torch.arange(15)]
 
 
-def test_a_file_that_has_changed_in_place_is_told_and_the_next_run_sees_it(root: Path) -> None:
+def test_a_file_that_has_changed_in_place_is_warned_of_and_the_next_run_sees_it(root: Path) -> None:
     index = open_index(root, ())
     path = index.path(0)
     path.write_bytes(encoded(gradient(), "PNG"))  # its folder's time of change stays as it is

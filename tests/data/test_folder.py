@@ -153,7 +153,7 @@ def test_cached_images_have_the_pixels_and_the_fingerprint_of_the_files(tmp_path
         assert torch.equal(one.batch(everything), other.batch(everything))
 
 
-def test_files_that_are_left_out_are_listed_as_learn_lists_them(tmp_path: Path) -> None:
+def test_files_that_are_skipped_are_listed_as_learn_lists_them(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data", classes=2, train=3)
     (root / "train" / "n00000000" / "empty.JPEG").touch()
     (root / "train" / "n00000000" / "notes.txt").touch()
@@ -181,7 +181,7 @@ def test_a_folder_must_be_named_and_be_there(tmp_path: Path) -> None:
         load("folder", tmp_path / "file")
 
 
-def test_a_wrong_layout_is_told_with_what_was_found_and_what_is_expected(tmp_path: Path) -> None:
+def test_a_wrong_layout_is_refused_with_what_was_found_and_what_is_expected(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data", classes=7, per_class=2)
     found = "n00000000, n00000001, n00000002, n00000003, n00000004, …"
     with pytest.raises(DataError, match=f"data holds {found}. Expected train/CLASS/[*].JPEG and val/CLASS/[*].JPEG"):
@@ -193,14 +193,14 @@ def test_a_wrong_layout_is_told_with_what_was_found_and_what_is_expected(tmp_pat
         load("folder", tmp_path / "empty")
 
 
-def test_validation_pictures_that_are_not_sorted_into_classes_are_told(tmp_path: Path) -> None:
+def test_validation_images_that_are_not_sorted_into_classes_are_reported(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
     write(root / "val" / "ILSVRC2012_val_00000001.JPEG", 0, 0)
     with pytest.raises(DataError, match=r"val .* 2 of the 2 classes, such as n00000000\. Expected val/CLASS"):
         load("imagenet1000", root)
 
 
-def test_train_without_anything_to_test_on_is_told(tmp_path: Path) -> None:
+def test_train_without_anything_to_test_on_is_reported(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
     with pytest.raises(DataError, match=r"data holds train, .*data/train"):
         load("folder", root)
@@ -215,7 +215,7 @@ def test_parts_of_a_data_set_are_not_learned_as_classes(parts: tuple[str, str], 
         load("folder", tmp_path / "data")
 
 
-def test_classes_that_are_called_as_parts_are_may_have_pictures(tmp_path: Path) -> None:
+def test_classes_that_are_called_as_parts_are_may_have_images(tmp_path: Path) -> None:
     for name in ("test", "train"):
         for number in range(3):
             write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
@@ -223,7 +223,7 @@ def test_classes_that_are_called_as_parts_are_may_have_pictures(tmp_path: Path) 
     assert load("folder", tmp_path / "data").class_names == ("testing", "train")
 
 
-def test_what_is_only_tested_on_or_has_no_pictures_is_told(tmp_path: Path) -> None:
+def test_what_is_only_tested_on_or_has_no_images_is_reported(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data", classes=2, train=2, test=1)
     (root / "train" / "bare").mkdir()
     write(root / "val" / "unlearned" / "1.jpg", 0, 0)
@@ -247,7 +247,7 @@ def test_a_class_list_may_come_from_another_system_and_blanks_around_a_name_are_
     assert dataset.class_names == ("cat", "emu")
 
 
-def test_a_class_with_one_picture_is_told(tmp_path: Path) -> None:
+def test_a_class_with_one_image_is_reported(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data", classes=2, per_class=3)
     write(root / "single" / "1.jpg", 0, 0)
     with pytest.raises(DataError, match="class 'single' has 1 "):
@@ -258,7 +258,7 @@ def test_classes_that_differ_in_capitals_alone_are_refused_as_by_learn(tmp_path:
     for name in ("Cat", "cat"):
         for number in range(2):
             write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
-    with pytest.raises(DataError, match="'Cat' .* and 'cat' "):
+    with pytest.raises(DataError, match=r"'Cat' .* and 'cat' "):
         load("folder", tmp_path / "data")
 
 
@@ -267,7 +267,7 @@ def test_neither_a_hundred_nor_a_thousand_classes_need_a_list(tmp_path: Path) ->
         load("imagenet100", imagenet(tmp_path / "data"))
 
 
-def test_a_list_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_a_list_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data")
     listed = tmp_path / "list.txt"
 

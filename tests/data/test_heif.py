@@ -163,7 +163,7 @@ for function in (decode, extent):
         assert "pip install" in line and "[heic]" in line and "convert it" in line
 
 
-def test_other_pictures_need_no_package_and_do_not_import_it(tmp_path: Path) -> None:
+def test_other_images_need_no_package_and_do_not_import_it(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(encoded(PICTURE, "PNG"))
     code = "from engram.data.images import decode; print(*decode(sys.argv[1]).shape)"
     assert without_package(code, str(tmp_path / "picture.png")) == "24 32 3\n"

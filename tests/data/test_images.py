@@ -111,14 +111,14 @@ def test_a_path_gives_the_same_as_its_bytes_whatever_its_name(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP"])
-def test_a_moving_picture_gives_its_first_frame(format: str) -> None:
+def test_a_moving_image_gives_its_first_frame(format: str) -> None:
     content = several_frames(format, **({"lossless": True} if format == "WEBP" else {}))
     with Image.open(io.BytesIO(content)) as image:
         assert getattr(image, "n_frames", 1) == 2
     assert distance(pixels(content), PICTURE) <= (40 if format == "GIF" else 0)  # its 64 colours are coarse
 
 
-def test_a_jpeg_that_holds_several_pictures_gives_the_first() -> None:
+def test_a_jpeg_that_holds_several_images_gives_the_first() -> None:
     content = encoded(PICTURE, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))], quality=98)
     with Image.open(io.BytesIO(content)) as image:
         assert image.format == "MPO"
@@ -135,7 +135,7 @@ def test_a_first_frame_smaller_than_its_gif_lies_on_white() -> None:
 # Modes
 
 
-def test_grey_pictures_have_three_equal_channels() -> None:
+def test_grey_images_have_three_equal_channels() -> None:
     grey = PICTURE[..., 0]
     assert np.array_equal(pixels(encoded(grey, "PNG")), np.stack([grey] * 3, -1))
     assert distance(pixels(encoded(grey, "JPEG", quality=98)), np.stack([grey] * 3, -1)) <= 3
@@ -230,7 +230,7 @@ def test_a_colour_of_sixteen_bits_may_stand_for_transparent() -> None:
     assert pixels(content)[0].tolist() == [[255] * 3, [0x43, 0x80, 0xFF]]
 
 
-def test_a_picture_of_millions_of_rows_is_refused_before_any_is_decoded() -> None:
+def test_an_image_of_millions_of_rows_is_refused_before_any_is_decoded() -> None:
     with pytest.raises(UnreadableImage, match=r"It is 1 x 1,000,000 pixels; sides of at most 100,000 are decoded"):
         pixels(png(1, 1_000_000, 8, 0, b""))
 
@@ -285,7 +285,7 @@ UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "JPEG"])
-def test_pictures_stand_upright(orientation: int, format: str) -> None:
+def test_images_stand_upright(orientation: int, format: str) -> None:
     options = {"PNG": {}, "WEBP": {"lossless": True}, "JPEG": {"quality": 98, "subsampling": 0}}[format]
     content = encoded(PICTURE, format, exif=exif(orientation), **options)
     expected = UPRIGHT[orientation](PICTURE)
@@ -351,7 +351,7 @@ def test_a_text_that_calls_itself_exif_is_no_harm() -> None:
         assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=text)), PICTURE)
 
 
-def test_an_animation_that_is_announced_wrongly_leaves_the_picture_alone() -> None:
+def test_an_animation_that_is_announced_wrongly_leaves_the_image_alone() -> None:
     rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     for announced in (chunk(b"acTL", bytes(8)), chunk(b"acTL", bytes(3)), chunk(b"fcTL", bytes(26)) * 2):
         assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=announced)), PICTURE)
@@ -369,7 +369,7 @@ def reference(picture: Pixels, size: int) -> Pixels:
     return np.array(scaled.crop((left, top, left + size, top + size)))
 
 
-def test_a_square_is_the_middle_of_the_scaled_picture() -> None:
+def test_a_square_is_the_middle_of_the_scaled_image() -> None:
     noise = np.random.default_rng(1).integers(0, 256, (48, 64, 3), dtype=np.uint8)
     assert distance(pixels(encoded(noise, "PNG"), size=12), reference(noise, 12)) <= 1
     upright = noise.swapaxes(0, 1).copy()
@@ -396,7 +396,7 @@ def test_what_is_transparent_does_not_colour_what_is_beside_it() -> None:
     assert distance(found, pixels(white, size=4)) <= 6
 
 
-def test_without_a_size_a_picture_keeps_its_own() -> None:
+def test_without_a_size_an_image_keeps_its_own() -> None:
     assert pixels(encoded(gradient(1, 1), "PNG")).shape == (1, 1, 3)
     assert pixels(encoded(gradient(7, 300), "PNG")).shape == (7, 300, 3)
 
@@ -493,7 +493,7 @@ def test_a_limit_of_ones_own_is_not_second_guessed_by_that_of_pillow(
 
 
 @pytest.mark.parametrize("size", [(0, 24), (32, 0), (0, 0)])
-def test_a_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
+def test_an_image_without_pixels_is_refused(size: tuple[int, int]) -> None:
     for content in (png(*size, 8, 2, b""), resized_jpeg(*size)):
         with pytest.raises(UnreadableImage, match="is damaged"):
             decode(content)
@@ -536,7 +536,7 @@ def test_a_jpeg_of_a_thousand_scans_is_refused_and_one_of_some_is_read() -> None
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_picture_that_is_cut_short_is_refused_or_whole(name: str) -> None:
+def test_an_image_that_is_cut_short_is_refused_or_whole(name: str) -> None:
     content = REAL[name]
     expected = pixels(content)
     lengths = [*range(0, len(content) - 40, max(len(content) // 60, 1)), *range(len(content) - 40, len(content))]
@@ -642,7 +642,7 @@ def test_what_is_not_read_is_named(content: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize("start", [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP", b"BM", b"GIF89a"])
-def test_a_beginning_alone_is_no_picture(start: bytes) -> None:
+def test_a_beginning_alone_is_no_image(start: bytes) -> None:
     for content in (start, start + bytes(100), start + b"\xff" * 100):
         with pytest.raises(UnreadableImage):
             decode(content)
@@ -666,7 +666,7 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> No
         decode("a\0b.png")
 
 
-def test_a_file_larger_than_any_picture_is_not_read(tmp_path: Path) -> None:
+def test_a_file_larger_than_any_image_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "film.jpg"
     with path.open("wb") as file:
         file.truncate(images.MAX_BYTES + 1)  # takes no room on the disk
@@ -736,13 +736,13 @@ def read_or_refused(content: bytes) -> None:
     start=st.sampled_from([signature for place, signature, _ in images.SIGNATURES if place == 0] + [b""]),
     rest=st.binary(max_size=300),
 )
-def test_random_bytes_are_a_picture_or_refused(start: bytes, rest: bytes) -> None:
+def test_random_bytes_are_an_image_or_refused(start: bytes, rest: bytes) -> None:
     read_or_refused(start + rest)
 
 
 @HURRIED
 @given(name=st.sampled_from([*REAL]), changes=st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=6)), max_size=5))
-def test_a_picture_with_random_changes_is_a_picture_or_refused(name: str, changes: list[tuple[float, bytes]]) -> None:
+def test_an_image_with_random_changes_is_an_image_or_refused(name: str, changes: list[tuple[float, bytes]]) -> None:
     content = bytearray(REAL[name])
     for place, replacement in changes:
         start = int(place * len(content))
@@ -752,7 +752,7 @@ def test_a_picture_with_random_changes_is_a_picture_or_refused(name: str, change
 
 @HURRIED
 @given(name=st.sampled_from([*REAL]), begin=st.floats(0, 1), end=st.floats(0, 1), twice=st.booleans())
-def test_a_picture_with_a_part_removed_or_repeated_is_a_picture_or_refused(
+def test_an_image_with_a_part_removed_or_repeated_is_an_image_or_refused(
     name: str, begin: float, end: float, twice: bool
 ) -> None:
     content = REAL[name]
@@ -762,7 +762,7 @@ def test_a_picture_with_a_part_removed_or_repeated_is_a_picture_or_refused(
 
 @HURRIED
 @given(name=st.binary(min_size=4, max_size=4), body=st.binary(max_size=60), after=st.booleans())
-def test_a_png_with_any_chunk_is_a_picture_or_refused(name: bytes, body: bytes, after: bool) -> None:
+def test_a_png_with_any_chunk_is_an_image_or_refused(name: bytes, body: bytes, after: bool) -> None:
     """Chunks with right checksums: those that random changes never reach."""
     rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     extra = chunk(name, body)

@@ -119,7 +119,7 @@ def test_what_systems_leave_behind_is_passed_over_in_silence(tmp_path: Path) -> 
     assert found.skipped == ()
 
 
-def test_what_is_not_a_picture_by_its_name_is_listed_and_so_are_empty_classes(tmp_path: Path) -> None:
+def test_what_is_not_an_image_by_its_name_is_listed_and_so_are_empty_classes(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "2.png")
     (tmp_path / "README.md").touch()
     (tmp_path / "cat" / "notes.txt").touch()
@@ -174,14 +174,14 @@ def test_links_that_lead_in_a_circle_or_nowhere_are_listed(tmp_path: Path) -> No
     }
 
 
-def test_pictures_without_class_folders_are_refused_with_what_was_expected(tmp_path: Path) -> None:
+def test_images_without_class_folders_are_refused_with_what_was_expected(tmp_path: Path) -> None:
     fill(tmp_path, "1.png", "2.png")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=f"{tmp_path} holds images, but not in class folders.*{tmp_path}/cat/1.jpg"):
         scan(tmp_path)
 
 
-def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "notes.txt").touch()
     with pytest.raises(DataError, match="holds no images"):
@@ -296,7 +296,7 @@ def test_files_may_have_any_name_and_are_shown_on_one_line(tmp_path: Path) -> No
     ],
     ids=["header", "no header", "BOM", "BOM, no header, blank lines", "other columns", "quotes"],
 )
-def test_a_list_gives_the_label_of_each_picture(text: str, tmp_path: Path) -> None:
+def test_a_list_gives_the_label_of_each_image(text: str, tmp_path: Path) -> None:
     found = scan(listed(tmp_path, text))
     assert classes(found) == {"cat": ["a.png", "c.png"], "dog": ["b.png"]}
     assert found.skipped == ()
@@ -324,7 +324,7 @@ def test_a_list_may_name_files_in_bytes_that_are_not_text(tmp_path: Path) -> Non
         scan(listed(tmp_path, b"path,label\na.png,k\xe4fer\n"))
 
 
-def test_what_a_list_has_wrong_is_told_by_line(tmp_path: Path) -> None:
+def test_what_a_list_has_wrong_is_reported_by_line(tmp_path: Path) -> None:
     good = "path,label\na.png,cat\n"
     bad = 'absent.png,cat\nb.png, \n"ab\nsent.png",dog\n,dog\na.png,dog\n./a.png,cat\nc.png\nc,d.png,cat\n'
     path = listed(tmp_path, good + bad)
@@ -339,7 +339,7 @@ def test_what_a_list_has_wrong_is_told_by_line(tmp_path: Path) -> None:
         assert problem in str(caught.value)
 
 
-def test_of_many_wrong_lines_ten_are_told(tmp_path: Path) -> None:
+def test_of_many_wrong_lines_ten_are_reported(tmp_path: Path) -> None:
     path = listed(tmp_path, "".join(f"{number}.png,cat\n" for number in range(1234)))
     with pytest.raises(DataError, match=r"Line 10: there is no file 9\.png\. And 1,224 more\. Expected"):
         scan(path)
@@ -356,7 +356,7 @@ def test_what_lies_above_a_linked_folder_is_what_the_file_system_says(tmp_path: 
     assert reasons(found.skipped, tmp_path) == {"store/deep/b.png": "Line 3 repeats line 2."}
 
 
-def test_a_line_that_repeats_another_is_left_out_and_listed(tmp_path: Path) -> None:
+def test_a_line_that_repeats_another_is_skipped_and_listed(tmp_path: Path) -> None:
     found = scan(listed(tmp_path, "path,label\na.png,cat\nb.png,dog\n./a.png, cat\n"))
     assert classes(found) == {"cat": ["a.png"], "dog": ["b.png"]}
     assert reasons(found.skipped, tmp_path) == {"a.png": "Line 4 repeats line 2."}
@@ -410,14 +410,14 @@ def test_what_was_found_is_read_as_samples_in_order(tmp_path: Path) -> None:
         assert result.samples.batch(torch.arange(24)).float().mean((1, 2, 3)).tolist() == greys
 
 
-def test_pictures_are_read_as_squares_of_their_middle(tmp_path: Path) -> None:
+def test_images_are_read_as_squares_of_their_middle(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "wide.png").write_bytes(encoded(gradient(24, 60), "PNG"))
     result = read_images(scan(tmp_path), 24)
     assert np.array_equal(result.samples.inputs[0].numpy(), gradient(24, 60)[:, 18:42])
 
 
-def test_what_cannot_be_read_is_left_out_and_listed_and_nothing_takes_its_place(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_skipped_and_listed_and_nothing_takes_its_place(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "cat/3.png", "dog/2.png", "dog/5.png")
     (tmp_path / "cat" / "2.png").write_bytes((tmp_path / "cat" / "1.png").read_bytes()[:-20])
     (tmp_path / "dog" / "1.jpg").write_text("not a picture")
@@ -445,14 +445,14 @@ def test_a_class_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> Non
         read_images(scan(tmp_path), 4)
 
 
-def test_the_limit_of_pixels_holds_for_each_picture(tmp_path: Path) -> None:
+def test_the_limit_of_pixels_holds_for_each_image(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png")
     (tmp_path / "cat" / "2.png").write_bytes(encoded(gradient(5, 8), "PNG"))
     result = read_images(scan(tmp_path), 4, limit=35)
     assert reasons(result.unreadable, tmp_path)["cat/2.png"].startswith("It is 8 x 5 pixels; at most 35")
 
 
-def test_scanning_and_reading_report_every_picture(tmp_path: Path) -> None:
+def test_scanning_and_reading_report_every_image(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{label}/{number}.png" for label in ("cat", "dog") for number in range(4)))
     (tmp_path / "dog" / "3.png").write_text("not a picture")
     noted = Noted()
@@ -463,7 +463,7 @@ def test_scanning_and_reading_report_every_picture(tmp_path: Path) -> None:
     assert lines.phases == {"scan": (None, 2)}
 
 
-def test_few_pictures_are_in_memory_at_a_time_and_several_are_decoded_at_once(
+def test_few_images_are_in_memory_at_a_time_and_several_are_decoded_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, *(f"cat/{number:02}.png" for number in range(40)))
@@ -498,7 +498,7 @@ def test_few_pictures_are_in_memory_at_a_time_and_several_are_decoded_at_once(
     assert max(ahead) <= 6
 
 
-def test_an_error_that_is_not_about_a_picture_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_not_about_an_image_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "cat/1.png")
 
     def fail(path: Path, **options: int) -> torch.Tensor:

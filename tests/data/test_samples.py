@@ -150,7 +150,7 @@ def test_the_fingerprint_sees_the_last_of_many_samples() -> None:
 
 def test_a_data_set_refuses_labels_without_a_name_and_samples_of_two_shapes() -> None:
     Dataset("toys", images(), images(), ("a", "b", "c", "d", "e", "f"))
-    with pytest.raises(DataError, match="labels of toys run from 0 to 5, .* 5 class"):
+    with pytest.raises(DataError, match=r"labels of toys run from 0 to 5, .* 5 class"):
         Dataset("toys", images(), images(), ("a", "b", "c", "d", "e"))
     negative = Samples.of(IMAGES, changed(LABELS, 0, -1))
     with pytest.raises(DataError, match="run from -1 to 5"):

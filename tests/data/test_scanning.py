@@ -28,7 +28,7 @@ def paths(index: ImageIndex) -> list[Path]:
     return [index.path(row) for row in range(len(index))]
 
 
-def test_all_pictures_are_found_in_order_with_their_sizes(tree: Path) -> None:
+def test_all_images_are_found_in_order_with_their_sizes(tree: Path) -> None:
     index = build_index(tree, ("train", "val"))
     expected = sorted(path for path in tree.rglob("*.JPEG"))
     assert paths(index) == expected and len(index) == 12
@@ -48,7 +48,7 @@ def test_the_number_of_threads_makes_no_difference(tree: Path) -> None:
         assert torch.equal(getattr(one, field), getattr(many, field))
 
 
-def test_the_same_is_found_and_left_out_as_by_learn(tmp_path: Path) -> None:
+def test_the_same_is_found_and_skipped_as_by_learn(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data", classes=2, per_class=2)
     first = root / "n00000000"
     for name in ("Thumbs.db", ".hidden.jpg", "notes.txt", "CAPITALS.JPG"):
@@ -66,7 +66,7 @@ def test_the_same_is_found_and_left_out_as_by_learn(tmp_path: Path) -> None:
     assert {(left.path, left.reason) for left in index.skipped} == {(left.path, left.reason) for left in found.skipped}
 
 
-def test_progress_is_told(tree: Path) -> None:
+def test_progress_is_reported(tree: Path) -> None:
     class Watcher:
         def __init__(self) -> None:
             self.steps = 0
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         build_index(tmp_path / "elsewhere", ())
 
 
-def test_thousands_of_files_that_are_no_pictures_are_counted_and_not_all_named(
+def test_thousands_of_files_that_are_no_images_are_counted_and_not_all_named(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scanning, "MAX_SKIPPED", 3)
@@ -198,7 +198,7 @@ def test_without_a_place_to_keep_it_the_index_is_made_each_time_with_a_warning(
             assert len(open_index(tree, ())) == 12
 
 
-def test_what_tells_pictures_apart_is_the_same_wherever_the_folder_lies(tree: Path, tmp_path: Path) -> None:
+def test_what_tells_images_apart_is_the_same_wherever_the_folder_lies(tree: Path, tmp_path: Path) -> None:
     one = build_index(tree, ())
     moved = tree.rename(tmp_path / "moved")
     assert list(build_index(moved, ()).identity(torch.arange(12))) == list(one.identity(torch.arange(12)))

@@ -24,7 +24,7 @@ def test_classes_are_called_by_their_first_word_or_with_the_identifier_where_two
     assert load("tiny-imagenet-200", root).class_names == ("n00000000", "n00000001", "n00000002")
 
 
-def test_training_pictures_go_by_their_folders_and_validation_pictures_by_the_list(root: Path) -> None:
+def test_training_images_go_by_their_folders_and_validation_images_by_the_list(root: Path) -> None:
     dataset = load("tiny-imagenet-200", root)
     assert dataset.name == "tiny-imagenet-200" and dataset.train.shape == (64, 64, 3)
     assert dataset.train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
@@ -36,7 +36,7 @@ def test_training_pictures_go_by_their_folders_and_validation_pictures_by_the_li
     assert dataset.test.batch(torch.arange(6)).shape == (6, 64, 64, 3)
 
 
-def test_its_lists_and_boxes_are_not_told_as_left_out_but_empty_pictures_are(root: Path) -> None:
+def test_its_lists_and_boxes_are_not_told_as_skipped_but_empty_images_are(root: Path) -> None:
     assert load("tiny-imagenet-200", root).skipped == ()
     (root / "train" / "n00000000" / "images" / "n00000000_9.JPEG").touch()
     assert [left.path.name for left in load("tiny-imagenet-200", root).skipped] == ["n00000000_9.JPEG"]
@@ -48,7 +48,7 @@ def test_a_class_list_chooses_by_identifier(root: Path, tmp_path: Path) -> None:
     assert dataset.class_names == ("newt",) and (len(dataset.train), len(dataset.test)) == (4, 2)
 
 
-def test_another_layout_is_told_with_what_is_expected(root: Path, tmp_path: Path) -> None:
+def test_another_layout_is_refused_with_what_is_expected(root: Path, tmp_path: Path) -> None:
     expected = r"Expected wnids\.txt, train/CLASS/images/\*\.JPEG, val/images/\*\.JPEG and val/val_annotations\.txt"
     with pytest.raises(DataError, match=rf"data holds train, val\. {expected}\."):
         load("tiny-imagenet-200", imagenet(tmp_path / "data"))

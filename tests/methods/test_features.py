@@ -116,7 +116,7 @@ def test_the_adapter_learns_from_pictures_of_anything_too_and_none_is_kept(
 
 
 def test_pictures_of_anything_that_are_not_there_are_told_of_before_anything_is_learned(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere cannot be found"):
+    with pytest.raises(UsageError, match="nowhere does not exist"):
         learner(unlabelled=str(tmp_path / "nowhere")).check(4)
 
 

@@ -1,4 +1,4 @@
-"""Random crops, flips and changes of brightness or contrast of whole batches of uint8 images."""
+"""Random changes of whole batches of uint8 images (n, h, w, c): crops, flips, brightness and contrast."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from engram.progress import SILENT, Progress
 from engram.randomness import generator
 from engram.text import printable
 
+Range = tuple[float, float]
+
+TRIES = 10  # draws of area and aspect ratio; the first that fits into the image counts
+NO_CLASS = -1  # the label of unlabelled crops
+AREA = (0.12, 1.0)  # of unlabelled crops, as a share of the middle square of an image
+
 
 class Shard(NamedTuple):
-    """Which rows of a batch the images are. Draws are made for all of it, so that they are the same however divided."""
+    """Which rows of a batch the images are. Draws are made for the whole batch, so that ranks agree on them."""
 
     rows: slice
-    batch: int  # how many images the whole batch has
+    batch: int  # images in the whole batch
 
 
 def crop_and_flip(
     images: Tensor, pad: int, flip: bool, generator: torch.Generator, shard: Shard | None = None
 ) -> Tensor:
-    """Each image (n, h, w, c) padded by `pad` zeros and cropped back at random; half of them mirrored if `flip`.
-
-    The images may be a part of a batch: they become what they would in the whole.
-    """
+    """Pad each image by `pad` zeros and crop it back at random; mirror half of them if `flip`."""
     count, height, width, _ = images.shape
     rows, batch = shard or Shard(slice(0, count), count)
     if pad:
@@ -49,10 +52,10 @@ def crop_and_flip(
 def jitter(
     images: Tensor, brightness: float, contrast: float, generator: torch.Generator, shard: Shard | None = None
 ) -> Tensor:
-    """A third of the images (n, h, w, c) as they are, a third brighter or darker, a third of another contrast.
+    """Leave a third of the images, change the brightness of a third and the contrast of a third (EEIL, §4.1).
 
-    `brightness` is the most that is added to or taken from every value; contrast is multiplied, about each channel's
-    mean, by 1 − `contrast` to 1 + `contrast` (EEIL, §4.1). The images may be a part of a batch, as above.
+    At most `brightness` is added to or subtracted from every value; contrast is multiplied, about each channel's mean,
+    by 1 − `contrast` to 1 + `contrast`.
     """
     rows, batch = shard or Shard(slice(0, len(images)), len(images))
     kind = torch.randint(0, 3, (batch, 1, 1, 1), generator=generator)[rows]
@@ -64,20 +67,15 @@ def jitter(
     return ((values - mean) * factor + mean + shift).round().clamp(0, 255).to(torch.uint8)
 
 
-Range = tuple[float, float]
-
-TRIES = 10  # drawings of area and shape, of which the first that fits into the image counts
-
-
 def center_crop(images: Tensor, side: int) -> Tensor:
-    """The middle (n, side, side, c) of images (n, h, w, c), a view; smaller ones stay as they are."""
+    """The middle (n, side, side, c) of each image, a view; smaller images stay as they are."""
     _, height, width, _ = images.shape
     top, left = max(0, (height - side) // 2), max(0, (width - side) // 2)
     return images[:, top : top + side, left : left + side]
 
 
 def random_crop(images: Tensor, side: int, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
-    """Of each image (n, h, w, c) a window (side, side, c) at random."""
+    """A random window (side, side, c) of each image."""
     count, height, width, _ = images.shape
     rows, batch = shard or Shard(slice(0, count), count)
     tops = torch.randint(0, height - side + 1, (batch,), generator=generator)[rows]
@@ -89,14 +87,14 @@ def random_crop(images: Tensor, side: int, generator: torch.Generator, shard: Sh
 def random_resized_crop(
     images: Tensor, side: int, area: Range, ratio: Range, generator: torch.Generator, shard: Shard | None = None
 ) -> Tensor:
-    """Of each image (n, h, w, c) a window of a random share of its area and a random shape, scaled to (side, side, c).
+    """A window of each image, of random area and aspect ratio, scaled to (side, side, c) (Szegedy et al., 2015).
 
-    Shares are drawn evenly from `area`, width over height from `ratio` on a logarithmic scale (Szegedy et al., 2015).
+    The share of the area is uniform in `area`, width over height log-uniform in `ratio`.
     """
     count, height, width, _ = images.shape
     rows, batch = shard or Shard(slice(0, count), count)
     boxes = _boxes(batch, height, width, area, ratio, generator)[rows]  # (n, 4)
-    steps = (torch.arange(side) + 0.5) / side  # the centres of the pixels of a window, as shares of its side
+    steps = (torch.arange(side) + 0.5) / side  # centres of pixels, as shares of the window
     down = (boxes[:, 0:1] + steps * boxes[:, 2:3]) / height  # (n, side), as shares of the image
     across = (boxes[:, 1:2] + steps * boxes[:, 3:4]) / width
     grid = torch.stack(
@@ -123,50 +121,38 @@ def _boxes(count: int, height: int, width: int, area: Range, ratio: Range, gener
     return torch.stack([places[0] * (height - down), places[1] * (width - across), down, across], dim=1)
 
 
-NO_CLASS = -1  # the label of what belongs to no class
-AREA = (0.12, 1.0)  # of a picture's middle square
-
-
 def check_unlabelled_folder(folder: Path) -> None:
-    """Refuse what is no folder."""
+    """Refuse what is not a folder."""
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "cannot be found"
-        raise UsageError(f"{printable(folder)} {what}. `unlabelled` wants a folder of pictures, of whatever they are.")
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UsageError(f"{printable(folder)} {what}. `unlabelled` expects a folder of images.")
 
 
 def unlabelled_crops(
     folder: Path, shape: tuple[int, ...], count: int, seed: int, purpose: object, progress: Progress = SILENT
 ) -> Samples:
-    """`count` square windows of the pictures in a folder, at random, as samples (n, *shape) of no class.
+    """`count` random square crops of the images in a folder, as samples (n, *shape) without a class.
 
-    Every picture is taken about as often; of more pictures than `count`, some. Those that cannot be read are passed
-    over.
+    Every image is used about equally often; of more images than `count`, some. Unreadable files are ignored.
     """
     check_unlabelled_folder(folder)
     if len(shape) != 3:
-        raise UsageError("`unlabelled` is for images, and these are vectors. Leave it out.")
+        raise UsageError("`unlabelled` is for images, but the samples are vectors. Remove it.")
     height, width, channels = shape
     side = max(height, width)
     paths, _ = images_below(folder)
     paths = paths[:: max(1, -(-len(paths) // count))]
+    images = []
     with progress.phase("read", len(paths)) as phase:
-        pictures = []
-        for outcome in decode_files(paths, 2 * side):  # so that a small window is not a blur
-            if isinstance(outcome, torch.Tensor):
-                pictures.append(outcome)
+        for outcome in decode_files(paths, 2 * side):  # twice the side, so that small crops are not blurred
+            images += [outcome] if isinstance(outcome, Tensor) else []
             phase.advance()
-    if not pictures:
-        raise DataError(
-            f"{printable(folder)} has no picture that can be read. `unlabelled` wants some, of whatever they are."
-        )
-    whole = torch.stack(pictures)
+    if not images:
+        raise DataError(f"{printable(folder)} has no readable image. `unlabelled` expects a folder of images.")
+    whole = torch.stack(images)
     draws = generator(seed, "windows", purpose)
     parts = []
-    for some in torch.arange(count).split(256):  # in float32, one at a time is enough
-        cut = random_resized_crop(whole[some % len(whole)], side, AREA, (1.0, 1.0), draws)
-        parts.append(cut[:, :height, :width] if channels == 3 else _grey(cut[:, :height, :width]))
+    for some in torch.arange(count).split(256):  # crops are computed in float32, so not all at once
+        crops = random_resized_crop(whole[some % len(whole)], side, AREA, (1.0, 1.0), draws)[:, :height, :width]
+        parts.append(crops if channels == 3 else crops.float().mean(dim=-1, keepdim=True).round().to(torch.uint8))
     return Samples.of(torch.cat(parts), torch.full((count,), NO_CLASS))
-
-
-def _grey(images: torch.Tensor) -> torch.Tensor:
-    return images.float().mean(dim=-1, keepdim=True).round().to(torch.uint8)

@@ -134,7 +134,7 @@ class _Listing(NamedTuple):
     ancestors: tuple[Identity, ...]  # of the folders in it: the folders above, and itself
     folders: list[bytes]
     names: bytes
-    numbers: Tensor  # int64 (n, 3): the length of each name, size, modification time
+    numbers: Tensor  # int64 (3, n): the length of each name, size, modification time
     skipped: list[tuple[bytes, str]]
 
 
@@ -160,7 +160,7 @@ def build_index(
                 for folder in listing.folders:
                     submit(os.path.join(listing.folder, folder), listing.ancestors)
                 listings.append(listing)
-                phase.advance(len(listing.numbers))
+                phase.advance(listing.numbers.shape[1])
         finally:
             pool.shutdown(cancel_futures=True)
     return _combine(root, _place(root, parts), sorted(listings, key=lambda listing: listing.folder), begin)
@@ -177,7 +177,7 @@ def _list(root: bytes, folder: bytes, ancestors: tuple[Identity, ...]) -> _Listi
         identity = status.st_dev, status.st_ino
         if identity in ancestors:
             skipped = [(folder, "This link leads to a folder that contains it.")]
-            return _Listing(folder, status.st_mtime_ns, (), [], b"", torch.empty((0, 3), dtype=torch.int64), skipped)
+            return _Listing(folder, status.st_mtime_ns, (), [], b"", torch.empty((3, 0), dtype=torch.int64), skipped)
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.startswith(b".") or entry.name.lower() in SYSTEM_NAMES:
@@ -192,10 +192,11 @@ def _list(root: bytes, folder: bytes, ancestors: tuple[Identity, ...]) -> _Listi
     except OSError as error:
         raise DataError(f"The folder {printable(os.fsdecode(path))} cannot be read: {error.strerror}.") from error
     images.sort()
-    numbers = torch.tensor([(len(name), size, changed) for name, size, changed in images], dtype=torch.int64)
-    names = b"".join(name for name, _, _ in images)
+    names = [name for name, _, _ in images]
+    columns = [[len(name) for name in names], [size for _, size, _ in images], [changed for _, _, changed in images]]
+    numbers = torch.from_numpy(np.array(columns, dtype=np.int64))
     above = (*ancestors, identity)
-    return _Listing(folder, status.st_mtime_ns, above, folders, names, numbers.reshape(-1, 3), sorted(skipped))
+    return _Listing(folder, status.st_mtime_ns, above, folders, b"".join(names), numbers, sorted(skipped))
 
 
 def _inspect(entry: os.DirEntry[bytes]) -> os.stat_result | str:
@@ -214,8 +215,8 @@ def _inspect(entry: os.DirEntry[bytes]) -> os.stat_result | str:
 
 
 def _combine(root: Path, place: Path, listings: list[_Listing], begin: int) -> ImageIndex:
-    counts = torch.tensor([len(listing.numbers) for listing in listings])
-    numbers = torch.cat([listing.numbers for listing in listings])
+    counts = torch.tensor([listing.numbers.shape[1] for listing in listings])
+    lengths, sizes, times = torch.cat([listing.numbers for listing in listings], dim=1)
     changed = [listing.changed if listing.changed < begin - SETTLED else 0 for listing in listings]
     skipped = [SkippedFile(root / os.fsdecode(path), why) for listing in listings for path, why in listing.skipped]
     return ImageIndex(
@@ -225,9 +226,9 @@ def _combine(root: Path, place: Path, listings: list[_Listing], begin: int) -> I
         torch.tensor(changed, dtype=torch.int64),
         torch.arange(len(listings), dtype=torch.int32).repeat_interleave(counts),
         b"".join(listing.names for listing in listings),
-        torch.cat([torch.zeros(1, dtype=torch.int64), numbers[:, 0].cumsum(0)]),
-        numbers[:, 1].contiguous(),
-        numbers[:, 2].contiguous(),
+        torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+        sizes,
+        times,
         tuple(at_most(skipped, root)),
     )
 

@@ -1,4 +1,4 @@
-"""`Task` and `Stream`: which classes arrive when."""
+"""`Task` and `Stream`: the classes that arrive together, and the order in which they arrive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMED_ORDERS = ("seed", str(FIELD_SEED))
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One arrival: the classes it brings, in order, their training samples, and those to be tested on."""
+    """The classes that arrive together, with their training and test samples."""
 
     index: int  # counted from 0
     classes: tuple[int, ...]  # labels, in the order of the stream
@@ -33,23 +33,21 @@ class Task:
 
     def __post_init__(self) -> None:
         for part, samples in (("training", self.train), ("test", self.test)):
-            foreign = set(samples.classes()) - set(self.classes)
-            if foreign:
+            if foreign := set(samples.classes()) - set(self.classes):
                 raise DataError(f"Task {self.index + 1} has {part} samples of classes {sorted(foreign)}, not its own.")
-        missing = set(self.classes) - set(self.train.classes())
-        if missing:
+        if missing := set(self.classes) - set(self.train.classes()):
             raise DataError(f"Task {self.index + 1} has no training samples of its classes {sorted(missing)}.")
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Tasks in the order they arrive. Make one with `split`, or of one's own tasks."""
+    """Tasks in the order of their arrival. Make one with `split`, or from your own tasks."""
 
     name: str
     tasks: tuple[Task, ...]
     class_names: tuple[str, ...]  # by label
-    classes_per_task: int | None = None  # as it was asked for; None for a stream of one's own
-    split: Mapping[str, Any] = field(default_factory=dict)  # how `split` was asked to make it, for the record
+    classes_per_task: int | None = None  # None for a stream of your own tasks
+    split: Mapping[str, Any] = field(default_factory=dict)  # the arguments of `split`, for the record
 
     def __post_init__(self) -> None:
         if [task.index for task in self.tasks] != list(range(len(self.tasks))):
@@ -67,7 +65,7 @@ class Stream:
         return tuple(dict.fromkeys(label for task in self.tasks for label in task.classes))
 
     def first(self, tasks: int) -> Stream:
-        """The first so many tasks of this stream."""
+        """The first `tasks` tasks."""
         if not 1 <= tasks <= len(self):
             raise UsageError(f"This stream has {len(self)} tasks; {tasks} were asked for.")
         return replace(self, tasks=self.tasks[:tasks])
@@ -89,11 +87,11 @@ def split(
     seed: int = 0,
     validation: float = 0.0,
 ) -> Stream:
-    """Cut a data set into tasks of `classes_per_task` classes; the last takes the remainder.
+    """Split a data set into tasks of `classes_per_task` classes; the last takes the remainder.
 
-    `first_task` gives the first task another number of classes. `class_order` is "seed" (drawn from `seed`), "1993"
-    (the field's), a file of class names or labels, one a line, or the labels themselves. With `validation`, that share
-    of each class's training samples is held out and takes the place of the test samples, which no one then looks at.
+    `first_task` is the number of classes of the first task, if it differs. `class_order` is "seed" (drawn from `seed`),
+    "1993" (the field's), a file of class names or labels, one per line, or the labels themselves. With `validation`,
+    that share of each class's training samples is held out and replaces the test split, which is not used at all.
     """
     present = dataset.train.classes()
     order = _class_order(class_order, present, dataset.class_names, seed)
@@ -108,14 +106,14 @@ def split(
     first = first_task or classes_per_task
     groups = [order[:first], *(order[i : i + classes_per_task] for i in range(first, len(order), classes_per_task))]
     tasks = (Task(index, group, train.of_classes(group), test.of_classes(group)) for index, group in enumerate(groups))
-    asked = {  # of a class order in a file, what it says and not where it is
+    arguments = {  # of a class order in a file, its content and not its path
         "first_task": first_task,
         "class_order": class_order if isinstance(class_order, str) and class_order in NAMED_ORDERS else list(order),
         "validation": validation,
         **({"data": dataset.identity} if dataset.identity is not None else {}),
         **({"source": dict(dataset.source)} if dataset.source else {}),
     }
-    return Stream(dataset.name, tuple(tasks), dataset.class_names, classes_per_task, asked)
+    return Stream(dataset.name, tuple(tasks), dataset.class_names, classes_per_task, arguments)
 
 
 def _class_order(
@@ -139,17 +137,17 @@ def _class_order(
             "unknown": sorted(set(labels) - set(present)),
             "twice": sorted({label for label in labels if labels.count(label) > 1}),
         }
-        said = (f"{what}: {', '.join(_called(label, names) for label in each)}" for what, each in wrong.items() if each)
-        raise UsageError(f"The class order must name each class once; {'; '.join(said)}.")
+        found = [f"{what}: {', '.join(_name(label, names) for label in each)}" for what, each in wrong.items() if each]
+        raise UsageError(f"The class order must name each class once; {'; '.join(found)}.")
     return labels
 
 
-def _called(label: int, names: tuple[str, ...]) -> str:
+def _name(label: int, names: tuple[str, ...]) -> str:
     return printable(names[label]) if 0 <= label < len(names) else str(label)
 
 
 def _read_order(path: Path, names: tuple[str, ...]) -> tuple[int, ...]:
-    """One class a line, by name; by label where no class is so named."""
+    """One class per line, by name; by label where no class has that name."""
     try:
         entries = names_in(path)
     except (OSError, UnicodeDecodeError) as error:
