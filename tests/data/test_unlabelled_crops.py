@@ -53,7 +53,7 @@ def test_windows_have_the_shape_of_what_is_learned(folder: Path) -> None:
 def test_what_no_windows_can_be_cut_from_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere does not exist"):
         unlabelled_crops(tmp_path / "nowhere", (8, 8, 3), 4, 0, 1)
-    with pytest.raises(UsageError, match=r"blue\.png is no folder"):
+    with pytest.raises(UsageError, match=r"blue\.png is not a folder"):
         unlabelled_crops(folder / "blue.png", (8, 8, 3), 4, 0, 1)
     with pytest.raises(UsageError, match="vectors"):
         unlabelled_crops(folder, (64,), 4, 0, 1)
