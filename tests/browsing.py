@@ -1,4 +1,4 @@
-"""A real browser, and what is asked of every page that it shows."""
+"""A real browser, and checks for every page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VIEWS = [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
 
 @dataclass
 class View:
-    """A page as it is seen, and what it did while it was open."""
+    """An open page with its console messages and requests."""
 
     page: Any
     complaints: list[str] = field(default_factory=list)
@@ -20,7 +20,7 @@ class View:
 
 
 def seen(context: Any, address: str) -> View:
-    """An address opened in a browser's context."""
+    """Open an address in a browser context."""
     view = View(context.new_page())
     view.page.on("console", lambda message: view.complaints.append(message.text))
     view.page.on("pageerror", lambda error: view.complaints.append(str(error)))
@@ -34,7 +34,7 @@ def scrolls_sideways(view: View) -> bool:
     return bool(wide > room)
 
 
-# Every text with the contrast it has against what is behind it, where that is too little.
+# Texts whose contrast with their background is below 4.5.
 FAINT = """() => {
   const parse = colour => colour.match(/[\\d.]+/g).map(Number);
   const linear = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;

@@ -1,4 +1,4 @@
-"""The page of `engram serve` in a real browser, with a real server. Skipped, saying so, where there is none."""
+"""The page of `engram serve` in a real browser with a real server."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ TOKEN = "a token of enough characters"
 LONG = "W" * 60
 MARKUP = "<img src=x onerror=alert(1)>"
 UPDATE_TIMEOUT = 120_000  # milliseconds
-playwright.expect.set_options(timeout=30_000)  # the first picture waits for a process that decodes
+playwright.expect.set_options(timeout=30_000)  # the first picture waits for a decoder to start
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def test_photos_are_taught_and_classified_and_a_third_class_is_added(
 ) -> None:
     names = [path.name for path in sorted((photos / "train").iterdir())[:3]]
 
-    def lesson(page: Any, *some: str) -> None:
+    def teach_photos(page: Any, *some: str) -> None:
         for number, name in enumerate(some):
             if number:
                 page.get_by_role("button", name="Add a class").click()
@@ -146,14 +146,14 @@ def test_photos_are_taught_and_classified_and_a_third_class_is_added(
 
     with serving(tmp_path / "model", epochs=4) as address:
         page = opened(browser, address, width=360).page
-        lesson(page, *names[:2])
+        teach_photos(page, *names[:2])
         says(page, "#summary", "Generation 1: it knows 2 classes", UPDATE_TIMEOUT)
         asked = [files(photos / "test" / name)[0] for name in names[:2]]
         page.locator("#classify-drop input[multiple]").set_input_files(asked)
         playwright.expect(page.locator("#answers .bars")).to_have_count(2)
         assert {*page.locator("#answers .bars bdi").all_text_contents()} == {*names[:2]}
 
-        lesson(page, names[2])
+        teach_photos(page, names[2])
         says(page, "#summary", "Generation 2: it knows 3 classes", UPDATE_TIMEOUT)
         assert known(page) == sorted(names)
 
@@ -237,7 +237,7 @@ def test_the_page_never_scrolls_sideways(view: View) -> None:
     assert not scrolls_sideways(view)
 
 
-# Texts that are wider than the box they are in, and pairs of texts that lie on one another.
+# Texts that leave the page, and pairs of texts that overlap.
 OVERLAPPING = """() => {
   const boxes = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -290,7 +290,7 @@ def test_a_camera_picture_is_classified(browser: Any, known: tuple[str, Path]) -
     assert page.evaluate("document.getElementById('viewfinder').srcObject") is None
 
 
-# Lets a picture arrive at an element as if it were dropped on it, or pasted where the focus is.
+# Drop a picture on an element, or paste it where the focus is.
 ARRIVE = """async ([kind, place]) => {
   const canvas = Object.assign(document.createElement('canvas'), {width: 20, height: 20});
   canvas.getContext('2d').fillRect(0, 0, 20, 20);
