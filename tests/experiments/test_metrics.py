@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engram.experiments.metrics import (
+from engram.experiments.measuring import (
     adaptation_quality,
     average_incremental_accuracy,
     forgetting,

@@ -1,7 +1,8 @@
-"""Measuring a learner after a task. Only this may look at old images; no learner does."""
+"""Metrics, and their measurement after each task. Only this looks at images of earlier tasks; no learner does."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream, concatenate
-from engram.experiments.metrics import adaptation_quality, top_k_accuracy
 from engram.methods import Learner, class_indices_of
 from engram.progress import Progress
 
@@ -76,3 +76,39 @@ def originals(stream: Stream, origins: Tensor) -> Samples:
     ]
     back = origins[:, 0].argsort(stable=True).argsort()  # where each row went when they were grouped by task
     return concatenate(*parts).select(back)
+
+
+def top_k_accuracy(scores: Tensor, class_indices: Tensor, k: int = 1) -> float:
+    """The share of rows (n, K) whose own class, `class_indices` (n,), is among the k highest scores."""
+    best = scores.topk(min(k, scores.shape[1]), dim=1).indices  # (n, k)
+    return float((best == class_indices[:, None]).any(1).double().mean())
+
+
+def average_incremental_accuracy(curve: Sequence[float]) -> float:
+    """The mean over tasks of the accuracy on all classes seen: the paper's metric 2."""
+    return sum(curve) / len(curve)
+
+
+def forgetting(matrix: Sequence[Sequence[float]]) -> float:
+    """What earlier tasks have lost since their best, on average; `matrix[t][i]` is task i's accuracy after task t."""
+    last = len(matrix) - 1
+    lost = [max(matrix[t][i] for t in range(i, last)) - matrix[last][i] for i in range(last)]
+    return sum(lost) / len(lost) if lost else 0.0
+
+
+def adaptation_quality(stored: Tensor, true: Tensor, among: Tensor) -> float | None:
+    """ω: the mean of vᵀ h_t(x) over the rows `among` (bool, (n,)); None where there are none. Unit vectors (n, d)."""
+    if not bool(among.any()):
+        return None
+    return float((stored[among].double() * true[among].double()).sum(1).mean())
+
+
+def origin_of(sources: Tensor, task: int, before: Tensor) -> Tensor:
+    """Where each stored row came from, (n, 2): (task, position in its training samples).
+
+    `sources` is one field of `MemorySources`; `before` has the origins of the rows stored until then.
+    """
+    new = torch.stack([torch.full_like(sources, task), sources], 1)
+    if not len(before):
+        return new
+    return torch.where((sources < 0)[:, None], before[(-1 - sources).clamp(min=0)], new)

@@ -15,8 +15,7 @@ from engram.errors import DataError, UsageError
 from engram.experiments.checkpoint import FileEpochCheckpoints, RunFolder, RunState, open_run
 from engram.experiments.estimate import check_memory
 from engram.experiments.events import EventLog, Listener, RunProgress
-from engram.experiments.measuring import Measurement, measure
-from engram.experiments.metrics import average_incremental_accuracy, forgetting, origin_of
+from engram.experiments.measuring import Measurement, average_incremental_accuracy, forgetting, measure, origin_of
 from engram.experiments.results import Result, environment
 from engram.features import MEGABYTE
 from engram.methods import Learner
