@@ -87,9 +87,7 @@ def test_it_answers_as_its_choice_does() -> None:
     assert torch.equal(fitted.scores(features), alone.scores(features))
     assert torch.equal(fitted.weight_, alone.weight_) and torch.equal(fitted.intercept_, alone.intercept_)
     expected = alone.held_out_scores(features, labels)
-    known = fitted.held_out_scores(features, labels)  # from the comparison, which may be in float32
-    torch.testing.assert_close(known, expected, rtol=1e-3, atol=1e-3)
-    assert torch.equal(fitted.held_out_scores(features, labels), expected)  # computed now: the others were used up
+    assert torch.equal(fitted.held_out_scores(features, labels), expected)
     assert torch.equal(Auto().held_out_scores(features, labels), expected)  # it chooses, if nothing was chosen
 
 
@@ -121,7 +119,7 @@ def test_a_saved_choice_comes_back(make: Callable[[], tuple[Tensor, Tensor]], tm
     assert restored.chosen_ == fitted.chosen_ and restored.description == fitted.description
     assert torch.equal(restored.scores(features), fitted.scores(features))
     found, expected = (each.held_out_scores(features, labels) for each in (restored, fitted))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert torch.equal(found, expected)
 
 
 def test_the_candidates_keep_their_numbers() -> None:

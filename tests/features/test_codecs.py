@@ -299,8 +299,9 @@ def test_what_is_kept_in_an_unknown_way_is_refused() -> None:
 def test_numbers_that_are_not_finite_are_not_hidden_by_codes() -> None:
     given = vectors(3)
     given[1, 1] = torch.nan
-    with pytest.raises(TrainingError, match="NaN"):
-        Int8().encode(given)
+    for codec in (Float32(), Float16(), Int8(), PQ()):
+        with pytest.raises(TrainingError, match="NaN"):
+            codec.encode(given)
 
 
 def test_without_faiss_vectors_are_decoded_and_chosen_but_not_quantised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import engram.features
 from engram.errors import EngramWarning
 from engram.features import (
     MEGABYTE,
@@ -16,6 +18,8 @@ from engram.features import (
     Float32,
     ImageMemory,
     Memory,
+    Pairs,
+    RidgeAdapter,
     herd,
     select,
     warn_of_small_classes,
@@ -142,6 +146,14 @@ def test_images_are_rearranged_as_they_came() -> None:
     assert again.class_indices.tolist() == [1, 1]
 
 
+def test_an_adapted_memory_has_the_adapters_vectors_and_the_same_classes() -> None:
+    memory, vectors_of_pairs = stored(3, 2), vectors(40)
+    adapter = RidgeAdapter().fit(Pairs(vectors_of_pairs, vectors_of_pairs.flip(1), torch.zeros(40, dtype=torch.int64)))
+    adapted = memory.adapted(adapter)
+    assert torch.equal(adapted.rows, adapter(memory.rows))
+    assert torch.equal(adapted.class_indices, memory.class_indices)
+
+
 # How many bytes
 
 
@@ -171,3 +183,8 @@ IMAGE = 256 * 256 * 3  # bytes of one image of ImageNet, as the paper counts it
 def test_the_megabytes_of_table_1(classes: int, features: int, images: int, megabytes: str) -> None:
     kept = Float32().nbytes(classes * features, 512) + classes * images * IMAGE
     assert f"{kept / MEGABYTE:.1f}" == megabytes
+
+
+def test_the_example_of_the_package_runs() -> None:
+    assert doctest.testmod(engram.features).attempted > 10
+    assert doctest.testmod(engram.features).failed == 0

@@ -142,10 +142,8 @@ class Float32(Codec):
     name: ClassVar = "float32"
     encoded: ClassVar = Plain
 
-    def encode(self, vectors: Tensor, previous: Encoded | None = None) -> Encoded:
+    def _encode(self, vectors: Tensor, previous: Encoded | None) -> Encoded:
         return Plain(vectors)
-
-    _encode = encode
 
     def nbytes(self, count: int, dimension: int) -> int:
         return count * dimension * 4

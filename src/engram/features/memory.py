@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.errors import EngramWarning
+from engram.features.adapters import Adapter, adapt
 from engram.features.codecs import Codec, Encoded, Float32, Plain, restore_encoded
 from engram.features.herding import herd
 
@@ -86,6 +87,10 @@ class FeatureMemory(_ClassRows):
     def codec(self) -> str:
         """The name of the codec that the vectors are encoded by."""
         return self.vectors.codec
+
+    def adapted(self, adapter: Adapter, device: torch.device | None = None) -> FeatureMemory:
+        """The memory of the adapted vectors, as float32: φ(M)."""
+        return FeatureMemory(adapt(adapter, self.rows, device), self.counts)
 
     def marked(self, held_out: Tensor) -> FeatureMemory:
         """The same vectors, with those of held-out images marked."""

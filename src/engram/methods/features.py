@@ -25,7 +25,6 @@ from engram.features import (
     FeatureMemory,
     Memory,
     Pairs,
-    adapt,
     select,
     warn_of_small_classes,
 )
@@ -142,7 +141,7 @@ class Features(Learner):
         key = (self.objective, paired, network.head, *network.head.state_dict().values())
         pairs = Pairs(old.to(device), features.to(device), class_indices.to(device), classification, key)
         self.adapter_ = adapter.fit(pairs, seed=self.seed, task=self.tasks_, progress=progress, cache=self.cache)
-        return FeatureMemory(adapt(self.adapter_, stored.rows, device), stored.counts)
+        return stored.adapted(self.adapter_, device)
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -27,20 +27,6 @@ FALLBACK = 5  # the nearest mean, if no class has two samples to compare by
 SIGNIFICANT = 2.0  # standard deviations: the best of several on a few samples is mostly luck, and ridge mostly best
 
 
-class Judged(NamedTuple):
-    """Held-out scores that a classifier was chosen by."""
-
-    features: Tensor  # (n, d)
-    labels: Tensor  # (n,)
-    rows: Tensor  # (m,), sorted
-    scores: Tensor  # (m, K)
-
-    def covers(self, features: Tensor, labels: Tensor, rows: Tensor) -> bool:
-        """Whether they are of these samples, and of all these rows."""
-        same = features.shape == self.features.shape and torch.equal(features, self.features)
-        return same and torch.equal(labels, self.labels) and bool(torch.isin(rows, self.rows).all())
-
-
 @dataclass
 class Auto(Classifier):
     """Ridge regression, unless LDA, nearest means or random projection have a higher leave-one-out accuracy.
@@ -54,8 +40,6 @@ class Auto(Classifier):
     saved: ClassVar = (*Classifier.saved, "chosen")
 
     chosen_: ClosedForm = field(init=False, repr=False, compare=False)
-    # Of the last fit: held-out scores of the same samples are usually asked for next, and are known from the choice.
-    _judged: Judged | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def description(self) -> str:
@@ -64,18 +48,14 @@ class Auto(Classifier):
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         moments = Moments(features, labels)
         with threads_for(moments.multiplications):
-            index, chosen, rows, scores = choose(moments)
-            self._judged = Judged(features, labels, rows, scores)
+            index, chosen = choose(moments)
             return {**chosen.solve(moments), "chosen": torch.tensor(index)}
 
     def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        judged, self._judged = self._judged, None  # used once, then freed
-        if judged is not None and judged.covers(features, labels, rows):
-            return judged.scores[torch.searchsorted(judged.rows, rows)]
         moments = Moments(features, labels)
         with threads_for(moments.multiplications):
             fitted = "chosen_" in vars(self)
-            chosen = compare(self.chosen_.variants(), moments)[0] if fitted else choose(moments)[1]
+            chosen = compare(self.chosen_.variants(), moments) if fitted else choose(moments)[1]
             return chosen.held_out(moments, rows.to(moments.samples.device))
 
     def scores(self, features: Tensor) -> Tensor:
@@ -95,17 +75,11 @@ class Auto(Classifier):
         return self
 
 
-def choose(moments: Moments) -> tuple[int, ClosedForm, Tensor, Tensor]:
-    """The index in `CANDIDATES` of the most accurate one, and its variant with the most accurate settings.
-
-    Also the samples that it was compared on (m,), sorted, and its held-out scores of them (m, K).
-    """
+def choose(moments: Moments) -> tuple[int, ClosedForm]:
+    """The index in `CANDIDATES` of the most accurate one, and its variant with the most accurate settings."""
     if len(moments.classes) == 1 or not (moments.counts > 1).any():
-        nothing = torch.empty(0, dtype=torch.int64)
-        return FALLBACK, CANDIDATES[FALLBACK], nothing, torch.empty(0, len(moments.classes))
+        return FALLBACK, CANDIDATES[FALLBACK]
     considered = [each for each in enumerate(CANDIDATES) if moments.dimension <= each[1].most_dimensions]
-    indices, variants = zip(
-        *((index, variant) for index, each in considered for variant in each.variants()), strict=True
-    )
-    chosen, rows, scores = compare(variants, moments, SIGNIFICANT)
-    return indices[variants.index(chosen)], chosen, rows, scores
+    indices, variants = zip(*((index, form) for index, each in considered for form in each.variants()), strict=True)
+    chosen = compare(variants, moments, SIGNIFICANT)
+    return indices[variants.index(chosen)], chosen

@@ -169,12 +169,12 @@ class ClosedForm(Classifier):
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         moments = Moments(features, labels)
         with threads_for(moments.multiplications):
-            return compare(self.variants(), moments)[0].solve(moments)
+            return compare(self.variants(), moments).solve(moments)
 
     def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         moments = Moments(features, labels)
         with threads_for(moments.multiplications):
-            return compare(self.variants(), moments)[0].held_out(moments, rows.to(moments.samples.device))
+            return compare(self.variants(), moments).held_out(moments, rows.to(moments.samples.device))
 
 
 class Whitening:
@@ -196,18 +196,15 @@ class Whitening:
         return whitened
 
 
-def compare(
-    candidates: Sequence[Form], moments: Moments, significance: float | None = None
-) -> tuple[Form, Tensor, Tensor]:
+def compare(candidates: Sequence[Form], moments: Moments, significance: float = 0.0) -> Form:
     """The candidate with the highest leave-one-out accuracy; the first of equals, or if no class has two samples.
 
-    Also the samples that candidates were compared on (m,), and its held-out scores of them (m, K). With a
-    `significance`, the first candidate is preferred: any other must get more samples right than it does, by so many
-    standard deviations of chance.
+    With a `significance` the first candidate is preferred: any other must get more samples right than it does, by so
+    many standard deviations of chance.
     """
     rows = judged_rows(moments.members)
     if len(candidates) == 1 or not len(rows):
-        return candidates[0], rows[:0], torch.empty(0, len(moments.classes))
+        return candidates[0]
     for candidate in candidates:
         candidate.prepare(moments)
     scores = for_each(lambda candidate: candidate.held_out(moments, rows, coarse=True), candidates)
@@ -216,10 +213,9 @@ def compare(
     accuracies = [balanced_accuracy(scores[0], members)]
     for own, right in zip(scores[1:], correct[1:], strict=True):
         wins, losses = int((right & ~correct[0]).sum()), int((correct[0] & ~right).sum())
-        chance = (significance or 0.0) * math.sqrt(wins + losses)
+        chance = significance * math.sqrt(wins + losses)
         accuracies.append(balanced_accuracy(own, members) if not chance or wins - losses > chance else 0.0)
-    best = accuracies.index(max(accuracies))
-    return candidates[best], rows, scores[best]
+    return candidates[accuracies.index(max(accuracies))]
 
 
 def judged_rows(members: Tensor) -> Tensor:
