@@ -344,13 +344,13 @@ def test_vectors_are_carried_over_for_good_by_the_adapter_that_was_judged(
     choices = iter([True, False])
     monkeypatch.setattr(AutoAdapter, "_prefers_ridge", lambda *arguments: next(choices))
     adapters = []
-    fit_ridge = RidgeAdapter.fit
+    fit_ridge = RidgeAdapter._fit
 
     def recording(*arguments: Any, **options: Any) -> Adapter:
         adapters.append(fit_ridge(*arguments, **options))
         return adapters[-1]
 
-    monkeypatch.setattr(RidgeAdapter, "fit", recording)
+    monkeypatch.setattr(RidgeAdapter, "_fit", recording)
     folder = copied(small_model, tmp_path / "model")
     settings = {**QUICK, "adapter": "auto", "learning_rate": 4.0}
     learned = learn(folder, draw(tmp_path / "new", ("rose", "lily"), 20), LearnOptions(epochs=4, settings=settings))

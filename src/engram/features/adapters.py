@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -45,6 +45,15 @@ class Pairs:
     cache_key: Sequence[object] | None = None  # all that L_cls depends on; without it, nothing is cached
 
 
+class Run(NamedTuple):
+    """What a fit depends on besides settings and pairs."""
+
+    seed: int
+    task: int
+    progress: Progress
+    cache: Cache | None
+
+
 @dataclass(kw_only=True, eq=False)
 class Adapter(ABC):
     """Maps unit vectors (n, d) of the old feature space to unit vectors (n, d) of the new one, once it is fitted."""
@@ -53,14 +62,9 @@ class Adapter(ABC):
     needs_pairs: ClassVar[bool] = True  # extracting them is the costly part
 
     @property
-    def steps(self) -> int:
-        """Gradient steps of training the adapter."""
-        return 0
-
-    @property
     def most_steps(self) -> int:
         """Gradient steps that one `fit` takes at most, including those of choosing between adapters."""
-        return self.steps
+        return 0
 
     def resolved_settings(self, dimension: int) -> dict[str, Any]:
         """The values that automatic settings stand for with vectors of this dimension."""
@@ -69,11 +73,17 @@ class Adapter(ABC):
     def try_steps(self, steps: int, dimension: int, pairs: int | None = None) -> None:  # noqa: B027 (most take none)
         """Take so many gradient steps, as with this number of pairs, to time them."""
 
-    @abstractmethod
     def fit(
         self, pairs: Pairs, *, seed: int = 0, task: int = 0, progress: Progress = SILENT, cache: Cache | None = None
     ) -> Adapter:
         """Return the fitted adapter: this one or, where another suits the pairs better, that one."""
+        if not bool(pairs.old.isfinite().all() & pairs.new.isfinite().all()):
+            raise TrainingError("The features of pairs contain NaN or infinity. The task was not committed.")
+        return self._fit(pairs, Run(seed, task, progress, cache))
+
+    @abstractmethod
+    def _fit(self, pairs: Pairs, run: Run) -> Adapter:
+        """Fit to finite pairs."""
 
     @abstractmethod
     def __call__(self, vectors: Tensor) -> Tensor:
@@ -87,9 +97,7 @@ class IdentityAdapter(Adapter):
     name: ClassVar = "identity"
     needs_pairs: ClassVar = False
 
-    def fit(
-        self, pairs: Pairs, *, seed: int = 0, task: int = 0, progress: Progress = SILENT, cache: Cache | None = None
-    ) -> Adapter:
+    def _fit(self, pairs: Pairs, run: Run) -> Adapter:
         return self
 
     def __call__(self, vectors: Tensor) -> Tensor:
@@ -108,11 +116,8 @@ class RidgeAdapter(Adapter):
     centre_new_: Tensor = field(init=False, repr=False)  # float64 (d,)
     change_: Tensor = field(init=False, repr=False)  # float64 (d, d): added to the identity
 
-    def fit(
-        self, pairs: Pairs, *, seed: int = 0, task: int = 0, progress: Progress = SILENT, cache: Cache | None = None
-    ) -> Adapter:
-        _check_finite(pairs)
-        with progress.phase("adapt"):
+    def _fit(self, pairs: Pairs, run: Run) -> Adapter:
+        with run.progress.phase("adapt"):
             self.centre_old_, self.centre_new_, self.change_ = parallel.broadcast(lambda: self._solution(pairs))
         return self
 
@@ -154,7 +159,12 @@ class MLPAdapter(Adapter):
 
     @property
     def steps(self) -> int:
+        """Gradient steps of training the MLP."""
         return self.adapter_steps or (720 if self.adapter_init == "least-squares" else 1600)
+
+    @property
+    def most_steps(self) -> int:
+        return self.steps
 
     def resolved_settings(self, dimension: int) -> dict[str, Any]:
         return {"adapter_width": self.adapter_width or 16 * dimension, "adapter_steps": self.steps}
@@ -169,46 +179,43 @@ class MLPAdapter(Adapter):
     def _mlp(self, **changed: Any) -> MLPAdapter:
         return MLPAdapter(**{**flatten(self), **changed})
 
-    def fit(
-        self, pairs: Pairs, *, seed: int = 0, task: int = 0, progress: Progress = SILENT, cache: Cache | None = None
-    ) -> Adapter:
-        _check_finite(pairs)
+    def _fit(self, pairs: Pairs, run: Run) -> Adapter:
         # One process decides for all: their machines may round differently.
         if parallel.broadcast(lambda: float(F.normalize(pairs.old).var(0, correction=0).sum()) < SMALLEST_VARIANCE):
-            return RidgeAdapter(adapter_penalty=self.adapter_penalty).fit(pairs, progress=progress)
+            return RidgeAdapter(adapter_penalty=self.adapter_penalty)._fit(pairs, run)
         dimension, device = pairs.old.shape[1], pairs.old.device
         width = self.resolved_settings(dimension)["adapter_width"]
-        with seeded(seed, "adapter", task):
+        with seeded(run.seed, "adapter", run.task):
             network = AdapterNetwork(dimension, width, self.adapter_depth)
         self.network_ = network.to(device)
 
         def trained() -> dict[str, Tensor]:
-            parallel.on_main(lambda: self._train(pairs, seed, task, progress))
+            parallel.on_main(lambda: self._train(pairs, run))
             parallel.broadcast_module(self.network_)
             return self.network_.state_dict()
 
-        if cache is None or pairs.cache_key is None:
+        if run.cache is None or pairs.cache_key is None:
             trained()
         else:
             settings = {**flatten(self), "adapter_steps": self.steps}
             tensors = (pairs.old, pairs.new, pairs.class_indices)
-            key = (settings, seed, task, device.type, *tensors, *pairs.cache_key)
-            self.network_.load_state_dict(cache.get("adapter", key, trained))
+            key = (settings, run.seed, run.task, device.type, *tensors, *pairs.cache_key)
+            self.network_.load_state_dict(run.cache.get("adapter", key, trained))
         self.network_.requires_grad_(False)
         return self
 
     def __call__(self, vectors: Tensor) -> Tensor:
         return self.network_(vectors)  # type: ignore[no-any-return]
 
-    def _train(self, pairs: Pairs, seed: int, task: int, progress: Progress) -> None:
+    def _train(self, pairs: Pairs, run: Run) -> None:
         old, norms = F.normalize(pairs.old), pairs.new.norm(dim=1, keepdim=True)
         if self.adapter_init == "least-squares":
             some = slice(None, None, -(-len(old) // INIT_PAIRS))  # spread over all
             self.network_.initialise(old[some], F.normalize(pairs.new[some]))
         any_unlabelled = bool((pairs.class_indices < 0).any())
         optimiser = uncompiled(torch.optim.Adam)(self.network_.parameters(), self.adapter_learning_rate, fused=True)
-        with progress.phase("adapt", self.steps) as phase:
-            for step, batch in enumerate(self._batches(len(old), seed, task)):
+        with run.progress.phase("adapt", self.steps) as phase:
+            for step, batch in enumerate(self._batches(len(old), run)):
                 decay = (1 + math.cos(math.pi * (step / self.steps))) / 2
                 optimiser.param_groups[0]["lr"] = self.adapter_learning_rate * decay
                 adapted = self.network_(old[batch])  # (b, d), unit
@@ -227,11 +234,11 @@ class MLPAdapter(Adapter):
                 optimiser.step()
                 phase.advance(note=f"cosine {1 - similarity.item():.3f}")
 
-    def _batches(self, pairs: int, seed: int, task: int) -> Iterator[Tensor]:
+    def _batches(self, pairs: int, run: Run) -> Iterator[Tensor]:
         """The indices of each step's pairs: every epoch goes through all pairs in a new random order."""
         per_epoch = -(-pairs // self.adapter_batch)
         for epoch in range(-(-self.steps // per_epoch)):
-            order = torch.randperm(pairs, generator=generator(seed, "pairs", task, epoch))
+            order = torch.randperm(pairs, generator=generator(run.seed, "pairs", run.task, epoch))
             yield from order.tensor_split(per_epoch)[: self.steps - epoch * per_epoch]
 
 
@@ -247,15 +254,12 @@ class AutoAdapter(MLPAdapter):
     def most_steps(self) -> int:
         return self.steps + min(self.steps, CHOOSING_STEPS)
 
-    def fit(
-        self, pairs: Pairs, *, seed: int = 0, task: int = 0, progress: Progress = SILENT, cache: Cache | None = None
-    ) -> Adapter:
-        _check_finite(pairs)
-        if self._prefers_ridge(pairs, seed, task, progress, cache):
-            return RidgeAdapter(adapter_penalty=self.adapter_penalty).fit(pairs, progress=progress)
-        return super().fit(pairs, seed=seed, task=task, progress=progress, cache=cache)
+    def _fit(self, pairs: Pairs, run: Run) -> Adapter:
+        if self._prefers_ridge(pairs, run):
+            return RidgeAdapter(adapter_penalty=self.adapter_penalty)._fit(pairs, run)
+        return super()._fit(pairs, run)
 
-    def _prefers_ridge(self, pairs: Pairs, seed: int, task: int, progress: Progress, cache: Cache | None) -> bool:
+    def _prefers_ridge(self, pairs: Pairs, run: Run) -> bool:
         classes = pairs.class_indices[pairs.class_indices >= 0].unique()
         if len(classes) < 2:
             return True
@@ -263,8 +267,8 @@ class AutoAdapter(MLPAdapter):
         old, new, class_indices = pairs.old[~held_out], pairs.new[~held_out], pairs.class_indices[~held_out]
         seen = replace(pairs, old=old, new=new, class_indices=class_indices)
         few = self._mlp(adapter_steps=min(self.steps, CHOOSING_STEPS))
-        mlp = few.fit(seen, seed=seed, task=task, progress=progress, cache=cache)
-        with progress.phase("adapt"):
+        mlp = few._fit(seen, run)
+        with run.progress.phase("adapt"):
             ridge = RidgeAdapter(adapter_penalty=self.adapter_penalty).fit(seen)
             old, new = F.normalize(pairs.old[held_out]), F.normalize(pairs.new[held_out])
             errors = [_error_of_means(each(old), new, pairs.class_indices[held_out]) for each in (mlp, ridge)]
@@ -325,11 +329,6 @@ def adapt(adapter: Adapter, vectors: Tensor, device: torch.device | None = None)
     """The adapted vectors (n, d), computed in blocks on `device`; with several processes, each computes a part."""
     own = vectors[parallel.part(len(vectors))]
     return parallel.all_gather(torch.cat([adapter(block.to(device)).cpu() for block in own.split(ADAPTED_ROWS)]))
-
-
-def _check_finite(pairs: Pairs) -> None:
-    if not bool(pairs.old.isfinite().all() & pairs.new.isfinite().all()):
-        raise TrainingError("The features of pairs contain NaN or infinity. The task was not committed.")
 
 
 def _error_of_means(adapted: Tensor, true: Tensor, class_indices: Tensor) -> float:

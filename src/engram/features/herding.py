@@ -32,11 +32,11 @@ def herd(vectors: Tensor, keep: int) -> Tensor:
 def _greedy(points: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     # With every x measured from the mean, k times the distance is ‖x + sum of the picked‖. Half its square is, but for
     # a term that all candidates share, ½‖x‖² + x · (sum of the picked): one inner product more after every pick.
-    with np.errstate(invalid="ignore", over="ignore"):  # said better just below
+    with np.errstate(invalid="ignore", over="ignore"):  # reported just below
         points = points - np.full(len(points), 1 / len(points)) @ points  # (n, d); a product is faster than a mean
         squares = np.einsum("nd,nd->n", points, points)  # (n,)
     if not np.isfinite(squares).all():
-        raise TrainingError("Herding met vectors that are not finite. Lower the learning rate, or check the images.")
+        raise TrainingError("Herding got vectors with NaN or infinity. Lower the learning rate, or check the images.")
     rounding = ROUNDING * np.sqrt(squares.max() * squares)  # (n,): how far each score may be off
     scores, width = squares / 2 - rounding, 2 * rounding  # (n,): the lowest that each may be, and how far up it may go
     # In float64: float32 inner products are too coarse to tell the candidates apart. All of them at once is fastest,

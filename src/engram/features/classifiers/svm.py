@@ -21,15 +21,15 @@ from engram.features.linear_algebra import class_sums, for_each, regularised_fac
 from engram.settings import INTERNAL
 
 BLOCK = 2**24  # most numbers in a matrix of samples by classes; the classes are solved in blocks of this size
-LARGE = 2**23  # numbers in the samples from which on it pays to look at every class alone
-FEW = 25  # times n / d: with fewer violators, making a Hessian costs less than the products that would replace it
+LARGE = 2**23  # numbers in the samples from which solving each class on its own may pay
+FEW = 25  # times n / d: with fewer violators, computing a Hessian costs less than conjugate gradients
 NEWTON_STEPS = 100  # about seven suffice for C = 1
 CONJUGATE_STEPS = 100  # within a Newton step; about eight suffice
 SEARCH_STEPS = 20  # within a line search; about three suffice
-LONGEST_STEP = 2.0  # of a line search among few samples: those that come short only beyond it are left out
-CROWD = 8  # a step is shortened while one in so many samples would newly come short on its way
+LONGEST_STEP = 2.0  # of a line search among few samples: those that violate their margin only beyond it are ignored
+CROWD = 8  # a step is shortened while more than one in so many samples would newly violate its margin
 FORCING = 0.1  # a Newton step is solved to this share of its gradient: the violators change before more would pay
-RESCALING_STEPS = 5  # it is a start only
+RESCALING_STEPS = 5  # enough for a start
 RESCALING_SAMPLES = 2**13  # enough for two numbers per class
 
 
@@ -68,8 +68,8 @@ class LinearSVM(Classifier):
 
 
 def _rescaled(ridge: Tensor, samples: Tensor, signs: Tensor, C: float) -> Tensor:
-    """The best multiple and the best intercept for each ridge solution (k, d + 1): a machine of its score alone."""
-    # Ridge regression leaves half of the other classes' samples short of their margin; moved like this, few are.
+    """The best multiple and the best intercept for each ridge solution (k, d + 1): an SVM on its score alone."""
+    # Half of the other classes' samples violate the margin of a ridge solution; rescaled like this, few do.
     some = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:RESCALING_SAMPLES]  # (s,)
     unit = normalize(ridge[:, :-1])  # (k, d)
     scores = unit @ samples[some.to(samples.device), :-1].T  # (k, s)
@@ -102,7 +102,7 @@ def _minimise(
 def _minimise_by_few(
     samples: Tensor, coarse: Tensor, signs: Tensor, shortfall: Tensor, begin: Tensor, C: float, tolerance: float
 ) -> Tensor:
-    """Where few samples violate a margin: a coarse product with all finds a class's few, and those make its step."""
+    """For few violators: a coarse product with all samples finds those of each class, and they determine its step."""
     solution, weight, direction = begin.clone(), begin.clone(), torch.zeros_like(begin)  # (k, d + 1)
     unsolved = torch.arange(len(begin), device=begin.device)  # (k,)
     approach = torch.zeros_like(shortfall)  # (k, n)
@@ -132,7 +132,7 @@ def _minimise_by_few(
 
 
 def _near(shortfall: Tensor, approach: Tensor, unsure: Tensor) -> tuple[Tensor, Tensor]:
-    """Which samples may be short of their margin on the way (k, n), and how far the way goes (k,).
+    """Which samples may violate their margin along the step (k, n), and its largest length (k,).
 
     `unsure` (k,) is how far a shortfall in float32 may be off.
     """
@@ -150,9 +150,9 @@ def _near(shortfall: Tensor, approach: Tensor, unsure: Tensor) -> tuple[Tensor, 
 def _step(
     rows: Tensor, sides: Tensor, weight: Tensor, direction: Tensor, C: float, tolerance: float, reach: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Go along the direction as far as pays: one class's weight there, its Newton direction, and the step (1,).
+    """Minimise along the direction: one class's weight there, its next Newton direction, and the step (1,).
 
-    `rows` (m, d + 1) hold every sample that is short of its margin on the way, `sides` (m,) their y. The direction of a
+    `rows` (m, d + 1) are all samples that violate their margin along the step, `sides` (m,) their y. The direction of a
     class that is solved is zero.
     """
     shortfall, approach = 1 - sides * (rows @ weight), sides * (rows @ direction)  # (m,)
@@ -174,7 +174,7 @@ def _step(
 def _minimise_by_all(
     samples: Tensor, coarse: Tensor, gram: Tensor, signs: Tensor, begin: Tensor, C: float, tolerance: float
 ) -> Tensor:
-    """Where many do: the products of all classes with all samples at once."""
+    """For many violators: products of all classes with all samples at once."""
     solution, weight = begin.clone(), begin  # (k, d + 1)
     unsolved = torch.arange(len(begin), device=begin.device)  # (k,)
     shortfall = 1 - signs * (weight @ samples.T)  # (k, n)
