@@ -41,7 +41,7 @@ from engram.data import Samples
 from engram.data.images import decode
 from engram.features import LDA, Auto, Classifier, LinearSVM, NearestMean, RandomProjection, Ridge, Softmax
 from engram.model import LearnOptions, ModelFolder, UpdateResult, evaluate, learn, load
-from engram.model.accuracy import Accuracy
+from engram.model.held_out import Accuracy
 from engram.network import extract, make_network
 from engram.network.efficientnet import load_efficientnet
 

@@ -20,7 +20,7 @@ from terminals import Watched, run, tree
 from engram import storage
 from engram.data.labelled import scan
 from engram.model import LearnOptions, ModelFolder, load, plan_update
-from engram.model.accuracy import interval
+from engram.model.held_out import interval
 
 QUICK = ("--set", "adapter_steps=20", "--set", "adapter_width=32")
 ONCE = ("--epochs", "1", *QUICK)

@@ -21,7 +21,7 @@ from engram import storage
 from engram.cli import edit as forgetting
 from engram.cli import main
 from engram.model import ModelFolder, forget, load, rename, rollback
-from engram.model.accuracy import interval
+from engram.model.held_out import interval
 
 
 class Ended(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.model import Calibration
-from engram.model.calibration import FEWEST, calibrate, calibration_error, fit_temperature
+from engram.model.held_out import MIN_CALIBRATION, calibrate, calibration_error, fit_temperature
 
 
 def drawn(temperature: float, n: int = 4000, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ def test_calibrating_lowers_the_error_on_samples_it_did_not_see() -> None:
 
 
 def test_from_a_few_images_the_temperature_stays() -> None:
-    scores, class_indices = drawn(5.0, n=FEWEST - 1)
+    scores, class_indices = drawn(5.0, n=MIN_CALIBRATION - 1)
     assert calibrate(scores, class_indices, Calibration(temperature=0.5)) == Calibration(temperature=0.5)
 
 

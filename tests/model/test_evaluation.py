@@ -17,8 +17,8 @@ from torch import Tensor
 from engram.data.labelled import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model import Evaluation, ModelFolder, evaluate, load
-from engram.model.accuracy import interval
-from engram.model.evaluation import AT_A_TIME, UnknownClass
+from engram.model.held_out import interval
+from engram.model.prediction import EVALUATION_BATCH, UnknownClass
 
 CLASSES = ("emu", "ant", "cat", "dog", "bee")  # in no order: that of learning
 SIDE = 6
@@ -148,7 +148,7 @@ def test_classes_that_do_not_occur_have_no_share_and_do_not_count(tmp_path: Path
 
 
 def test_more_than_is_answered_at_a_time_is_all_answered(tmp_path: Path) -> None:
-    count = AT_A_TIME + 3
+    count = EVALUATION_BATCH + 3
     draws = np.random.default_rng(1)
     picture = Image.fromarray(draws.integers(0, 256, (2, 2, 3), dtype=np.uint8))
     for name in ("ant", "bee"):
@@ -223,7 +223,7 @@ def test_the_interval_is_that_of_all_known_pictures(painted: tuple[Evaluation, d
 def test_a_model_of_vectors_cannot_be_asked_about_pictures(tmp_path: Path) -> None:
     model = ByColour()
     model.image_size = None  # type: ignore[assignment]
-    with pytest.raises(UsageError, match="has learned vectors, not pictures"):
+    with pytest.raises(UsageError, match="vectors"):
         evaluate(model, tmp_path)  # type: ignore[arg-type]
 
 

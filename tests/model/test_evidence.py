@@ -39,8 +39,7 @@ from engram.model import (
     verify,
     with_metadata,
 )
-from engram.model.accuracy import Accuracy
-from engram.model.evidence import evidence, falls_sharply, judge, mark_held_out
+from engram.model.held_out import Accuracy, Calibration, HeldOutScores, assess, falls_sharply, mark_held_out
 from engram.network import Training, extract
 
 
@@ -92,7 +91,7 @@ def test_accuracy_is_that_of_classifiers_refitted_without_each_feature(
     learner = taught(sizes, classifier)
     for marks in (torch.ones(sum(sizes), dtype=torch.bool), torch.arange(sum(sizes)) % 3 == 0):
         learner.memory_ = Memory(learner.memory.features.marked(marks), learner.memory.images)
-        found = evidence(judge(learner), len(sizes), estimated=False)
+        found, _ = assess(HeldOutScores.of(learner), len(sizes), Calibration(), estimated=False)
         expected = skipped(learner)
         assert found.total == expected.total and abs(sum(found.correct) - sum(expected.correct)) <= difference
         assert 0 < sum(found.correct) < sum(found.total)  # all right, or none, would agree with anything
@@ -123,7 +122,7 @@ def test_what_learn_prints_is_that_of_refitting_on_the_stored_features(confused:
     learned = learn(folder, paint(tmp_path / "white", ("white",), 5))
     expected = skipped(load(folder).learner)  # of all four classes, though three are gone
     accuracy = Accuracy(sum(expected.correct), 29)
-    assert learned.accuracy == accuracy.value and learned.interval == (accuracy.low, accuracy.high)
+    assert learned.accuracy == accuracy.value and learned.interval == accuracy.interval
     assert (learned.held_out, learned.held_out_classes, learned.estimated) == (29, 4, False)
     assert [each.images for each in learned.class_accuracies] == [10, 8, 6, 5]
     assert [each.after for each in learned.class_accuracies] == [
@@ -136,8 +135,8 @@ def test_what_learn_prints_is_that_of_refitting_on_the_stored_features(confused:
 def test_nothing_can_be_said_of_one_class_alone_or_of_single_features(sizes: list[int]) -> None:
     learner = taught(sizes)
     assert learner.memory.features.held_out is not None and bool(learner.memory.features.held_out.all())
-    assert judge(learner) is None
-    found = evidence(None, len(sizes), estimated=False)
+    assert HeldOutScores.of(learner) is None
+    found, _ = assess(None, len(sizes), Calibration(), estimated=False)
     assert found.total == (0,) * len(sizes) and found.accuracy() is None
 
 

@@ -26,7 +26,7 @@ from engram.errors import DataError, EngramError, UsageError
 from engram.features import CLASSIFIERS, Ridge
 from engram.methods import METHODS, Learner, make
 from engram.model import Calibration, ExportResult, Metadata, Model, ModelFolder, export, learn, load, save
-from engram.model.graph import OPSET, metadata
+from engram.model.exporting import OPSET, metadata
 from engram.network import CorrectedHead, extractor_for_weights, make_network
 from engram.progress import Stopwatch
 
@@ -98,7 +98,7 @@ def test_every_method_answers_in_onnx_as_it_does_here(method: str, vectors: Stre
     exported = export(model, tmp_path / "model.onnx")
     assert alone(tmp_path) == ["model.onnx"]  # the weights are inside
     assert exported.bytes == (tmp_path / "model.onnx").stat().st_size
-    assert exported.holds["input"] == "vectors" and exported.holds["shape"] == ["batch", 12]
+    assert exported.contents["input"] == "vectors" and exported.contents["shape"] == ["batch", 12]
     assert_answers_alike(tmp_path / "model.onnx", model, inputs_of(vectors))
 
 
@@ -130,7 +130,7 @@ def test_a_pretrained_network_answers_in_onnx_as_it_does_here_in_float32(
     learn(folder, pictures)
     exported = export(load(folder), tmp_path / "out" / "model.onnx")
     assert alone(tmp_path / "out") == ["model.onnx"] and exported.bytes > 13_000_000  # the weights are inside
-    assert exported.holds["shape"] == ["batch", 224, 224, 3]
+    assert exported.contents["shape"] == ["batch", 224, 224, 3]
     onnx.checker.check_model(onnx.load(exported.path), full_check=True)
     monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
     samples = read_images(scan(pictures), 224).samples
@@ -144,7 +144,7 @@ def test_a_pretrained_network_for_images_of_another_size_resizes_them_in_onnx_to
     monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
     model = named(learned("features", images, network="efficientnet-lite0", tune="none", classifier="ridge"))
     exported = export(model, tmp_path / "model.onnx")
-    assert exported.holds["shape"] == ["batch", 8, 8, 3]
+    assert exported.contents["shape"] == ["batch", 8, 8, 3]
     assert_answers_alike(exported.path, model, inputs_of(images))
 
 
@@ -273,7 +273,7 @@ def test_images_alone_come_with_no_vectors_of_the_right_length(images: Stream, t
 
 
 def test_where_nothing_is_kept_there_is_nothing_to_export(images: Stream, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^The method 'lwf' keeps no vectors and no images: there is nothing to write"):
+    with pytest.raises(DataError, match=r"'lwf'"):
         export(named(learned("lwf", images)), tmp_path / "kept.npz")
     assert alone(tmp_path) == []
 
@@ -323,7 +323,7 @@ def test_another_ending_is_told_the_three_there_are(features: Model, tmp_path: P
 
 @pytest.fixture
 def made_already(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that are not about what is in a graph: it is there already."""
+    """For tests that are not about what is in a graph: it exists already."""
     monkeypatch.setattr("engram.model.exporting.make_graph", lambda model, generation: onnx.load(graph))
 
 
@@ -332,7 +332,7 @@ def made_already(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_there_stays_unless_it_is_to_be_overwritten(ending: str, features: Model, tmp_path: Path) -> None:
     place = tmp_path / f"model.{ending}"
     place.write_text("mine")
-    with pytest.raises(UsageError, match=r"is there already\. Name another file, or overwrite it with --overwrite"):
+    with pytest.raises(UsageError, match=r"exists already.*--overwrite"):
         export(features, place)
     assert place.read_text() == "mine"
     assert export(features, place, overwrite=True).bytes == place.stat().st_size > 4
@@ -342,7 +342,7 @@ def test_what_is_there_stays_unless_it_is_to_be_overwritten(ending: str, feature
 def test_a_folder_and_a_link_that_leads_nowhere_are_refused(features: Model, tmp_path: Path) -> None:
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "link.npz").symlink_to(tmp_path / "nowhere")
-    for name, overwrite, said in (("folder.npz", True, "is a folder"), ("link.npz", False, "is there already")):
+    for name, overwrite, said in (("folder.npz", True, "is a folder"), ("link.npz", False, "exists already")):
         with pytest.raises(UsageError, match=said):
             export(features, tmp_path / name, overwrite=overwrite)
     assert (tmp_path / "link.npz").is_symlink() and not (tmp_path / "nowhere").exists()
@@ -353,7 +353,7 @@ def test_nothing_is_written_into_a_models_own_folder(features: Model, tmp_path: 
     with folder.writing() as writer:
         save(writer, features, action="learn")
     for place in (folder.path / "model.npz", folder.path / "generations" / "new" / "model.npz"):
-        with pytest.raises(UsageError, match=r"would lie inside the model .*, where nothing else belongs"):
+        with pytest.raises(UsageError, match=r"inside the model"):
             export(load(folder), place)
     (tmp_path / "link").symlink_to(folder.path / "generations")
     with pytest.raises(UsageError, match=r"would lie inside the model"):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from engram.errors import DataError
 from engram.model import ModelFolder, forget, inspect, load, merge, rename, rollback, save, verify
-from engram.model.accuracy import interval
+from engram.model.held_out import interval
 from engram.model.model import with_metadata
 
 

@@ -32,10 +32,10 @@ from engram.model import (
     load,
     plan_update,
     plan_update_of_samples,
-    remake,
     save,
     train_update,
     verify,
+    with_settings,
 )
 from engram.network import extract
 
@@ -361,11 +361,11 @@ def test_vectors_are_carried_over_for_good_by_the_adapter_that_was_judged(
 
 def test_what_cannot_be_validated_is_refused_before_training(small_model: ModelFolder, tmp_path: Path) -> None:
     folder, few = copied(small_model, tmp_path / "model"), draw(tmp_path / "few", ("rose", "lily"), 4)
-    with pytest.raises(UsageError, match="no class has 5 pictures"):
+    with pytest.raises(UsageError, match="no class has 5"):
         plan_update(load(folder), scan(few), LearnOptions(at_least=0.5))  # as a dry run does
     for number in (4, 5):  # which will not be found to be pictures before they are read
         (few / "rose" / f"{number}.png").write_bytes(b"")
-    with pytest.raises(UsageError, match="no class has 5 pictures"):
+    with pytest.raises(UsageError, match="no class has 5"):
         learn(folder, few, LearnOptions(at_least=0.5), Interrupting("train"))
 
 
@@ -380,7 +380,7 @@ def test_the_time_of_a_small_lesson_is_that_of_adapters_which_learn_from_few(
 
 @pytest.mark.parametrize("size", [0, 7, 1025, 100_000])
 def test_sizes_at_which_nothing_can_be_seen_or_computed_are_refused(size: int) -> None:
-    with pytest.raises(UsageError, match="8 to 1024 pixels a side"):
+    with pytest.raises(UsageError, match="8 to 1024"):
         LearnOptions(image_size=size)
 
 
@@ -399,7 +399,7 @@ def test_below_the_accuracy_asked_for_nothing_is_published(small_model: ModelFol
     folder = copied(small_model, tmp_path / "model")
     before = entries(folder.path)
     shutil.copytree(draw(tmp_path / "tulip", (TULIP,), 10) / TULIP, tmp_path / "twin" / "nothing")
-    with pytest.raises(UpdateRejected, match="below 1: nothing was published") as caught:
+    with pytest.raises(UpdateRejected, match="below 1") as caught:
         learn(folder, tmp_path / "twin", LearnOptions(epochs=1, settings=QUICK, hold_out=0.5, at_least=1.0))
     assert {each.name for each in caught.value.class_accuracies} == {*NAMES, "nothing"}
     assert entries(folder.path) == before
@@ -458,7 +458,7 @@ def test_two_learners_cannot_cross(small_model: ModelFolder, tmp_path: Path) -> 
 @pytest.mark.parametrize("twin", ["[RED]tulip", "ga\u0308nseblu\u0308mchen".upper()])
 def test_a_twin_of_a_known_class_is_refused(twin: str, small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
-    with pytest.raises(DataError, match="capitals, spaces or the encoding of accents alone"):
+    with pytest.raises(DataError, match="capitals, spaces or the encoding of accents"):
         learn(folder, draw(tmp_path / "twin", (twin,), 6), WISHES)
 
 
@@ -474,16 +474,16 @@ def test_a_name_with_blanks_around_it_or_its_accents_encoded_otherwise_is_the_sa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image_size": 32}, "sees pictures at 16 pixels"),
-        ({"network": "resnet18"}, "has the network 'auto', and keeps it"),
-        ({"method": "finetune"}, "learns by the method 'features'"),
-        ({"weights": Path("some.safetensors")}, "can only start a new one"),
+        ({"image_size": 32}, "image size is 16"),
+        ({"network": "resnet18"}, "has the network 'auto'"),
+        ({"method": "finetune"}, "the method 'features'"),
+        ({"weights": Path("some.safetensors")}, "has weights"),
         ({"settings": {"learning_rat": 1}}, "Did you mean 'learning_rate'"),
-        ({"settings": {"network": "resnet18"}}, "This model has network=auto, and keeps it"),
-        ({"settings": {"head": "linear"}}, "This model has head=cosine, and keeps it"),
-        ({"settings": {"last_relu": "false"}}, "This model has last_relu=True, and keeps it"),
-        ({"settings": {"crop": "8"}}, "This model has crop=None, and keeps it"),
-        ({"settings": {"weights": "nope"}}, "This model has weights already, and keeps them"),
+        ({"settings": {"network": "resnet18"}}, "This model has network=auto"),
+        ({"settings": {"head": "linear"}}, "This model has head=cosine"),
+        ({"settings": {"last_relu": "false"}}, "This model has last_relu=True"),
+        ({"settings": {"crop": "8"}}, "This model has crop=None"),
+        ({"settings": {"weights": "nope"}}, "This model has weights"),
     ],
 )
 def test_what_a_model_cannot_become_is_refused(
@@ -560,7 +560,7 @@ def test_a_new_model_starts_from_weights_of_the_network_they_are_of(tmp_path: Pa
     storage.save_tensors(path, {**extractor.state_dict(), "input.mean": mean, "input.std": std})
     plan = plan_update(None, scan(draw(tmp_path / "p", ("a",), 6)), LearnOptions(weights=path, image_size=SIDE))
     assert plan.learner.network == "resnet32"
-    with pytest.raises(UsageError, match=r"weights of the network 'resnet32', and not of 'small'"):
+    with pytest.raises(UsageError, match=r"'resnet32', not of 'small'"):
         plan_update(None, scan(tmp_path / "p"), LearnOptions(weights=path, image_size=SIDE, network="small"))
     folder = ModelFolder(tmp_path / "model")
     learn(folder, draw(tmp_path / "q", ("a", "b"), 6), LearnOptions(weights=path, image_size=SIDE, epochs=1))
@@ -570,4 +570,4 @@ def test_a_new_model_starts_from_weights_of_the_network_they_are_of(tmp_path: Pa
     start = extractor.conv1.weight.detach()
     now = model.learner.trained.extractor.get_parameter("conv1.weight")
     assert F.cosine_similarity(start.flatten(), now.flatten(), dim=0) > 0.9  # trained on, not drawn anew
-    assert remake(model.learner).trained.dimension == 64
+    assert with_settings(model.learner).trained.dimension == 64

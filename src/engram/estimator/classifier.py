@@ -20,19 +20,19 @@ from torch import nn
 
 from engram.data import Samples
 from engram.errors import UsageError
+from engram.estimator.labels import kind_of, kind_of_names, names_of, values_of
 from engram.estimator.parameters import InvalidInput, as_value_errors, options_of, parameters_of
 from engram.model import (
     Model,
     ModelFolder,
     plan_update_of_samples,
-    remake,
     restore_model,
     save,
     train_update,
     with_metadata,
+    with_settings,
 )
 from engram.model.defaults import METHOD
-from engram.model.labels import kind_of, kind_of_names, names_of, values_of
 
 Array = NDArray[Any]
 
@@ -319,7 +319,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         names = names_of(values, kind)
         with as_value_errors():
             if model is not None and model.learner.device != self.device:
-                model = dataclasses.replace(model, learner=remake(model.learner, device=self.device))
+                model = dataclasses.replace(model, learner=with_settings(model.learner, device=self.device))
             arriving = dict(zip(names, np.bincount(codes).tolist(), strict=True))
             seed = self._seed() if model is None else model.learner.seed
             parameters = self.get_params(deep=False)

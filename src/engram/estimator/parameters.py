@@ -12,14 +12,7 @@ from torch import nn
 from engram.errors import DataError, UsageError
 from engram.methods import METHODS, make, setting_names
 from engram.model import LearnOptions, Model, settings_of
-from engram.model.defaults import (
-    FIRST_RATE,
-    LATER_RATE,
-    array_epochs,
-    array_settings,
-    choose_network,
-    picture_settings,
-)
+from engram.model.defaults import BATCH, FIRST_RATE, LATER_RATE, choose_epochs, choose_network, image_settings
 from engram.network import is_pretrained
 from engram.network.registry import IDENTITY
 
@@ -28,6 +21,18 @@ OWN = ("network", "tune", "classifier", "epochs", "features_per_class", "images_
 # For a head on fixed features, if its loss is divided by the number of classes. With the learning rate of an MLP, 0.03,
 # "finetune" reached .77 on iris and .90 on digits; with this one .91 and .94.
 HEAD_RATE = 1.0
+
+# Defaults for arrays, about which nothing is known: images are neither flipped nor shifted.
+ARRAYS: dict[str, Any] = {
+    **{"batch_size": BATCH, "schedule": "one-cycle", "learning_rate": 0.2, "expected_classes": 10},
+    **{"pad": 0, "flip": False},
+    **{"adapter_width": 256},
+}
+# There may be few vectors and hundreds of models. Their network has no batch norm: a lower learning rate and stronger
+# feature distillation keep stored features usable (found on digits as vectors, and on blobs).
+VECTORS: dict[str, Any] = {**ARRAYS, "learning_rate": 0.03, "feature_distillation": 20.0, "adapter_steps": 120}
+UNDIVIDED_VECTOR_RATE = 0.05  # for objectives that are not divided by the number of classes
+VECTOR_STEPS, FEWEST_VECTOR_EPOCHS, MOST_VECTOR_EPOCHS = 300, 5, 30
 
 
 class InvalidParameter(UsageError, ValueError):
@@ -76,7 +81,7 @@ def options_of(
     network = choose_network(shape) if parameters["network"] == "auto" else parameters["network"]
     settings = {
         **_settings(parameters["method"], given.get("objective"), network, shape),
-        "epochs": array_epochs(samples, shape),
+        "epochs": _epochs(samples, shape),
         **given,
     }
     return LearnOptions(
@@ -121,10 +126,23 @@ def _share(name: str, value: Any) -> float:
 
 def _settings(method: str, objective: str | None, network: str | nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
     """The default settings for inputs of this shape."""
-    settings = array_settings(method, objective, shape)
+    known, vectors = setting_names(method, objective), len(shape) == 1
+    defaults = dict(VECTORS if vectors else ARRAYS)
+    if "expected_classes" not in known:
+        defaults["learning_rate"] = UNDIVIDED_VECTOR_RATE if vectors else None
+    fixed = METHODS[method].settings  # what makes a method itself stays
+    settings = {
+        name: value for name, value in defaults.items() if name in known and name not in fixed and value is not None
+    }
     if network == IDENTITY and "expected_classes" in settings:
         settings["learning_rate"] = HEAD_RATE
     return settings
+
+
+def _epochs(samples: int, shape: tuple[int, ...]) -> int:
+    if len(shape) == 3:
+        return choose_epochs(samples)
+    return max(FEWEST_VECTOR_EPOCHS, min(MOST_VECTOR_EPOCHS, round(VECTOR_STEPS * BATCH / samples)))
 
 
 def _all_settings(
@@ -132,8 +150,8 @@ def _all_settings(
 ) -> dict[str, Any]:
     """The same, with those that only a new model is given."""
     pretrained = is_pretrained(network)
-    pictures = picture_settings(method, objective, from_scratch=not pretrained, pretrained=pretrained)
-    return {**pictures, **_settings(method, objective, network, shape)}
+    images = image_settings(method, objective, from_scratch=not pretrained, pretrained=pretrained)
+    return {**images, **_settings(method, objective, network, shape)}
 
 
 def parameters_of(model: Model) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def forget(learner: Learner, *labels: int) -> None:
 def merge(learner: Learner, label: int, into: int) -> None:
     """Merge a class into another one.
 
-    As many features and images are kept as the larger of the two had, herded again. A classifier of stored features is
-    fitted anew. A head, or a mean of exemplars, becomes the mean of the two, so the two should look alike.
+    Features and exemplars of both are kept up to the limit for one class, herded again. A classifier of stored features
+    is fitted anew. A head, or a mean of exemplars, becomes the mean of the two, so the two should look alike.
     """
     gone, class_index = _class_index(learner, label), _class_index(learner, into)
     if gone == class_index:
@@ -58,15 +58,18 @@ def _regroup(learner: Learner, groups: Sequence[Sequence[int]]) -> None:
         vectors = F.normalize(extract(network, Samples.of(images.rows, images.class_indices)))
     none = torch.zeros(len(features), dtype=torch.bool)
     held_out = held_out_rows(images.counts) & learner.objective.holds_out
-    memory = Memory(_regrouped(features, features.rows, none, groups), _regrouped(images, vectors, held_out, groups))
+    memory = Memory(
+        _regrouped(features, features.rows, none, groups, learner.features_limit(len(groups))),
+        _regrouped(images, vectors, held_out, groups, learner.images_limit(len(groups))),
+    )
     classifier = learner.refit(network, memory)
     learner.classes_ = tuple(learner.classes_[group[0]] for group in groups)
     learner.task_of_class_ = tuple(learner.task_of_class_[group[0]] for group in groups)
     learner.network_, learner.memory_, learner.classifier_ = network, memory, classifier
 
 
-def _regrouped(memory: Kind, vectors: Tensor, held_out: Tensor, groups: Sequence[Sequence[int]]) -> Kind:
-    """The rows of each group, those of a merged one herded by their `vectors`; `held_out` rows (bool, (n,)) stay so."""
+def _regrouped(memory: Kind, vectors: Tensor, held_out: Tensor, groups: Sequence[Sequence[int]], limit: int) -> Kind:
+    """The rows of each group, `limit` of a merged one, herded by their `vectors`; `held_out` rows (bool, (n,)) stay so."""
     if not len(memory.counts):
         return memory
     rows_of = torch.arange(len(memory)).split(memory.counts.tolist())
@@ -74,7 +77,7 @@ def _regrouped(memory: Kind, vectors: Tensor, held_out: Tensor, groups: Sequence
     for group in groups:
         rows = torch.cat([rows_of[class_index] for class_index in group])
         if len(group) > 1 and len(rows):
-            most = max(len(rows_of[class_index]) for class_index in group)
+            most = min(len(rows), max(limit, *(len(rows_of[class_index]) for class_index in group)))
             parts = (rows[~held_out[rows]], rows[held_out[rows]])
             trained, validation = (part[herd(vectors[part], most)] for part in parts)
             rows = merge_parts(trained, validation, most) if bool(held_out.any()) else trained

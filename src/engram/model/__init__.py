@@ -1,13 +1,21 @@
-"""A learner kept for years: its folder on disk, and all that is done with it."""
+"""A model that learns for years: its folder on disk, and everything that is done with it."""
 
 from __future__ import annotations
 
 from engram.model.edit import EditResult, ForgetPreview, forget, merge, preview_forget, rename, rollback
-from engram.model.evaluation import Evaluation, evaluate
-from engram.model.evidence import HeldOutCounts
 from engram.model.exporting import ExportResult, export
 from engram.model.folder import KEEP, ModelFolder, Writer
-from engram.model.inspection import ByteCounts, ClassSummary, Generation, ModelSummary, inspect
+from engram.model.held_out import Accuracy, Calibration, HeldOutCounts
+from engram.model.inspection import (
+    ByteCounts,
+    ClassSummary,
+    Generation,
+    ModelSummary,
+    VerifyResult,
+    inconsistencies,
+    inspect,
+    verify,
+)
 from engram.model.learning import (
     ClassAccuracy,
     TrainedUpdate,
@@ -20,22 +28,30 @@ from engram.model.learning import (
 from engram.model.manifest import Change, File, Manifest
 from engram.model.model import (
     Adaptation,
-    Calibration,
     Metadata,
     Model,
     load,
-    remake,
     restore_model,
     save,
     settings_of,
     with_metadata,
+    with_settings,
 )
 from engram.model.plan import LearnOptions, UpdatePlan, expected_seconds, plan_update, plan_update_of_samples
-from engram.model.prediction import ClassProbability, Prediction, find_images, predict, top_classes
-from engram.model.verification import VerifyResult, inconsistencies, verify
+from engram.model.prediction import (
+    ClassProbability,
+    Evaluation,
+    Prediction,
+    UnknownClass,
+    evaluate,
+    find_images,
+    predict,
+    top_classes,
+)
 
 __all__ = [
     "KEEP",
+    "Accuracy",
     "Adaptation",
     "ByteCounts",
     "Calibration",
@@ -58,6 +74,7 @@ __all__ = [
     "ModelSummary",
     "Prediction",
     "TrainedUpdate",
+    "UnknownClass",
     "UpdatePlan",
     "UpdateRejected",
     "UpdateResult",
@@ -78,7 +95,6 @@ __all__ = [
     "plan_update_of_samples",
     "predict",
     "preview_forget",
-    "remake",
     "rename",
     "restore_model",
     "rollback",
@@ -88,4 +104,5 @@ __all__ = [
     "train_update",
     "verify",
     "with_metadata",
+    "with_settings",
 ]

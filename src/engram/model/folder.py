@@ -117,6 +117,12 @@ class ModelFolder:
         """The content of `current.json`."""
         return Pointer.parse(storage.read_inside(self.path, CURRENT, MAX_BYTES), CURRENT)
 
+    def number_in_use(self) -> int | None:
+        """The number of the generation in use; None if there is none, or `current.json` is damaged."""
+        with suppress(DataError):
+            return self.pointer().current
+        return None
+
     def digests(self) -> Mapping[int, str]:
         """The generations with the SHA-256 of their manifests; if the pointer is damaged, those on disk."""
         try:

@@ -1,30 +1,39 @@
-"""What a model knows and keeps: `inspect` tells it in counts and bytes."""
+"""`inspect` summarises a model in counts and bytes; `verify` checks its files and whether its parts are consistent."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from engram.errors import EngramError
 from engram.features import FeatureMemory, ImageMemory
-from engram.methods import METHODS, Learner, make
-from engram.model.evidence import HeldOutCounts
+from engram.methods import METHODS, make
 from engram.model.folder import ModelFolder
-from engram.model.manifest import Change
-from engram.model.model import Adaptation, Calibration, Model, restore_model, settings_of
+from engram.model.generations import generation_path
+from engram.model.held_out import Calibration, HeldOutCounts
+from engram.model.manifest import Manifest
+from engram.model.model import Adaptation, Model, restore_model, settings_of
 from engram.network import choose_extractor
+from engram.text import printable
+
+LENGTH_TOLERANCE = 1e-3  # how far the norm of a stored feature vector may be from 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSummary:
-    """A class, and what is kept of it."""
+    """A class, and what is stored of it."""
 
     name: str
-    features: int  # stored vectors
-    images: int  # stored images
-    bytes: int  # of both, without what all vectors share
+    features: int  # stored features
+    images: int  # exemplars
+    bytes: int  # of both, without what all features share
     seen: int  # samples that were learned
 
 
@@ -32,53 +41,53 @@ class ClassSummary:
 class ByteCounts:
     """Where the bytes are."""
 
-    features: int  # stored vectors
-    shared: int  # of these: what belongs to no single one, such as a codebook
-    images: int  # stored images
+    features: int  # stored features
+    shared: int  # the part of these that belongs to no single feature, such as a codebook
+    images: int  # exemplars
     memory: int  # both: what the budget limits
     network: int
     classifier: int
-    folder: int  # all files, with those of earlier generations
+    folder: int  # all files, including earlier generations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """How a generation came about, and whether it is still there."""
+    """An entry of the history: how a generation was made, and whether it is still there."""
 
     generation: int
     created: str
     action: str
     details: Mapping[str, Any]
-    kept: bool  # it can be gone back to
+    kept: bool  # whether it is still there, to roll back to
     in_use: bool
     learned: Mapping[str, int]  # numbers of new and known classes and of their samples; empty unless it was an update
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSummary:
-    """What a model knows and keeps."""
+    """What a model knows and stores."""
 
     generation: int
     created: str
     engram: str  # the version that wrote it
     method: str
     network: str
-    image_size: int | None  # None: it learns vectors
+    image_size: int | None  # None: its inputs are vectors
     classes: tuple[ClassSummary, ...]
     bytes: ByteCounts
     budget: int | None
-    features_per_class: int | None  # asked for; the setting is what the budget leaves of it
-    codec: str  # how vectors are kept; another that is set holds from the next lesson on
+    features_per_class: int | None  # as requested; the setting is what the budget allows
+    codec: str  # of the stored features; a changed setting takes effect with the next update
     settings: Mapping[str, Any]
     defaults: Mapping[str, Any]  # the method's
     changed: Mapping[str, Any]  # the settings that differ from them
     classifier: str
-    held_out_counts: HeldOutCounts  # how held-out images of each class are recognised
+    held_out_counts: HeldOutCounts
     accuracy: float | None  # over all classes with held-out images
-    interval: tuple[float, float] | None
+    interval: tuple[float, float] | None  # 95 %
     calibration: Calibration
     adaptation: Adaptation | None
-    history: tuple[Generation, ...]  # every one there ever was, oldest first
+    history: tuple[Generation, ...]  # every generation that was ever made, oldest first
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -86,12 +95,17 @@ class ModelSummary:
 
 
 def inspect(folder: ModelFolder) -> ModelSummary:
-    """What the model of a folder knows and keeps."""
+    """Summarise the model in a folder."""
     manifest, tensors = folder.load()
     model = restore_model(manifest, tensors, "cpu")
-    learner, settings = model.learner, settings_of(model.learner)
-    defaults = _defaults(learner, settings)
-    memory, accuracy = learner.memory, model.metadata.held_out_counts.accuracy()
+    learner, metadata, settings = model.learner, model.metadata, settings_of(model.learner)
+    memory, accuracy = learner.memory, metadata.held_out_counts.accuracy()
+    defaults = settings_of(make(learner.name, objective=settings["objective"]))
+    defaults["objective"] = METHODS[learner.name].objective
+
+    def nbytes(prefix: str) -> int:
+        return sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(prefix))
+
     return ModelSummary(
         generation=manifest.generation,
         created=manifest.created,
@@ -105,73 +119,58 @@ def inspect(folder: ModelFolder) -> ModelSummary:
             shared=memory.features.nbytes - len(memory.features) * memory.features.row_bytes,
             images=memory.images.nbytes,
             memory=memory.nbytes,
-            network=sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("network.")),
-            classifier=sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("classifier.")),
-            folder=folder_bytes(folder.path),
+            network=nbytes("network."),
+            classifier=nbytes("classifier."),
+            folder=_folder_bytes(folder.path),
         ),
-        budget=model.metadata.budget,
-        features_per_class=model.metadata.features_per_class,
+        budget=metadata.budget,
+        features_per_class=metadata.features_per_class,
         codec=memory.features.codec,
         settings=settings,
         defaults=defaults,
         changed={name: value for name, value in settings.items() if value != defaults.get(name)},
         classifier=learner.classifier_description,
-        held_out_counts=model.metadata.held_out_counts,
+        held_out_counts=metadata.held_out_counts,
         accuracy=None if accuracy is None else accuracy.value,
-        interval=None if accuracy is None else (accuracy.low, accuracy.high),
-        calibration=model.metadata.calibration,
-        adaptation=model.metadata.adaptation,
-        history=_history(folder.history(), set(folder.generations()), manifest.generation),
+        interval=None if accuracy is None else accuracy.interval,
+        calibration=metadata.calibration,
+        adaptation=metadata.adaptation,
+        history=_history(folder, manifest.generation),
     )
-
-
-def folder_bytes(path: Path) -> int:
-    """The bytes of all files below a folder. What is removed meanwhile does not count."""
-    total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total
 
 
 def _classes(model: Model) -> tuple[ClassSummary, ...]:
-    memory = model.learner.memory
-    features, images = (_counts(kind, len(model.names)) for kind in (memory.features, memory.images))
-    sizes = [kind.row_bytes for kind in (memory.features, memory.images)]
+    features, images = model.learner.memory.features, model.learner.memory.images
+    none = [0] * len(model.names)  # a memory that was never used has no counts
+    counts = zip(
+        features.counts.tolist() or none, images.counts.tolist() or none, model.names, model.metadata.seen, strict=True
+    )
     return tuple(
-        ClassSummary(
-            name=name, features=vectors, images=pictures, bytes=vectors * sizes[0] + pictures * sizes[1], seen=seen
-        )
-        for name, vectors, pictures, seen in zip(model.names, features, images, model.metadata.seen, strict=True)
+        ClassSummary(name=name, features=f, images=i, bytes=f * features.row_bytes + i * images.row_bytes, seen=seen)
+        for f, i, name, seen in counts
     )
 
 
-def _counts(memory: FeatureMemory | ImageMemory, classes: int) -> list[int]:
-    """How many rows each class has. A memory that was never used has no counts."""
-    return memory.counts.tolist() or [0] * classes
+def _folder_bytes(path: Path) -> int:
+    """The bytes of all files in a folder. Files that are removed meanwhile do not count."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
 
 
-def _defaults(learner: Learner, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the method sets where nothing is asked for; with another objective, what that one sets."""
-    default = settings_of(make(learner.name, objective=settings["objective"]))
-    return {**default, "objective": METHODS[learner.name].objective}
-
-
-def _history(changes: tuple[Change, ...], there: set[int], current: int) -> tuple[Generation, ...]:
+def _history(folder: ModelFolder, current: int) -> tuple[Generation, ...]:
+    kept = folder.generations()
     return tuple(
         Generation(
-            generation=change.generation,
-            created=change.created,
-            action=change.action,
-            details=change.details,
-            kept=change.generation in there,
+            **vars(change),
+            kept=change.generation in kept,
             in_use=change.generation == current,
             learned=_learned(change.details),
         )
-        for change in changes
+        for change in folder.history()
     )
 
 
@@ -184,3 +183,90 @@ def _learned(details: Mapping[str, Any]) -> dict[str, int]:
         elif isinstance(counts, list):  # of a generation that was deleted: numbers of classes and of samples
             learned |= {kind: counts[0], f"{kind}_samples": counts[1]}
     return learned
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyResult:
+    """What `verify` found."""
+
+    generations: tuple[int, ...]  # that were checked
+    in_use: int | None
+    bytes: int  # of the folder
+    problems: tuple[str, ...]  # a sentence each
+
+    @property
+    def intact(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"intact": self.intact, **asdict(self)}
+
+
+def verify(folder: ModelFolder) -> VerifyResult:
+    """Compare every file with its checksum, and check that each intact generation is consistent."""
+    problems = folder.verify(_check)
+    return VerifyResult(
+        generations=tuple(sorted(folder.digests() if folder.exists() else ())),
+        in_use=folder.number_in_use(),
+        bytes=_folder_bytes(folder.path),
+        problems=tuple(problems),
+    )
+
+
+def _check(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    name = generation_path(manifest.generation)
+    try:
+        for problem in inconsistencies(restore_model(manifest, tensors, "cpu")):
+            yield f"{name}: {printable(problem)}"
+    except EngramError as error:
+        yield f"{name}: {printable(error)}"
+    except Exception as error:  # inconsistent tensors can raise any
+        yield f"{name}: It cannot be used: {printable(repr(error))}."
+
+
+def inconsistencies(model: Model) -> Iterator[str]:
+    """A sentence for each inconsistency of a model."""
+    learner, names, memory = model.learner, model.names, model.learner.memory
+    classes = len(names)
+    if len(set(learner.classes_)) < classes:
+        yield "Two of its classes have one label."
+    if len(learner.task_of_class_) != classes or not all(0 <= task < learner.tasks_ for task in learner.task_of_class_):
+        yield f"It does not say for each of its {classes} classes which of {learner.tasks_} tasks brought it."
+    if learner.trained.classes != classes:
+        yield f"Its head has {learner.trained.classes} rows for {classes} classes."
+    if learner.classifier_ is not None and learner.classifier_.classes_.tolist() != list(range(classes)):
+        yield f"Its classifier does not have a row for each of its {classes} classes."
+    yield from _wrong_rows("features", memory.features, classes, (learner.trained.dimension,))
+    yield from _wrong_rows("images", memory.images, classes, learner.shape_)
+    yield from _wrong_numbers(model)
+    if model.metadata.budget is not None and memory.nbytes > model.metadata.budget:
+        yield f"It stores {memory.nbytes:,} bytes, which is more than its budget of {model.metadata.budget:,}."
+    blank = torch.zeros(1, *learner.shape_, dtype=torch.uint8 if len(learner.shape_) == 3 else torch.float32)
+    probabilities = model.probabilities(blank)
+    if probabilities.shape != (1, classes) or not bool(probabilities.isfinite().all()):
+        yield "It does not give each class a probability."
+
+
+def _wrong_rows(kind: str, memory: FeatureMemory | ImageMemory, classes: int, shape: tuple[int, ...]) -> Iterator[str]:
+    counts, rows = memory.counts.tolist(), memory.rows
+    if len(counts) not in (0, classes):
+        yield f"Its stored {kind} are counted for {len(counts)} instead of {classes} classes."
+    if min(counts, default=0) < 0 or sum(counts) != len(memory):
+        yield f"It has {len(memory)} stored {kind}, and counts {sum(counts)}."
+    if len(memory) and tuple(rows.shape[1:]) != shape:
+        yield f"Its stored {kind} are of the shape {tuple(rows.shape[1:])} instead of {shape}."
+    expected = torch.uint8 if kind == "images" and len(shape) == 3 else torch.float32
+    if len(memory) and rows.dtype != expected:
+        yield f"Its stored {kind} are of the type {rows.dtype} instead of {expected}."
+
+
+def _wrong_numbers(model: Model) -> Iterator[str]:
+    for name, tensor in model.learner.state().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            yield f"Its {name} has numbers that are not finite."
+    rows = model.learner.memory.features.rows
+    wrong = int(((rows.norm(dim=1) - 1).abs() > LENGTH_TOLERANCE).sum())
+    if wrong:
+        yield f"{wrong} of its {len(rows)} stored features are not of unit length."

@@ -1,4 +1,4 @@
-"""`learn`: a folder of pictures becomes a new model, or the next generation of one."""
+"""`learn`: make a new model from labelled images, or update one. Scan, plan, train, absorb, assess, publish."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,20 @@ from engram.data.scanning import SkippedFile
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.features import adapt
 from engram.methods import Learner, MemorySources, Tuning, class_indices_of
-from engram.model.accuracy import Accuracy
-from engram.model.calibration import calibrate
-from engram.model.evidence import HeldOutCounts, Judged, evidence, falls_sharply, judge, mark_held_out, replays
 from engram.model.folder import ModelFolder, Writer
-from engram.model.model import Adaptation, Calibration, Metadata, Model, load, remake, save
+from engram.model.held_out import (
+    Accuracy,
+    Calibration,
+    HeldOutCounts,
+    HeldOutScores,
+    assess,
+    falls_sharply,
+    mark_held_out,
+    replays,
+)
+from engram.model.model import Adaptation, Metadata, Model, load, save, with_settings
 from engram.model.plan import (
-    SMALLEST,
+    MIN_TO_HOLD_OUT,
     LearnOptions,
     UpdatePlan,
     check_names,
@@ -39,8 +46,20 @@ from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassAccuracy:
+    """The accuracy on the held-out images of one class, before and after the update."""
+
+    name: str
+    kind: str  # new, more (images of a known class) or old (no images in the update)
+    images: int  # held out, on which `after` was measured
+    before: float | None  # None: the class was new, or had no held-out images
+    after: float | None
+    estimated: bool = False  # the features of these images were adapted when the network changed
+
+
 class UpdateRejected(EngramError):
-    """An update that is not good enough to be published, with the accuracy of each class and what may be the cause."""
+    """An update that is not good enough to be published, with the accuracy of each class and possible causes."""
 
     def __init__(
         self, message: str, class_accuracies: tuple[ClassAccuracy, ...], warnings: tuple[str, ...] = ()
@@ -50,31 +69,14 @@ class UpdateRejected(EngramError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassAccuracy:
-    """The accuracy on the held-out images of one class, before and after the update."""
-
-    name: str
-    kind: str  # new, more or old
-    images: int  # held out, that `after` was measured on
-    before: float | None  # None where the class was new, or there was nothing to judge it by
-    after: float | None
-    estimated: bool = False  # the features of these images were adapted when the network changed
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainedUpdate:
-    """A model after an update, and how it fared."""
+    """A model after an update, and how good it is."""
 
     model: Model
-    accuracy: Accuracy | None  # on held-out images; None where there are none
+    accuracy: Accuracy | None  # on held-out images; None if there are none
     class_accuracies: tuple[ClassAccuracy, ...]
     tuning: Tuning
     warnings: tuple[str, ...]
-
-    @property
-    def estimated(self) -> bool:
-        """Whether the accuracy is an estimate: features were adapted when the network changed."""
-        return self.model.metadata.held_out_counts.estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +84,17 @@ class UpdateResult:
     """What `learn` has done."""
 
     generation: int
-    new: Mapping[str, int]  # pictures of each class that is new, and below of each that was known
-    more: Mapping[str, int]
+    new: Mapping[str, int]  # images of each new class
+    more: Mapping[str, int]  # images of each class that was known
     classes: int  # known now
     memory_bytes: int
-    seen_bytes: int  # of the files that were learned from
+    seen_bytes: int  # of the image files
     seconds: float
     accuracy: float | None  # on held-out images of all classes that have any
     interval: tuple[float, float] | None  # 95 %
     held_out: int  # images that accuracy was measured on
     held_out_classes: int  # and their classes
-    estimated: bool  # some of their features were adapted when the network changed
+    estimated: bool  # the features of some of these images were adapted when the network changed
     class_accuracies: tuple[ClassAccuracy, ...]
     calibration: Calibration
     adaptation: Adaptation | None
@@ -101,100 +103,53 @@ class UpdateResult:
     tuning: str  # why, or why not
     classifier: str
     warnings: tuple[str, ...] = ()
-    skipped: tuple[SkippedFile, ...] = field(default=())  # files that are no pictures, and those that cannot be read
+    skipped: tuple[SkippedFile, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        skipped = [left.to_json() for left in self.skipped]
-        return {**asdict(self), "skipped": skipped}
+        return {**asdict(self), "skipped": [file.to_json() for file in self.skipped]}
 
 
 def learn(
     folder: ModelFolder, source: Path, options: LearnOptions | None = None, progress: Progress = SILENT
 ) -> UpdateResult:
-    """Teach the model in a folder the pictures of `source`, or make one there. After an error all is as it was."""
-    options = options or LearnOptions()
-    begin = time.monotonic()
-    found = scan(source, progress)
+    """Teach the model in a folder the images of `source`, or make one there. After an error nothing is changed."""
+    options, start = options or LearnOptions(), time.monotonic()
+    files = scan(source, progress)
     with folder.writing() as writer:
         model = load(writer, device=options.device) if writer.exists() else None
-        plan = plan_update(model, found, options)
-        pictures = read_images(found, plan.image_size, progress)
-        seen_bytes = sum(path.stat().st_size for path in pictures.paths if path.exists())
-        learned = _publish(writer, model, _as_read(plan, pictures), pictures, options, progress, begin, seen_bytes)
-    return replace(learned, skipped=(*found.skipped, *pictures.unreadable))
+        plan = plan_update(model, files, options)
+        images = read_images(files, plan.image_size, progress)
+        counts = _count(images)  # some may be unreadable
+        plan = replace(
+            plan, new={name: counts[name] for name in plan.new}, more={name: counts[name] for name in plan.more}
+        )
+        trained = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
+        seen_bytes = sum(path.stat().st_size for path in images.paths if path.exists())
+        skipped = (*files.skipped, *images.unreadable)
+        return _publish(writer, plan, trained, time.monotonic() - start, seen_bytes, skipped)
 
 
 def learn_images(
     folder: ModelFolder,
-    pictures: LabelledImages,
+    images: LabelledImages,
     options: LearnOptions | None = None,
     progress: Progress = SILENT,
     *,
     seen_bytes: int = 0,
 ) -> UpdateResult:
-    """The same for pictures that were read already, from files of so many bytes."""
-    options = options or LearnOptions()
-    begin = time.monotonic()
+    """`learn` for images that were decoded already, from files of so many bytes."""
+    options, start = options or LearnOptions(), time.monotonic()
     with folder.writing() as writer:
         model = load(writer, device=options.device) if writer.exists() else None
-        check_names(model.names if model is not None else (), pictures.class_names)
-        if model is not None and model.learner.shape_ != pictures.samples.shape:
-            raise UsageError(f"This model sees samples of the shape {model.learner.shape_}, and keeps to it.")
-        counts = Counter(pictures.class_names[label] for label in pictures.samples.labels.tolist())
-        arriving = {name: counts[name] for name in pictures.class_names}
-        plan = plan_update_of_samples(model, arriving, pictures.samples.shape, options)
-        learned = _publish(writer, model, plan, pictures, options, progress, begin, seen_bytes)
-    return replace(learned, skipped=pictures.unreadable)
-
-
-def _publish(
-    writer: Writer,
-    model: Model | None,
-    plan: UpdatePlan,
-    pictures: LabelledImages,
-    options: LearnOptions,
-    progress: Progress,
-    begin: float,
-    seen_bytes: int,
-) -> UpdateResult:
-    """Carry a proposal out, and save what comes of it."""
-    taught = train_update(model, plan, _labelled(pictures, plan), options, progress, _paths(pictures))
-    facts, learner = taught.model.metadata, taught.model.learner
-    seconds = time.monotonic() - begin
-    record = {
-        "new": dict(plan.new),
-        "more": dict(plan.more),
-        "seconds": round(seconds, 1),
-        "memory_bytes": learner.memory.nbytes,
-        "accuracy": None if taught.accuracy is None else taught.accuracy.value,
-        "held_out": sum(facts.held_out_counts.total),
-        "omega": None if facts.adaptation is None else facts.adaptation.omega,
-    }
-    manifest = save(writer, taught.model, action="learn", record=record)
-    accuracy = taught.accuracy
-    return UpdateResult(
-        generation=manifest.generation,
-        new=plan.new,
-        more=plan.more,
-        classes=len(taught.model.names),
-        memory_bytes=learner.memory.nbytes,
-        seen_bytes=seen_bytes,
-        seconds=seconds,
-        accuracy=None if accuracy is None else accuracy.value,
-        interval=None if accuracy is None else (accuracy.low, accuracy.high),
-        held_out=0 if accuracy is None else accuracy.total,
-        held_out_classes=facts.held_out_counts.classes,
-        estimated=taught.estimated,
-        class_accuracies=taught.class_accuracies,
-        calibration=facts.calibration,
-        adaptation=facts.adaptation,
-        network=plan.network,
-        tuned=taught.tuning.tunes,
-        tuning=taught.tuning.reason,
-        classifier=learner.classifier_description,
-        warnings=taught.warnings,
-    )
+        check_names(model.names if model is not None else (), images.class_names)
+        if model is not None and model.learner.shape_ != images.samples.shape:
+            raise UsageError(
+                f"This model has learned samples of shape {model.learner.shape_}, which cannot be changed."
+            )
+        plan = plan_update_of_samples(model, _count(images), images.samples.shape, options)
+        trained = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
+        return _publish(writer, plan, trained, time.monotonic() - start, seen_bytes, images.unreadable)
 
 
 def train_update(
@@ -203,184 +158,199 @@ def train_update(
     samples: Samples,
     options: LearnOptions,
     progress: Progress = SILENT,
-    paths: Sequence[str] = (),
+    paths: Sequence[Path] = (),
 ) -> TrainedUpdate:
-    """The model that follows from these samples, and how good it is on held-out ones.
+    """The model that follows from these samples, and how good it is on held-out ones; UpdateRejected if too bad.
 
-    Where the network is trained, some samples are held out from that. Stored features and classifier come from all.
+    If the network is trained, some samples are held out from that. Stored features and classifier come from all.
     `paths` name the samples in warnings.
     """
     learner, index = plan.learner, plan.learner.tasks_
     if plan.trains:
         check_validation(options, [*plan.new.values(), *plan.more.values()])
     before = model.metadata if model is not None else Metadata()
-    marks, images = learner.memory.features.held_out, len(learner.memory.images)
+    marks, exemplars = learner.memory.features.held_out, len(learner.memory.images)
     with threads_for(samples.shape), warnings.catch_warnings():
-        # A class may well have fewer pictures than there is room for.
+        # A class may well have fewer images than are stored per class.
         warnings.filterwarnings("ignore", ".* fewer than .* all are kept", EngramWarning)
         tuning = plan.tuning or learner.tuning(_task(index, samples), progress)
-        if tuning.tunes or learner.make_classifier() is None:
-            kept, arrived, adaptation = _tuned(learner, samples, options, tuning, progress)
-        else:
-            network = learner.network_ or learner.initial_network(samples, progress)
-            kept = learner.absorb(_task(index, samples), network, progress)
-            arrived, adaptation = torch.ones(len(samples), dtype=torch.bool), None
-        if tuning.tunes and images and model is not None and not replays(model.learner):
-            marks = None  # images were kept that are trained on now: nobody knows which features are theirs
-        mark_held_out(learner, kept, marks, arrived)
+        sources, held_out, adaptation = _train_and_absorb(learner, samples, options, tuning, progress)
+        if tuning.tunes and exemplars and model is not None and not replays(model.learner):
+            marks = None  # the network was trained on exemplars that were held out, and their features are not known
+        mark_held_out(learner, sources, marks, held_out)
         estimated = before.held_out_counts.estimated or (tuning.tunes and index > 0)
-        judged = judge(learner) or _judge_head(learner, samples.select(arrived.nonzero().squeeze(1)))
-        found = evidence(judged, len(plan.names), estimated=estimated)
-        calibration = Calibration(temperature=before.calibration.temperature)
-        if judged is not None:
-            calibration = calibrate(judged.scores, judged.class_indices, before.calibration)
-    facts = replace(
+        scores = HeldOutScores.of(learner) or _head_scores(learner, samples.select(held_out.nonzero().squeeze(1)))
+        counts, calibration = assess(scores, len(plan.names), before.calibration, estimated=estimated)
+    arrived, seen = {**plan.new, **plan.more}, [*before.seen, *([0] * len(plan.new))]
+    metadata = replace(
         before,
-        seen=_seen(before, plan),
+        seen=tuple(count + arrived.get(name, 0) for name, count in zip(plan.names, seen, strict=True)),
         budget=plan.budget,
         features_per_class=plan.features_per_class,
         calibration=calibration,
         adaptation=adaptation,
-        held_out_counts=found,
+        held_out_counts=counts,
         epochs=options.epochs,
         hold_out=options.hold_out,
     )
-    taught = TrainedUpdate(
-        model=Model(learner, plan.names, facts),
-        accuracy=found.accuracy(),
-        class_accuracies=_class_accuracies(plan, before.held_out_counts, found),
+    trained = TrainedUpdate(
+        model=Model(learner, plan.names, metadata),
+        accuracy=counts.accuracy(),
+        class_accuracies=_class_accuracies(plan, before.held_out_counts, counts),
         tuning=tuning,
-        warnings=warning_signs(learner, plan, kept, paths),
+        warnings=warning_signs(learner, plan, sources, paths),
     )
-    _refuse(taught, before.held_out_counts, options)
-    return taught
+    if not options.force and (reason := _rejection(trained, before.held_out_counts, options.at_least)):
+        raise UpdateRejected(f"The update was not published: {reason}", trained.class_accuracies, trained.warnings)
+    return trained
 
 
-def _seen(before: Metadata, plan: UpdatePlan) -> tuple[int, ...]:
-    arrived = {**plan.new, **plan.more}
-    counts = [*before.seen, *([0] * len(plan.new))]
-    return tuple(count + arrived.get(name, 0) for name, count in zip(plan.names, counts, strict=True))
-
-
-def _tuned(
+def _train_and_absorb(
     learner: Learner, samples: Samples, options: LearnOptions, tuning: Tuning, progress: Progress
 ) -> tuple[MemorySources, Tensor, Adaptation | None]:
-    """Train the network on samples of which some are held out, and absorb all of them; which were held out (bool)."""
+    """Absorb all samples, after training on those not held out: the sources of the memory, which were held out (bool)."""
     index = learner.tasks_
-    rest, apart = samples, samples.select(torch.arange(0))
+    if not tuning.tunes and learner.make_classifier() is not None:
+        network = learner.network_ or learner.initial_network(samples, progress)
+        sources = learner.absorb(_task(index, samples), network, progress)
+        return sources, torch.ones(len(samples), dtype=torch.bool), None
+    rest, held_out = samples, samples.select(torch.arange(0))
     if options.hold_out:
-        rest, apart = hold_out(samples, options.hold_out, learner.seed, f"held out {index}", smallest=SMALLEST)
+        purpose = f"held out {index}"
+        rest, held_out = hold_out(samples, options.hold_out, learner.seed, purpose, smallest=MIN_TO_HOLD_OUT)
     network = learner.fit(_task(index, rest), progress, None, start=learner.network_, tunes=tuning.tunes)
-    adaptation, carrier = None, None
-    if len(apart) and index and learner.adapts:
-        adaptation, carrier = _judge_adapter(learner, network, _task(index, rest), apart, progress)
-    with learner.adapting_by(carrier):
-        kept = learner.absorb(_task(index, samples), network, progress)
-    return kept, ~torch.isin(samples.rows, rest.rows), adaptation
+    adaptation, kind = None, None
+    if len(held_out) and index and learner.adapts:
+        adaptation, kind = _assess_adapter(learner, network, _task(index, rest), held_out, progress)
+    with learner.adapting_by(kind):
+        sources = learner.absorb(_task(index, samples), network, progress)
+    return sources, ~torch.isin(samples.rows, rest.rows), adaptation
 
 
-def _as_read(plan: UpdatePlan, pictures: LabelledImages) -> UpdatePlan:
-    """The proposal with the numbers of pictures that could be read."""
-    counts = Counter(pictures.class_names[label] for label in pictures.samples.labels.tolist())
-    return replace(
-        plan,
-        new={name: counts[name] for name in plan.new},
-        more={name: counts[name] for name in plan.more},
-    )
-
-
-def _labelled(pictures: LabelledImages, plan: UpdatePlan) -> Samples:
-    """The pictures with the learner's labels."""
-    labels = torch.tensor([plan.labels[name] for name in pictures.class_names])
-    return Samples.of(pictures.samples.inputs, labels[pictures.samples.labels])
-
-
-def _task(index: int, samples: Samples) -> Task:
-    return Task(index, samples.classes(), samples, samples.select(torch.arange(0)))
-
-
-def _paths(pictures: LabelledImages) -> tuple[str, ...]:
-    return tuple(map(str, pictures.paths))
-
-
-def _judge_head(learner: Learner, held_out: Samples) -> Judged | None:
-    """The head's scores of held-out samples: what there is of methods that store no features, for new classes alone."""
-    if learner.classifier_ is not None or not len(held_out):
-        return None
-    scores = learner.scores(held_out.batch(torch.arange(len(held_out))))
-    return Judged(scores, class_indices_of(held_out.labels, learner.classes_))
-
-
-def _judge_adapter(
-    learner: Learner, network: Network, task: Task, apart: Samples, progress: Progress
+def _assess_adapter(
+    learner: Learner, network: Network, task: Task, held_out: Samples, progress: Progress
 ) -> tuple[Adaptation | None, str | None]:
-    """How well stored features are adapted, judged on held-out samples of the new classes, and which adapter to use.
+    """How well stored features are adapted, measured on held-out samples of the new classes, and the adapter to use.
 
-    From a few images an adapter may learn nothing that holds for others: then features are better left as they are.
-    With all images another adapter might be chosen that nobody has judged: so this choice stands.
+    From a few images an adapter may learn nothing that generalises: features are then better left as they are. The
+    choice is kept for all images, since another adapter would not have been assessed.
     """
-    trial = remake(learner)
+    trial = with_settings(learner)
     trial.absorb(task, network, progress)
     if trial.adapter_ is None:
         return None, None
-    old, new = F.normalize(learner.extract(apart)), F.normalize(trial.extract(apart))
+    old, new = F.normalize(learner.extract(held_out)), F.normalize(trial.extract(held_out))
     adapted = adapt(trial.adapter_, old, trial.trained.mean.device)
     omega, unadapted = (float((vectors * new).sum(1).mean()) for vectors in (adapted, old))
-    adaptation = Adaptation(images=len(apart), omega=omega, omega_unadapted=unadapted, adapted=omega >= unadapted)
+    adaptation = Adaptation(images=len(held_out), omega=omega, omega_unadapted=unadapted, adapted=omega >= unadapted)
     return adaptation, trial.adapter_.name if adaptation.adapted else "identity"
 
 
+def _head_scores(learner: Learner, held_out: Samples) -> HeldOutScores | None:
+    """The head's scores of held-out samples, for methods that store no features: of the new classes only."""
+    if learner.classifier_ is not None or not len(held_out):
+        return None
+    scores = learner.scores(held_out.batch(torch.arange(len(held_out))))
+    return HeldOutScores(scores, class_indices_of(held_out.labels, learner.classes_))
+
+
 def _class_accuracies(plan: UpdatePlan, before: HeldOutCounts, after: HeldOutCounts) -> tuple[ClassAccuracy, ...]:
-    judged = []
+    found = []
     for class_index, name in enumerate(plan.names):
-        kind = "new" if name in plan.new else "more" if name in plan.more else "old"
         earlier = before.accuracy([class_index]) if class_index < len(before.total) else None
         later = after.accuracy([class_index])
-        judged.append(
+        found.append(
             ClassAccuracy(
                 name=name,
-                kind=kind,
+                kind="new" if name in plan.new else "more" if name in plan.more else "old",
                 images=after.total[class_index],
                 before=None if earlier is None else earlier.value,
                 after=None if later is None else later.value,
                 estimated=after.estimated,
             )
         )
-    return tuple(judged)
+    return tuple(found)
 
 
-def _refuse(taught: TrainedUpdate, before: HeldOutCounts, options: LearnOptions) -> None:
-    """Refuse an update that is below what was asked for, or after which accuracy on the old classes falls sharply."""
-    if options.force:
-        return
+def _rejection(trained: TrainedUpdate, before: HeldOutCounts, at_least: float | None) -> str | None:
+    """Why an update is rejected: accuracy on the old classes falls sharply, or is below `at_least`."""
     old = range(len(before.total))
-    earlier, later = before.accuracy(), taught.model.metadata.held_out_counts.accuracy(old)
-    if earlier is not None and later is not None and falls_sharply(earlier, later):
-        tunes = taught.tuning.tunes
-        remedy = "Leave the network as it is (--tune none)" if tunes else "Check whether new classes repeat old ones"
-        raise UpdateRejected(
-            f"Accuracy on the {len(old)} old classes would fall from {earlier} to {later}: nothing was published, and "
-            f"the model is as it was. {remedy}, give more images of the new classes, or publish it all the same "
-            "(--force).",
-            taught.class_accuracies,
-            taught.warnings,
+    earlier, later = before.accuracy(), trained.model.metadata.held_out_counts.accuracy(old)
+    if falls_sharply(earlier, later):
+        remedy = "Leave the network as it is (--tune none)" if trained.tuning.tunes else "Check for duplicate classes"
+        return (
+            f"accuracy on the {len(old)} old classes would fall from {earlier} to {later}. {remedy}, "
+            "give more images of the new classes, or publish it anyway (--force)."
         )
-    known = [each.after for each in taught.class_accuracies if each.after is not None]
-    if options.at_least is None:
-        return
+    if at_least is None:
+        return None
+    known = [each.after for each in trained.class_accuracies if each.after is not None]
     if not known:
-        raise UpdateRejected(
-            "There is nothing to judge this update by: no image was held out. Nothing was published, and the model is "
-            "as it was. Leave --validate out, or publish it all the same with --force.",
-            taught.class_accuracies,
-            taught.warnings,
+        return "no image was held out, so it cannot be validated. Omit --validate, or publish it anyway (--force)."
+    mean = sum(known) / len(known)  # over classes, so that a large class does not hide a small one
+    if mean < at_least:
+        return (
+            f"accuracy, the mean over {len(known)} classes, would be {mean:.3f}, below {at_least:g}. Give more images."
         )
-    # The mean over classes, so that a large class does not hide a small one.
-    mean = sum(known) / len(known)
-    if mean < options.at_least:
-        raise UpdateRejected(
-            f"Accuracy would be {mean:.3f}, the mean over {len(known)} classes, which is below {options.at_least:g}: "
-            "nothing was published, and the model is as it was. More images may help.",
-            taught.class_accuracies,
-            taught.warnings,
-        )
+    return None
+
+
+def _publish(
+    writer: Writer,
+    plan: UpdatePlan,
+    trained: TrainedUpdate,
+    seconds: float,
+    seen_bytes: int,
+    skipped: tuple[SkippedFile, ...],
+) -> UpdateResult:
+    """Save the model of an update as the next generation."""
+    accuracy, metadata, learner = trained.accuracy, trained.model.metadata, trained.model.learner
+    record = {
+        "new": dict(plan.new),
+        "more": dict(plan.more),
+        "seconds": round(seconds, 1),
+        "memory_bytes": learner.memory.nbytes,
+        "accuracy": None if accuracy is None else accuracy.value,
+        "held_out": sum(metadata.held_out_counts.total),
+        "omega": None if metadata.adaptation is None else metadata.adaptation.omega,
+    }
+    manifest = save(writer, trained.model, action="learn", record=record)
+    return UpdateResult(
+        generation=manifest.generation,
+        new=plan.new,
+        more=plan.more,
+        classes=len(plan.names),
+        memory_bytes=learner.memory.nbytes,
+        seen_bytes=seen_bytes,
+        seconds=seconds,
+        accuracy=None if accuracy is None else accuracy.value,
+        interval=None if accuracy is None else accuracy.interval,
+        held_out=0 if accuracy is None else accuracy.total,
+        held_out_classes=metadata.held_out_counts.classes,
+        estimated=metadata.held_out_counts.estimated,
+        class_accuracies=trained.class_accuracies,
+        calibration=metadata.calibration,
+        adaptation=metadata.adaptation,
+        network=plan.network,
+        tuned=trained.tuning.tunes,
+        tuning=trained.tuning.reason,
+        classifier=learner.classifier_description,
+        warnings=trained.warnings,
+        skipped=skipped,
+    )
+
+
+def _count(images: LabelledImages) -> dict[str, int]:
+    """How many images there are of each class."""
+    counts = Counter(images.samples.labels.tolist())
+    return {name: counts[label] for label, name in enumerate(images.class_names)}
+
+
+def _samples(images: LabelledImages, plan: UpdatePlan) -> Samples:
+    """The images with the learner's labels."""
+    labels = torch.tensor([plan.labels[name] for name in images.class_names])
+    return Samples.of(images.samples.inputs, labels[images.samples.labels])
+
+
+def _task(index: int, samples: Samples) -> Task:
+    return Task(index, samples.classes(), samples, samples.select(torch.arange(0)))

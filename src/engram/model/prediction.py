@@ -1,29 +1,33 @@
-"""What a model says of pictures: for each the likeliest classes, with probabilities."""
+"""`predict`: the most likely classes of images. `evaluate`: how well a model classifies labelled images."""
 
 from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from engram.data.labelled import decode_files, images_below
+from engram.data.labelled import LabelledFiles, decode_files, images_below, read_images, scan
 from engram.data.scanning import SkippedFile
-from engram.errors import UsageError
-from engram.model.calibration import FEWEST
+from engram.errors import DataError, UsageError
+from engram.model.held_out import MIN_CALIBRATION, Accuracy, calibration_error
 from engram.model.model import Model
 from engram.progress import SILENT, Progress
+from engram.text import printable
 
-BATCH = 64
+BATCH = 64  # images that `predict` has in memory
+EVALUATION_BATCH = 500
 
 
 @dataclass(frozen=True)
 class ClassProbability:
-    """A class, and how likely the model thinks it is."""
+    """A class and its probability."""
 
     name: str
     probability: float
@@ -31,7 +35,7 @@ class ClassProbability:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one picture, likeliest first. Rejected: it is probably none of them."""
+    """The most likely classes of an image, most likely first. Rejected: it is probably none of them."""
 
     path: Path
     top: tuple[ClassProbability, ...]
@@ -46,70 +50,198 @@ def predict(
     reject: float | None = None,
     progress: Progress = SILENT,
 ) -> Iterator[Prediction | SkippedFile]:
-    """What a model says of each picture, in order, or why it cannot be read. A few are in memory at a time.
+    """The prediction for each image, in order, or why it cannot be read. A few images are in memory at a time.
 
-    With `reject`, a picture whose likeliest class is less probable than that is said to be none of them. This needs a
-    calibrated model.
+    With `reject`, an image whose most likely class has a lower probability is rejected. This needs a calibrated model.
     """
-    if model.image_size is None:
-        raise UsageError("This model has learned vectors, not pictures. Ask it from Python.")
-    _check(top, reject)
+    size = _image_size(model)
+    _check_top(top)
+    if reject is not None and not 0 <= reject <= 1:
+        raise UsageError(f"The probability below which an image is rejected must lie between 0 and 1; found {reject}.")
     if reject is not None and not model.is_calibrated:
         raise UsageError(
             "This model's probabilities were never calibrated, so no image can be rejected by them. Calibration needs "
-            f"{FEWEST} held-out images, of classes with at least two: teach it more images."
+            f"{MIN_CALIBRATION} held-out images, of classes with at least two: teach it more images."
         )
-    return _predictions(model, paths, model.image_size, top, reject, progress)
+    return _predictions(model, paths, size, top, 0.0 if reject is None else reject, progress)
 
 
 def _predictions(
-    model: Model, paths: Sequence[Path], size: int, top: int, reject: float | None, progress: Progress
+    model: Model, paths: Sequence[Path], size: int, top: int, reject: float, progress: Progress
 ) -> Iterator[Prediction | SkippedFile]:
     with progress.phase("predict", len(paths)) as phase:
         outcomes = zip(paths, decode_files(paths, size), strict=True)
         while batch := list(itertools.islice(outcomes, BATCH)):
             images = [image for _, image in batch if isinstance(image, Tensor)]
-            answers = iter(top_classes(model, torch.stack(images), top) if images else [])
+            found = iter(top_classes(model, torch.stack(images), top) if images else [])
             for path, outcome in batch:
                 if isinstance(outcome, SkippedFile):
                     yield outcome
                 else:
-                    best = next(answers)
-                    yield Prediction(path, best, reject is not None and best[0].probability < reject)
+                    best = next(found)
+                    yield Prediction(path, best, best[0].probability < reject)
                 phase.advance()
 
 
 def top_classes(model: Model, inputs: Tensor, top: int = 5) -> list[tuple[ClassProbability, ...]]:
-    """The `top` likeliest classes of each raw input, likeliest first; of equal ones the one learned first."""
-    _check(top)
-    probabilities = model.probabilities(inputs)
-    best = probabilities.sort(dim=1, descending=True, stable=True)
+    """The `top` most likely classes of each raw input; of equal ones the one learned first."""
+    _check_top(top)
+    best = model.probabilities(inputs).sort(dim=1, descending=True, stable=True)
+    rows = zip(best.values[:, :top].tolist(), best.indices[:, :top].tolist(), strict=True)
     return [
-        tuple(
-            ClassProbability(model.names[class_index], float(value))
-            for value, class_index in zip(values, class_indices, strict=True)
-        )
-        for values, class_indices in zip(best.values[:, :top].tolist(), best.indices[:, :top].tolist(), strict=True)
+        tuple(ClassProbability(model.names[index], value) for value, index in zip(values, indices, strict=True))
+        for values, indices in rows
     ]
 
 
-def _check(top: int, reject: float | None = None) -> None:
-    """Refuse what is no number of classes, and what is no probability."""
-    if top < 1:
-        raise UsageError(f"At least the likeliest class is told; found {top}.")
-    if reject is not None and not 0 <= reject <= 1:
-        raise UsageError(f"The probability below which a picture is none of the classes is 0 to 1; found {reject}.")
-
-
 def find_images(arguments: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
-    """The pictures that files and folders name, and what was left out: a file is taken as it is, a folder searched."""
-    pictures: list[Path] = []
+    """The images that files and folders name, and the skipped files. A file is taken as it is, a folder searched."""
+    images: list[Path] = []
     skipped: list[SkippedFile] = []
     for argument in arguments:
-        if os.path.isdir(argument):  # what may not be looked at is none, and is told of when it is opened
+        if os.path.isdir(argument):  # one without permission is none, and fails when it is opened
             found, others = images_below(argument)
-            pictures += found
+            images += found
             skipped += others
         else:
-            pictures.append(argument)
-    return pictures, skipped
+            images.append(argument)
+    return images, skipped
+
+
+def _check_top(top: int) -> None:
+    if top < 1:
+        raise UsageError(f"The number of classes to predict must be at least 1; found {top}.")
+
+
+def _image_size(model: Model) -> int:
+    if model.image_size is None:
+        raise UsageError("This model has learned vectors, not images. Use it from Python.")
+    return model.image_size
+
+
+@dataclass(frozen=True)
+class UnknownClass:
+    """A class of the evaluated folder that the model does not know; its images are counted, but not classified."""
+
+    name: str
+    images: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Evaluation:
+    """The result of `evaluate`. In the confusion matrix, rows are true classes and columns are predicted ones."""
+
+    names: tuple[str, ...]  # all classes of the model, in the order of the matrix
+    confusion: Tensor  # int64 (K, K)
+    error_uncalibrated: float  # expected calibration error of the softmax of the scores
+    error_calibrated: float  # and of the model's calibrated probabilities
+    skipped: tuple[SkippedFile, ...]
+    unknown: tuple[UnknownClass, ...] = ()  # classes that the model does not know; not part of any other number here
+
+    @property
+    def images(self) -> int:
+        """How many images were classified."""
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """The share of correct predictions."""
+        return self._overall.value
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the accuracy."""
+        return self._overall.interval
+
+    @property
+    def _overall(self) -> Accuracy:
+        return Accuracy(int(self.confusion.trace()), self.images)
+
+    @property
+    def mean_accuracy(self) -> float:
+        """The mean of the accuracies of the classes that occurred, so that each class counts the same."""
+        accuracies = [accuracy for accuracy in self.per_class() if accuracy is not None]
+        return sum(accuracies) / len(accuracies)
+
+    def per_class(self) -> list[float | None]:
+        """Recall of each class: the share of its images that was recognised; None without images."""
+        return self._shares(1)
+
+    def precision(self) -> list[float | None]:
+        """Precision of each class: the share of predictions of it that was correct; None without predictions."""
+        return self._shares(0)
+
+    def _shares(self, dim: int) -> list[float | None]:
+        pairs = zip(self.confusion.diagonal().tolist(), self.confusion.sum(dim=dim).tolist(), strict=True)
+        return [correct / total if total else None for correct, total in pairs]
+
+    def mistakes(self) -> list[tuple[str, str, int]]:
+        """(true class, predicted class, count), most frequent first."""
+        wrong = self.confusion.clone().fill_diagonal_(0)
+        pairs = [(self.names[row], self.names[column], int(wrong[row, column])) for row, column in wrong.nonzero()]
+        return sorted(pairs, key=lambda pair: -pair[2])
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers as plain values."""
+        counts = self.confusion.sum(dim=1).tolist()
+        rows = zip(self.names, counts, self.per_class(), self.precision(), strict=True)
+        return {
+            "images": self.images,
+            "accuracy": self.accuracy,
+            "interval": list(self.interval),
+            "mean_accuracy": self.mean_accuracy,
+            "classes": [
+                {"name": name, "images": count, "accuracy": accuracy, "precision": precision}
+                for name, count, accuracy, precision in rows
+            ],
+            "unknown": [asdict(each) for each in self.unknown],
+            "confusion": self.confusion.tolist(),
+            "calibration_error": self.error_calibrated,
+            "calibration_error_uncalibrated": self.error_uncalibrated,
+            "skipped": [file.to_json() for file in self.skipped],
+        }
+
+
+def evaluate(model: Model, source: Path, progress: Progress = SILENT) -> Evaluation:
+    """Classify the images of a folder with one sub-folder per class, or of a CSV list, and compare with the labels.
+
+    Classes that the model does not know are reported in `unknown`; their images are not classified.
+    """
+    size = _image_size(model)
+    found, unknown = _split(scan(source, progress), model)
+    images = read_images(found, size, progress)
+    samples = images.samples
+    class_indices = torch.tensor([model.class_index(name) for name in found.class_names])[samples.labels]
+    parts = []
+    with progress.phase("evaluate", len(samples)) as phase:
+        for positions in torch.arange(len(samples)).split(EVALUATION_BATCH):
+            parts.append(model.scores(samples.batch(positions)))
+            phase.advance(len(positions))
+    scores, classes = torch.cat(parts), len(model.names)
+    cells = torch.bincount(class_indices * classes + scores.argmax(dim=1), minlength=classes**2)
+    return Evaluation(
+        names=model.names,
+        confusion=cells.reshape(classes, classes),
+        error_uncalibrated=calibration_error(torch.softmax(scores, dim=1), class_indices),
+        error_calibrated=calibration_error(model.calibrated(scores), class_indices),
+        skipped=(*found.skipped, *images.unreadable),
+        unknown=unknown,
+    )
+
+
+def _split(found: LabelledFiles, model: Model) -> tuple[LabelledFiles, tuple[UnknownClass, ...]]:
+    """The images of classes that the model knows, and the classes that it does not know."""
+    images = Counter(found.class_names[label] for label in found.labels)
+    unknown = tuple(UnknownClass(name, images[name]) for name in found.class_names if name not in model.names)
+    known = tuple(name for name in found.class_names if name in model.names)
+    if not known:
+        raise DataError(
+            f"The model knows none of the classes in {printable(found.source)}: "
+            f"{', '.join(printable(each.name) for each in unknown[:5])}{', …' if len(unknown) > 5 else ''}. "
+            f"It knows: {', '.join(map(printable, model.names[:20]))}{', …' if len(model.names) > 20 else ''}. "
+            "Use the same names, or teach the model these classes first."
+        )
+    label_of = {name: label for label, name in enumerate(known)}
+    named = [(path, found.class_names[label]) for path, label in zip(found.paths, found.labels, strict=True)]
+    paths, labels = zip(*((path, label_of[name]) for path, name in named if name in label_of), strict=True)
+    return replace(found, class_names=known, paths=paths, labels=labels), unknown

@@ -1,8 +1,9 @@
-"""What a person should know about the images of an update: classes of one image, unequal classes, near-duplicates."""
+"""Warnings about the images of an update: classes of one image, unequal classes, near-duplicates across classes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from torch.nn import functional as F
 
@@ -12,41 +13,39 @@ from engram.text import printable
 
 UNEQUAL = 10  # times as many images of one class as of another
 # The cosine between the features of two images, in a pretrained network, above which they are nearly the same image:
-# among 40 classes of Caltech-101 no two images of different classes have more than .79.
+# among 40 classes of Caltech-101 no two images of different classes exceed .79.
 NEAR_DUPLICATE = 0.95
 LISTED = 5
 
 
-def warning_signs(learner: Learner, plan: UpdatePlan, kept: MemorySources, paths: Sequence[str]) -> tuple[str, ...]:
+def warning_signs(learner: Learner, plan: UpdatePlan, kept: MemorySources, paths: Sequence[Path]) -> tuple[str, ...]:
     """A sentence each. `paths` name the samples of the update; `kept` says where each stored feature came from."""
-    return tuple((*_sizes(plan), *_near_duplicates(learner, plan, kept, paths)))
+    return tuple((*_class_sizes(plan), *_near_duplicates(learner, plan, kept, paths)))
 
 
-def _sizes(plan: UpdatePlan) -> Iterator[str]:
+def _class_sizes(plan: UpdatePlan) -> Iterator[str]:
     if len(plan.names) == 1:
-        yield "The model knows one class only, and so gives it for any image. Teach it a second one."
+        yield "The model knows only one class, and so predicts it for any image. Teach it a second one."
     single = [name for name, count in plan.new.items() if count == 1]
     if single:
-        yield f"One image only: {_listed(single)}. Give at least five of a class."
+        others = f" and {len(single) - LISTED} more" if len(single) > LISTED else ""
+        yield f"Only one image: {', '.join(map(printable, single[:LISTED]))}{others}. Give at least five of a class."
     counts = {name: count for name, count in {**plan.new, **plan.more}.items() if count}
     most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     if counts[most] >= UNEQUAL * counts[fewest]:
-        yield (
-            f"Classes are very unequal: {counts[most]} images of {printable(most)}, {counts[fewest]} of {printable(fewest)}. "
-            "Small classes are recognised less reliably."
-        )
+        sizes = f"{counts[most]} images of {printable(most)}, {counts[fewest]} of {printable(fewest)}"
+        yield f"Classes are very unequal: {sizes}. Small classes are recognised less reliably."
 
 
-def _near_duplicates(learner: Learner, plan: UpdatePlan, kept: MemorySources, paths: Sequence[str]) -> Iterator[str]:
+def _near_duplicates(learner: Learner, plan: UpdatePlan, kept: MemorySources, paths: Sequence[Path]) -> Iterator[str]:
     """Images of the update whose features are almost those of an image of another class."""
     memory, sources = learner.memory.features, kept.features
     if not learner.is_pretrained or len(learner.shape_) != 3 or not len(memory):
         return
-    # Some networks give all images much the same features: only what is left without their mean tells them apart.
+    # Some networks give all images similar features; without their mean they differ.
     rows, class_indices = F.normalize(memory.rows - memory.rows.mean(0)), memory.class_indices
-    arrived = (sources >= 0).nonzero().squeeze(1)
     found: dict[frozenset[int], tuple[int, int]] = {}  # two classes -> two rows
-    for some in arrived.split(1024):
+    for some in (sources >= 0).nonzero().squeeze(1).split(1024):
         cosines = rows[some] @ rows.T  # (r, n)
         cosines[class_indices[some][:, None] == class_indices] = -1
         nearest = cosines.max(1)
@@ -60,11 +59,5 @@ def _near_duplicates(learner: Learner, plan: UpdatePlan, kept: MemorySources, pa
 
     for row, other in list(found.values())[:LISTED]:
         yield f"Nearly the same image in two classes: {named(row)} and {named(other)}. Is one of them mislabelled?"
-    if len(found) > LISTED:
-        yield f"Nearly the same image in two classes: {len(found) - LISTED} more pairs of classes."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(printable, names[:LISTED])) + (
-        f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    )
+    if (others := len(found) - LISTED) > 0:
+        yield f"Nearly the same image in two classes: {others} more {'pair' if others == 1 else 'pairs'} of classes."

@@ -1,4 +1,4 @@
-"""Labels of any kind as the names of a model's classes, and back: names are texts, `Metadata.labels` says what for."""
+"""Labels of any type as the names of a model's classes, and back: `Metadata.labels` records their type."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engram.errors import DataError
-from engram.model.model import Model
+from engram.model import Model
 
 Array = NDArray[Any]
 Kind = Literal["text", "int", "float", "bool"]
 
 KINDS: dict[str, Kind] = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "text", "O": "text", "T": "text"}
-SPOKEN: dict[Kind, str] = {"text": "texts", "int": "whole numbers", "float": "floats", "bool": "True and False"}
+TYPE_NAMES: dict[Kind, str] = {"text": "texts", "int": "whole numbers", "float": "floats", "bool": "True and False"}
 
 
 def kind_of(labels: Array, before: Kind | None) -> Kind:
-    """What labels are, which must be what those before were, if there were any."""
+    """The type of labels, which must be that of earlier ones, if there were any."""
     kind = KINDS.get(labels.dtype.kind)
     if kind is None or (labels.dtype.kind == "O" and not all(isinstance(label, str) for label in labels)):
         raise DataError(f"Unknown label type: {labels.dtype}. Labels must be texts, numbers or bools, all of one kind.")
     if labels.dtype.kind == "u" and len(labels) and labels.max() > np.iinfo(np.int64).max:
         raise DataError(f"Labels must be less than 2^63; found {labels.max()}.")
     if before is not None and kind != before:
-        raise DataError(f"Some labels are {SPOKEN[before]}, others {SPOKEN[kind]}. Convert them before.")
+        raise DataError(f"Some labels are {TYPE_NAMES[before]}, others {TYPE_NAMES[kind]}. Convert them before.")
     return kind
 
 
@@ -47,7 +47,7 @@ def values_of(names: Sequence[str], kind: Kind) -> Array:
 
 
 def kind_of_names(model: Model) -> Kind:
-    """What all names of a saved model stand for: texts, once it was taught or renamed otherwise than from here."""
+    """The type of a saved model's labels: text, if other names were added by `engram learn` or `rename`."""
     kind, names = model.metadata.labels, [*model.names, *model.metadata.announced]
     try:
         return kind if names_of(values_of(names, kind), kind) == names else "text"

@@ -1,0 +1,218 @@
+"""How good a model is on held-out images: accuracy with its interval, and calibrated probabilities.
+
+The stored features of images that no network was trained on are scored by classifiers fitted without them
+(leave-one-out). With a frozen network this is the accuracy on new images over all classes, although no old image is
+stored. If the network changed after a feature was stored, that feature was adapted, and the result is an estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple, Self
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from engram.methods import Learner, MemorySources, decide
+
+Z = 1.959964  # standard deviations of a normal distribution within which 95 % lie
+MIN_FEATURES = 2  # of a class: a single one cannot be left out
+MAX_FALL = 0.1  # of the accuracy on old classes; an update with a larger one is rejected
+BINS = 15  # of the expected calibration error
+# Held-out images below which a temperature is mostly noise. With ten (two classes of five photos each) the expected
+# calibration error falls from .29 to .10, the mean of 60 draws from twelve classes.
+MIN_CALIBRATION = 10
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e5  # LDA's scores on unit vectors are in the thousands
+BISECTIONS = 50
+
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Correct predictions on images that the model was not trained on; `total` is at least 1."""
+
+    correct: int
+    total: int
+
+    @property
+    def value(self) -> float:
+        """The share of correct predictions."""
+        return self.correct / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval."""
+        return interval(self.correct, self.total)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        images = "photo" if self.total == 1 else "photos"
+        return f"{self.value:.3f} ({low:.3f} to {high:.3f}, {self.total:,} {images})"
+
+
+def interval(correct: int, total: int) -> tuple[float, float]:
+    """The 95 % confidence interval of `correct / total` (Agresti and Coull, 1998).
+
+    Near 1, where accuracies often are, it is wider than Wilson's and covers more often than its nominal level.
+    """
+    n = total + Z**2
+    share = (correct + Z**2 / 2) / n
+    margin = Z * math.sqrt(share * (1 - share) / n)
+    return max(0.0, share - margin), min(1.0, share + margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """The temperature of a model's probabilities, found on held-out images."""
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = STRICT
+    temperature: Annotated[float, Field(gt=0)] = 1.0  # divides the scores before the softmax
+    images: Count = 0  # held out; with none, the temperature is the last one found
+    error_before: Share | None = None  # expected calibration error with the previous temperature
+    error_after: Share | None = None  # and with this one
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutCounts:
+    """The held-out features of each class, by class index, and how many of them are classified correctly."""
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="forbid")
+    correct: tuple[int, ...] = ()
+    total: tuple[int, ...] = ()
+    estimated: bool = False  # whether features were adapted since they were stored
+
+    def accuracy(self, class_indices: Collection[int] | None = None) -> Accuracy | None:
+        """Over all classes or some; None without held-out features."""
+        chosen = range(len(self.total)) if class_indices is None else class_indices
+        total = sum(self.total[class_index] for class_index in chosen)
+        return Accuracy(sum(self.correct[class_index] for class_index in chosen), total) if total else None
+
+    @property
+    def classes(self) -> int:
+        """How many classes have held-out features."""
+        return sum(count > 0 for count in self.total)
+
+
+class HeldOutScores(NamedTuple):
+    """The scores of held-out features, by classifiers fitted without them."""
+
+    scores: Tensor  # (n, K)
+    class_indices: Tensor  # (n,): the true classes
+
+    @classmethod
+    def of(cls, learner: Learner) -> Self | None:
+        """The leave-one-out scores of a learner's stored features; None if it stores none that are held out."""
+        memory, classifier = learner.memory.features, learner.classifier_
+        if classifier is None or memory.held_out is None or len(memory.counts) != len(learner.classes_):
+            return None
+        class_indices = memory.class_indices
+        rows = (memory.held_out & (memory.counts[class_indices] >= MIN_FEATURES)).nonzero().squeeze(1)
+        if not len(rows) or len(memory.counts) < 2:
+            return None
+        return cls(classifier.held_out_scores(memory.rows, class_indices, rows), class_indices[rows])
+
+
+def assess(
+    found: HeldOutScores | None, classes: int, before: Calibration, *, estimated: bool
+) -> tuple[HeldOutCounts, Calibration]:
+    """The counts of each class and the calibration that held-out scores give; without any, the old temperature."""
+    if found is None:
+        nothing = HeldOutCounts(correct=(0,) * classes, total=(0,) * classes, estimated=estimated)
+        return nothing, Calibration(temperature=before.temperature)
+    correct = found.class_indices[found.scores.argmax(1) == found.class_indices]
+    counts = HeldOutCounts(
+        correct=tuple(torch.bincount(correct, minlength=classes).tolist()),
+        total=tuple(torch.bincount(found.class_indices, minlength=classes).tolist()),
+        estimated=estimated,
+    )
+    return counts, calibrate(found.scores, found.class_indices, before)
+
+
+def calibrate(scores: Tensor, class_indices: Tensor, before: Calibration) -> Calibration:
+    """Fit the temperature to held-out scores (n, K); with too few of them, keep the one before.
+
+    The temperature always comes from these scores: classifiers differ in scale, and where every prediction is correct
+    any low temperature would look perfect. Its error is measured on halves, each with the temperature of the other.
+    """
+    n = len(class_indices)
+    if n < MIN_CALIBRATION:
+        return Calibration(temperature=before.temperature)
+    halves = torch.arange(n) % 2 == 0
+    probabilities = torch.empty_like(scores, dtype=torch.float64)
+    for part in (halves, ~halves):
+        temperature = fit_temperature(scores[~part], class_indices[~part])
+        probabilities[part] = torch.softmax(scores[part].double() / temperature, dim=1)
+    return Calibration(
+        temperature=fit_temperature(scores, class_indices),
+        images=n,
+        error_before=calibration_error(torch.softmax(scores.double() / before.temperature, dim=1), class_indices),
+        error_after=calibration_error(probabilities, class_indices),
+    )
+
+
+def fit_temperature(scores: Tensor, class_indices: Tensor) -> float:
+    """The temperature that maximises the likelihood of the classes (n,) given scores (n, K) (Guo et al., 2017).
+
+    Targets are smoothed as Platt does, since the next sample may be the first mistake.
+    """
+    scores = scores.double()
+    n, classes = scores.shape
+    if classes == 1:
+        return 1.0
+    targets = torch.full_like(scores, 1 / ((n + 2) * (classes - 1)))
+    targets[torch.arange(n), class_indices] = (n + 1) / (n + 2)
+    low, high = math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        probabilities = torch.softmax(scores / math.exp(middle), dim=1)
+        slope = float(
+            ((targets - probabilities) * scores).sum()
+        )  # of the likelihood along 1 / T, in which it is concave
+        low, high = (low, middle) if slope > 0 else (middle, high)
+    return math.exp((low + high) / 2)
+
+
+def calibration_error(probabilities: Tensor, class_indices: Tensor, bins: int = BINS) -> float:
+    """The expected calibration error: |accuracy − confidence|, averaged over bins of confidence by their samples."""
+    confidence, predicted = probabilities.double().max(dim=1)
+    correct = (predicted == class_indices).double()
+    which = (confidence * bins).long().clamp(max=bins - 1)  # (n,)
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, which, correct - confidence)
+    return float(gaps.abs().sum() / len(class_indices))
+
+
+def mark_held_out(learner: Learner, sources: MemorySources, before: Tensor | None, arrived: Tensor) -> None:
+    """Mark the stored features of images that no network was trained on.
+
+    `before` (bool) marks those of the memory before the update (None: unknown), `arrived` (bool, (n,)) the samples of
+    the update. `sources` says where each stored feature came from. Exemplars do not count if they will be replayed.
+    """
+    memory, origins = learner.memory_, sources.features
+    if not len(memory.features):
+        return
+    if replays(learner):
+        arrived = arrived.clone()
+        arrived[sources.images[sources.images >= 0]] = False
+    earlier = before if before is not None else torch.zeros(int(-origins.min().clamp(max=0)), dtype=torch.bool)
+    marks = torch.cat([arrived, earlier.flip(0)])[origins]  # a negative source counts from the end
+    learner.memory_ = type(memory)(memory.features.marked(marks), memory.images)
+
+
+def replays(learner: Learner) -> bool:
+    """Whether later updates train the network, and so on the exemplars."""
+    decided = decide(learner.tune, (), first=False, pretrained=learner.is_pretrained)
+    return decided is not None and decided.tunes
+
+
+def falls_sharply(before: Accuracy | None, after: Accuracy | None) -> bool:
+    """Whether accuracy has fallen by more than a little, and by more than chance."""
+    if before is None or after is None:
+        return False
+    return before.value - after.value > MAX_FALL and after.interval[1] < before.interval[0]
