@@ -79,8 +79,8 @@ def test_weights_that_a_new_model_can_start_from(command, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["model.pt"], 2, "There are: .onnx (the whole model), .npz (the stored vectors and labels), .safetensors"),
-        (["mine.npz"], 2, "mine.npz is there already. Name another file, or overwrite it with --overwrite."),
+        (["model.pt"], 2, "There are: .onnx (the whole model), .npz (the stored features and labels), .safetensors"),
+        (["mine.npz"], 2, "mine.npz exists already. Name another file, or overwrite it with --overwrite."),
         (["new.npz", "--generation", "7"], 2, "There is no generation 7 in "),
         (["/proc/nothing/new.npz"], 1, "The folder /proc/nothing cannot be made"),
     ],

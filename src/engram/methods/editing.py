@@ -69,7 +69,7 @@ def _regroup(learner: Learner, groups: Sequence[Sequence[int]]) -> None:
 
 
 def _regrouped(memory: Kind, vectors: Tensor, held_out: Tensor, groups: Sequence[Sequence[int]], limit: int) -> Kind:
-    """The rows of each group, `limit` of a merged one, herded by their `vectors`; `held_out` rows (bool, (n,)) stay so."""
+    """The rows of each group, `limit` of a merged one, herded by `vectors`; `held_out` rows (bool, (n,)) stay so."""
     if not len(memory.counts):
         return memory
     rows_of = torch.arange(len(memory)).split(memory.counts.tolist())

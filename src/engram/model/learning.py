@@ -208,7 +208,7 @@ def train_update(
 def _train_and_absorb(
     learner: Learner, samples: Samples, options: LearnOptions, tuning: Tuning, progress: Progress
 ) -> tuple[MemorySources, Tensor, Adaptation | None]:
-    """Absorb all samples, after training on those not held out: the sources of the memory, which were held out (bool)."""
+    """Train on samples that are not held out, and absorb all: where the memory comes from, and which were held out."""
     index = learner.tasks_
     if not tuning.tunes and learner.make_classifier() is not None:
         network = learner.network_ or learner.initial_network(samples, progress)
