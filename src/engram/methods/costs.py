@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from engram.data import Samples
 from engram.methods.learner import Learner, Work
@@ -23,17 +22,14 @@ PIXELS = BATCH * 32 * 32  # in a timed step; a few large images tell as much as 
 class Costs:
     """Seconds on this machine, per image or per step of an adapter."""
 
-    first: float  # an image in training without a teacher
-    taught: float  # with one
-    head: float  # an image in training of the head alone, without a teacher
-    extracted: float
+    trained: float  # an image in training
+    extracted: float  # an image through a frozen network
     adapter_step: float
 
     def training(self, work: Work) -> float:
-        """Seconds to train the network, or its head alone."""
-        if work.head_only:
-            return work.trained * (self.head + (self.extracted if work.taught else 0.0))
-        return work.trained * (self.taught if work.taught else self.first)
+        """Seconds to train the network, or its head alone on a frozen extractor."""
+        student = self.extracted if work.head_only else self.trained
+        return work.trained * (student + (self.extracted if work.taught else 0.0))
 
     def absorbing(self, work: Work) -> float:
         """Seconds to extract features and to adapt the stored ones."""
@@ -52,18 +48,13 @@ def measure_costs(
         base = (learner.network_ or learner.initial_network(samples)).to(choose_device(learner.device))
         some = samples.select(torch.arange(min(len(samples), _batch_size(base, samples.shape))))
         batch = some.batch(torch.arange(min(len(some), learner.training.batch_size)))
-        student, only_head = (base.grown(classes, 0, trainable=part).train() for part in (learner.tuned, "head"))
-        teacher = student.frozen()
-        extracted = _fastest(lambda: extract(teacher, some)) / len(some)
+        student = base.grown(classes, 0, trainable=learner.tuned).train()
+        frozen = student.frozen()
+        extracted = _fastest(lambda: extract(frozen, some)) / len(some)
         if not trains:
-            return Costs(0.0, 0.0, 0.0, extracted, 0.0)
-        return Costs(
-            first=_fastest(lambda: _step(student, None, batch)) / len(batch),
-            taught=_fastest(lambda: _step(student, teacher, batch)) / len(batch),
-            head=_fastest(lambda: _step(only_head, None, batch)) / len(batch),
-            extracted=extracted,
-            adapter_step=_fastest(lambda: learner.try_adapter(STEPS, base.dimension, pairs)) / STEPS,
-        )
+            return Costs(0.0, extracted, 0.0)
+        trained = _fastest(lambda: student(batch)[1].square().mean().backward()) / len(batch)
+        return Costs(trained, extracted, _fastest(lambda: learner.try_adapter(STEPS, base.dimension, pairs)) / STEPS)
 
 
 def _batch_size(network: Network, shape: tuple[int, ...]) -> int:
@@ -73,14 +64,6 @@ def _batch_size(network: Network, shape: tuple[int, ...]) -> int:
     pretrained = isinstance(network.extractor, Pretrained)
     pixels = int(network.extractor.input_size) ** 2 if pretrained else shape[0] * shape[1]  # type: ignore[arg-type]
     return max(8, min(BATCH, PIXELS // pixels))
-
-
-def _step(student: Network, teacher: Network | None, batch: Tensor) -> None:
-    _, scores = student(batch)
-    if teacher is not None:
-        with torch.no_grad():
-            teacher(batch)
-    scores.square().mean().backward()
 
 
 def _fastest(work: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ from engram.data.labelled import LabelledImages, read_images, scan
 from engram.data.scanning import SkippedFile
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.features import adapt
-from engram.methods import Learner, MemorySources, Tuning, class_indices_of
+from engram.methods import BudgetError, Learner, MemorySources, Tuning, class_indices_of
 from engram.model.folder import ModelFolder, Writer
 from engram.model.held_out import (
     Accuracy,
@@ -178,6 +178,12 @@ def train_update(
         if tuning.tunes and exemplars and model is not None and not replays(model.learner):
             marks = None  # the network was trained on exemplars that were held out, and their features are not known
         mark_held_out(learner, sources, marks, held_out)
+        stored = learner.memory.nbytes
+        if plan.budget is not None and stored > plan.budget:  # the method has predicted too little
+            raise BudgetError(
+                f"The method '{learner.name}' stored {stored:,} bytes instead of {plan.memory_bytes:,}; the budget "
+                f"is {plan.budget:,}. Nothing was published. Correct its features_limit or images_limit."
+            )
         estimated = before.held_out_counts.estimated or (tuning.tunes and index > 0)
         scores = HeldOutScores.of(learner) or _head_scores(learner, samples.select(held_out.nonzero().squeeze(1)))
         counts, calibration = assess(scores, len(plan.names), before.calibration, estimated=estimated)
