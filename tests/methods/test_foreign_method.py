@@ -18,8 +18,7 @@ from models_made import draw
 ROOT = Path(__file__).parents[2]
 FEATURE = 64 * 4  # bytes, of the network "small" and of digits
 SUITE = """
-from engram.experiments.suites import SUITES
-from engram.experiments.suites.suite import Suite, Variant
+from engram.experiments.suites import SUITES, Suite, Variant
 
 SUITES["foreign"] = Suite(
     summary="means and features",

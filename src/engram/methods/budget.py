@@ -130,7 +130,7 @@ def fit_update(learner: Learner, arriving: Tensor, budget: int, samples: Samples
         return learner.features_bytes(count_stored(learner.memory.features.counts, arriving, per_class), dimension)
 
     fitting = largest(size, budget - images, limit)
-    chosen = {"features_per_class": fitting} if "features_per_class" in learner.settings() else {}
+    chosen = {"features_per_class": fitting} if limit and "features_per_class" in learner.settings() else {}
     if images > budget or (limit and fitting < (1 if chosen else limit)):
         raise _too_small(learner, budget, len(arriving), images, size(1 if chosen else limit) if limit else 0, samples)
     return chosen
