@@ -28,9 +28,10 @@ USUAL = (
     *("adapter", "extraction", "after_training", "growth"),
 )
 EXTRA = ("svm_1000_classes",)  # python benchmarks/speed/all.py svm_1000_classes
-INTRODUCTION = """`make bench` runs the scripts of `benchmarks/speed/` and writes this file; one of them alone is
-`python benchmarks/speed/all.py NAME`. Both sides of a line run in one process, in turns, on the same data; what is
-measured is the median over rounds of their ratio. ENGRAM_DATA names the folder of CIFAR-100."""
+INTRODUCTION = """`make bench` runs the scripts of `benchmarks/speed/` and writes this file; `python
+benchmarks/speed/all.py NAME` runs one of them. Both sides of a line run in one process, in turns, on
+the same data; the measurement is the median over rounds of their ratio. `ENGRAM_DATA` is the folder of
+CIFAR-100."""
 
 
 def main() -> None:
