@@ -49,8 +49,8 @@ ALL_TEN = {
     "gamma-icarl, 20 images": TEN / "gamma-icarl",
     "**hybrid**, 20 images and 250 features, adapters of 240 steps": TEN / "hybrid",
     "**engram** (ours), 250 features, no images": TEN / "engram",
-    "... never held": TEN / "engram-never-held",
-    "... never held, float32, another machine": TEN / "engram-never-held-float32",
+    "... no weight averaging": TEN / "engram-never-held",
+    "... no weight averaging, float32, another machine": TEN / "engram-never-held-float32",
 }
 DIGITS = [
     *(
@@ -69,7 +69,7 @@ DIGITS = [
         "**engram** (ours, no images)",
         "lucir",
         "**hybrid**",
-        "joint (keeps every image)",
+        "joint (stores every image)",
     ),
 ]
 
