@@ -13,13 +13,12 @@ from engram.errors import EngramError, UsageError, not_installed
 from engram.text import printable
 
 TOKEN = "ENGRAM_TOKEN"
+Host = Annotated[str, typer.Option(help="Address to listen at. Any but a loopback address needs a token.")]
 
 
 def serve(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder; the first update creates it.")],
-    host: Annotated[str, typer.Option(help="Address to listen at. Any but a loopback address needs a token.")] = (
-        "127.0.0.1"
-    ),
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8000,
     token_file: Annotated[
         Path | None, typer.Option(metavar="F", help=f"File with the token that clients must send. Or set {TOKEN}.")

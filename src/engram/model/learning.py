@@ -178,19 +178,13 @@ def train_update(
         if tuning.tunes and exemplars and model is not None and not replays(model.learner):
             marks = None  # the network was trained on exemplars that were held out, and their features are not known
         mark_held_out(learner, sources, marks, held_out)
-        stored = learner.memory.nbytes
-        if plan.budget is not None and stored > plan.budget:  # the method has predicted too little
-            raise BudgetError(
-                f"The method '{learner.name}' stored {stored:,} bytes instead of {plan.memory_bytes:,}; the budget "
-                f"is {plan.budget:,}. Nothing was published. Correct its features_limit or images_limit."
-            )
+        _check_budget(plan)
         estimated = before.held_out_counts.estimated or (tuning.tunes and index > 0)
         scores = HeldOutScores.of(learner) or _head_scores(learner, samples.select(held_out.nonzero().squeeze(1)))
         counts, calibration = assess(scores, len(plan.names), before.calibration, estimated=estimated)
-    arrived, seen = {**plan.new, **plan.more}, [*before.seen, *([0] * len(plan.new))]
     metadata = replace(
         before,
-        seen=tuple(count + arrived.get(name, 0) for name, count in zip(plan.names, seen, strict=True)),
+        seen=_seen(plan, before),
         budget=plan.budget,
         features_per_class=plan.features_per_class,
         calibration=calibration,
@@ -209,6 +203,22 @@ def train_update(
     if not options.force and (reason := _rejection(trained, before.held_out_counts, options.at_least)):
         raise UpdateRejected(f"The update was not published: {reason}", trained.class_accuracies, trained.warnings)
     return trained
+
+
+def _seen(plan: UpdatePlan, before: Metadata) -> tuple[int, ...]:
+    """How many images of each class were ever learned."""
+    arrived, seen = {**plan.new, **plan.more}, [*before.seen, *([0] * len(plan.new))]
+    return tuple(count + arrived.get(name, 0) for name, count in zip(plan.names, seen, strict=True))
+
+
+def _check_budget(plan: UpdatePlan) -> None:
+    """Refuse an update that is larger than its budget: the method has predicted too little."""
+    stored = plan.learner.memory.nbytes
+    if plan.budget is not None and stored > plan.budget:
+        raise BudgetError(
+            f"The method '{plan.learner.name}' stored {stored:,} bytes instead of {plan.memory_bytes:,}; the budget "
+            f"is {plan.budget:,}. Nothing was published. Correct its features_limit or images_limit."
+        )
 
 
 def _train_and_absorb(

@@ -100,9 +100,8 @@ class Training:
 
         Training resumes from the last checkpoint, on a CPU to the same bits. Each rank gets its share of every batch.
         """
-        optimiser = uncompiled(torch.optim.SGD)(
-            network.parameters(), self.learning_rate, self.momentum, weight_decay=self.weight_decay, fused=True
-        )
+        sgd = uncompiled(torch.optim.SGD)
+        optimiser = sgd(network.parameters(), momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
         first = _resume(network, optimiser, checkpoints)
         per_epoch, device = self.batches_per_epoch(samples), network.mean.device
         with (
@@ -120,9 +119,9 @@ class Training:
                     optimiser.param_groups[0]["lr"] = learning_rate
                     optimiser.zero_grad()
                     share = parallel.share(len(positions))
-                    targets = class_indices[positions[share.rows]]  # as many as inputs
                     with _explain_single_sample(), seeded(seed, "forward", task, epoch, number, share.rows.start):
-                        value = step(inputs.to(device), targets.to(device), share.weight)  # dropout may draw
+                        targets = class_indices[positions[share.rows]].to(device)
+                        value = step(inputs.to(device), targets, share.weight)
                     value.backward()
                     if self.gradient_noise:
                         self._add_noise(network, len(positions), epoch, generator(seed, "noise", task, epoch, number))
@@ -133,9 +132,7 @@ class Training:
                 running.tell(epoch=epoch + 1, loss=sum(losses) / len(losses), learning_rate=learning_rate)
                 if checkpoints is not None and epoch + 1 < self.epochs:
                     checkpoints.save(functools.partial(_state, network, optimiser, epoch + 1))
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in network.parameters()):
-            raise TrainingError(f"A weight is not finite after task {task + 1}. {NOT_COMMITTED}")
-        network.eval()
+        _check_weights(network.eval(), task)
 
     def learning_rate_at(self, step: int, steps: int) -> float:
         """The learning rate at a step, from 0, out of `steps`."""
@@ -210,6 +207,11 @@ def _explain_single_sample() -> Iterator[None]:
             "The batch norms of this network need more than one value per channel, and a batch of one sample gives "
             "one. The task was not committed. Use a larger batch size, more samples, or another network."
         ) from error
+
+
+def _check_weights(network: Network, task: int) -> None:
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in network.parameters()):
+        raise TrainingError(f"A weight is not finite after task {task + 1}. {NOT_COMMITTED}")
 
 
 def _checked(loss: Tensor, network: Network, where: str) -> float:
