@@ -162,8 +162,7 @@ def train_update(
 ) -> TrainedUpdate:
     """The model that follows from these samples, and how good it is on held-out ones; UpdateRejected if too bad.
 
-    If the network is trained, some samples are held out from that. Stored features and classifier come from all.
-    `paths` name the samples in warnings.
+    If the network is trained, some samples are held out from that. `paths` name the samples in warnings.
     """
     learner, index = plan.learner, plan.learner.tasks_
     if plan.trains:
