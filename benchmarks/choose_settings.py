@@ -1,6 +1,7 @@
 """Choose settings on the validation split: several settings of one method, each over the same seeds.
 
-    python benchmarks/choose_settings.py digits -o benchmarks/results/choices-digits.json learning_rate=0.5 learning_rate=0.2,alpha=10
+    python benchmarks/choose_settings.py digits -o benchmarks/results/choices-digits.json \
+        learning_rate=0.5 learning_rate=0.2,alpha=10
 
 Seeds start at 100; reported ones start at 0. Runs that differ only after training share it through `work/`.
 """
