@@ -42,23 +42,23 @@ def main() -> None:
     request, checkpoint = read_json(options.run / "run.json"), RunFolder(options.run).load()
     if checkpoint is None:
         raise SystemExit(f"{options.run} holds no finished task.")
-    data = engram.load(request["dataset"])
-    settings = {name: value for name, value in request["settings"].items() if name not in ("seed", "objective")}
+    data, tasks = engram.load(request["dataset"]), len(checkpoint["measurements"])
+    settings = {name: value for name, value in request["settings"].items() if name != "seed"}
     plan = Plan(
         method=request["method"],
         seed=request["settings"]["seed"],
         validation=options.validation,
-        tasks=checkpoint.tasks,
+        tasks=tasks,
         settings=settings,
     )
     stream, learner = plan.stream(data), plan.learner(data)
-    if stream.fingerprints() != request["tasks"][: checkpoint.tasks]:
+    if stream.fingerprints() != request["tasks"][:tasks]:
         raise SystemExit(f"{options.run} is of other tasks. Was it run with --validation?")
-    learner.restore(checkpoint.learner)
-    images = concatenate(*(task.train.select(rows_of(checkpoint.origins, task.index)) for task in stream.tasks))
+    learner.restore(checkpoint["learner"])
+    images = concatenate(*(task.train.select(rows_of(checkpoint["origins"], task.index)) for task in stream.tasks))
     found = measure(learner, images, concatenate(*(task.test for task in stream.tasks)))
     known = read_json(RESULT) if RESULT.exists() else {}
-    write_json(RESULT, {**known, options.run.name: {"method": request["method"], "tasks": checkpoint.tasks, **found}})
+    write_json(RESULT, {**known, options.run.name: {"method": request["method"], "tasks": tasks, **found}})
     for name, value in found.items():
         print(name, value)
 

@@ -139,7 +139,7 @@ QUICK_FEATURES = ["--set", "adapter_steps=5"]
     ],
     ids=["per class", "in all"],
 )
-def test_images_are_kept_per_class_or_in_all(
+def test_exemplars_are_stored_per_class_or_as_a_total(
     arguments: list[str], settings: tuple[int | None, int | None], kept: int, tmp_path: Path
 ) -> None:
     done = engram("run", *arguments, *QUICK, "--out", "here", "--quiet", cwd=tmp_path)
@@ -168,7 +168,7 @@ def test_images_are_kept_per_class_or_in_all(
     ],
     ids=["features", "both", "the rest"],
 )
-def test_a_budget_chooses_how_much_is_kept_and_says_so(
+def test_a_budget_chooses_and_prints_how_much_is_stored(
     arguments: list[str], said: str, settings: dict[str, int | None], kept: int, tmp_path: Path
 ) -> None:
     quick = ["--epochs", "1", "--classes-per-task", "5", *QUICK_FEATURES]  # all ten classes in two tasks
@@ -232,9 +232,9 @@ def pickled_archive(folder: Path) -> str:
         (
             ["icarl", "--images-per-class", "9", "--images-total", "90"],
             2,
-            "Images are kept per class or as a fixed total: give images_per_class or images_total.",
+            "give images_per_class or images_total",
         ),
-        (["icarl", "--images-total", "1"], 2, "A total of 1 images cannot be shared out among 10 classes. Raise it."),
+        (["icarl", "--images-total", "1"], 2, "images_total=1"),
         (["--set", "objective=lucri"], 2, "There is no objective 'lucri'. Did you mean 'lucir'?"),
         (["--budget", "lots"], 2, "'lots' is no number of bytes. Write 6MB, 500KB or 1.5GB."),
         (["--budget", "2KB"], 2, "A budget of 2,048 bytes is too small: one of each class would be 2,560."),
@@ -280,7 +280,7 @@ def test_bad_input_gets_one_clear_sentence(arguments: list[object], code: int, s
 
 
 @pytest.mark.parametrize("arguments", [["--tasks", "6"], ["--classes-per-task", "0"], ["--budget", "2KB"]])
-def test_what_cannot_be_is_told_before_a_table_is_begun(arguments: list[str], tmp_path: Path) -> None:
+def test_errors_are_reported_before_the_table_starts(arguments: list[str], tmp_path: Path) -> None:
     done = engram("run", *arguments, cwd=tmp_path)
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
@@ -296,7 +296,7 @@ def test_an_output_folder_of_another_run_is_refused_and_left_alone(tmp_path: Pat
     assert (tmp_path / "out" / "result.json").read_bytes() == before
 
 
-def test_ctrl_c_says_how_to_go_on_and_leaves_things_clean(tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_resume_and_leaves_a_clean_folder(tmp_path: Path) -> None:
     arguments = ["run", "features", "--epochs", "2000", "--out", "out"]
     process = subprocess.Popen(
         [sys.executable, "-m", "engram", *arguments],

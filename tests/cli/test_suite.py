@@ -79,7 +79,7 @@ def test_the_suites_are_listed_one_line_each(tmp_path: Path) -> None:
 # Plans
 
 
-def test_a_plan_says_what_would_be_run_how_long_and_how_large_and_runs_nothing(place: Path) -> None:
+def test_a_plan_prints_runs_time_and_memory_and_runs_nothing(place: Path) -> None:
     done = engram("suite", "quality", *QUICK, "--seeds", "3", "--plan", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows, last = done.stdout.splitlines()
@@ -103,7 +103,7 @@ def test_a_plan_as_json_has_the_same_in_bytes_and_seconds(place: Path) -> None:
     assert [path.name for path in place.iterdir()] == ["blobs.npz"]
 
 
-def test_a_plan_counts_what_is_done_already(there: Path) -> None:
+def test_a_plan_counts_finished_runs(there: Path) -> None:
     before = sorted((str(path), path.stat().st_mtime_ns) for path in there.rglob("*"))
     plan = json.loads(engram("suite", "quality", *QUICK, "--out", "here", "--plan", "--json", cwd=there).stdout)
     assert [row["done"] for row in plan["runs"]] == [1, 1]
@@ -158,7 +158,7 @@ def test_only_the_methods_that_are_asked_for_are_run(place: Path) -> None:
     assert len(results(place / "here")) == 2
 
 
-def test_two_jobs_at_the_same_time_give_what_one_gives_and_print_the_same(
+def test_two_jobs_give_and_print_the_results_of_one(
     finished: tuple[Path, subprocess.CompletedProcess[str]], place: Path
 ) -> None:
     folder, one = finished
@@ -172,7 +172,7 @@ def test_two_jobs_at_the_same_time_give_what_one_gives_and_print_the_same(
 # Going on
 
 
-def test_a_suite_that_is_there_is_refused_without_resume_and_gone_on_with(there: Path) -> None:
+def test_an_existing_suite_is_refused_without_resume_and_continued_with_it(there: Path) -> None:
     command = ["suite", "quality", *QUICK, "--out", "here"]
     before = {path: path.stat().st_mtime_ns for path in (there / "here").rglob("*") if path.is_file()}
     again = engram(*command, "--quiet", cwd=there)
@@ -188,7 +188,7 @@ def test_a_suite_that_is_there_is_refused_without_resume_and_gone_on_with(there:
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_says_how_to_go_on_and_the_same_command_with_resume_completes_it(jobs: str, place: Path) -> None:
+def test_ctrl_c_says_how_to_resume_and_resuming_completes_the_suite(jobs: str, place: Path) -> None:
     command = ["suite", "quality", *SLOW, "--out", "here", "--jobs", jobs]
     process = Command(*command, cwd=place, leads=True)
     while not list(place.glob("here/runs/*/*/training.safetensors")):
@@ -209,7 +209,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_with_resume_completes_it(
 STRANGE = "it's $HOME; `id` & more"
 
 
-def test_a_name_that_a_shell_would_take_apart_is_quoted_in_what_is_to_be_typed_next(place: Path) -> None:
+def test_the_suggested_report_command_quotes_the_folder_for_the_shell(place: Path) -> None:
     done = engram("suite", "quality", *QUICK, "--out", STRANGE, "--quiet", cwd=place)
     assert done.returncode == 0, done.stderr
     hint = done.stdout.splitlines()[-1].removeprefix("report: ")
@@ -218,7 +218,7 @@ def test_a_name_that_a_shell_would_take_apart_is_quoted_in_what_is_to_be_typed_n
     assert shlex.split(kept["command"]) == ["engram", "suite", "quality", *QUICK, "--out", STRANGE, "--quiet"]
 
 
-def test_after_ctrl_c_too_the_folders_name_is_quoted_for_the_shell(place: Path) -> None:
+def test_the_suggested_resume_options_quote_the_folder_for_the_shell(place: Path) -> None:
     process = Command("suite", "quality", *SLOW, "--out", STRANGE, cwd=place)
     while not list((place / STRANGE).glob("runs/*/*/training.safetensors")):
         assert process.poll() is None
@@ -233,7 +233,7 @@ def test_after_ctrl_c_too_the_folders_name_is_quoted_for_the_shell(place: Path) 
 # What goes wrong
 
 
-def test_a_suite_with_a_failed_run_prints_the_rest_says_why_and_exits_with_1(there: Path) -> None:
+def test_a_suite_with_a_failed_run_prints_the_others_and_the_reason_and_exits_with_1(there: Path) -> None:
     command = ["suite", "quality", *QUICK, "--out", "here", "--json", "--quiet"]
     folders = {values["method"]: name for name, values in results(there / "here").items()}
     for name in folders.values():
@@ -282,7 +282,7 @@ def test_bad_input_gets_one_clear_sentence(arguments: list[str], code: int, said
 
 
 @pytest.mark.parametrize("arguments", [[], ["alpha", "--seeds", "0"], ["alpha", "--jobs", "0"], ["alpha", "--on", "x"]])
-def test_a_command_that_cannot_be_understood_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
+def test_wrong_usage_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
     done = engram("suite", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert "Usage: engram suite" in done.stderr and "Traceback" not in done.stderr

@@ -76,7 +76,7 @@ def started(machines: list[Machine], *arguments: str) -> list[subprocess.Popen[s
     return commands
 
 
-def test_two_machines_learn_what_one_does_and_only_the_first_writes(machines: list[Machine], tmp_path: Path) -> None:
+def test_two_machines_learn_what_one_does_and_only_rank_0_writes(machines: list[Machine], tmp_path: Path) -> None:
     options = ["run", "features", "--tasks", "2", "--epochs", "3", "--out", "run", "--json"]
     said = [command.communicate(timeout=180) for command in started(machines, *options)]
     assert engram(*options, cwd=tmp_path).returncode == 0
@@ -88,7 +88,7 @@ def test_two_machines_learn_what_one_does_and_only_the_first_writes(machines: li
     assert not list(machines[1].folder.iterdir())
 
 
-def test_both_end_when_the_cable_is_pulled_and_one_goes_on(machines: list[Machine]) -> None:
+def test_both_machines_end_when_the_network_fails_and_one_can_resume(machines: list[Machine]) -> None:
     options = ["run", "features", "--tasks", "1", "--epochs", "80", "--set", "batch_size=8", "--out", "run", "--quiet"]
     commands = started(machines, *options)
     events, limit = machines[0].folder / "run" / "events.jsonl", time.monotonic() + 120

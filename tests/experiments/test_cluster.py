@@ -36,7 +36,7 @@ def worker_processes() -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::_work_on_ray"):
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::_execute_alone"):
                 found += [int(entry.name)] if os.getpid() in ancestors(int(entry.name)) else []
         except OSError:
             continue
@@ -71,7 +71,7 @@ def results(folder: Path) -> dict[str, object]:
         ([{"CPU": 64.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 32.0, "GPU": 4.0}], (4, 1)),
     ],
 )
-def test_a_job_takes_a_gpu_and_the_cores_that_every_node_has_for_one(
+def test_a_run_on_ray_takes_one_gpu_and_its_share_of_the_cores(
     nodes: list[dict[str, float]], taken: tuple[int, int]
 ) -> None:
     assert tuple(workers.resources_per_run(nodes).values()) == taken
@@ -93,7 +93,7 @@ def test_workers_elsewhere_get_absolute_paths(tmp_path: Path, monkeypatch: pytes
     assert workers.absolute(options, replace(run, plan=Plan()))[1].plan == Plan()
 
 
-def test_a_killed_worker_costs_nothing_but_time(data: Path, tmp_path: Path) -> None:
+def test_a_suite_on_ray_has_the_same_results_when_a_worker_is_killed(data: Path, tmp_path: Path) -> None:
     dataset = load("arrays", data)
     options = SuiteOptions(suite="balance", dataset="arrays", data=data, settings=SETTINGS)
     here = plan_suite(replace(options, out=tmp_path / "here"), dataset)
@@ -121,7 +121,7 @@ def test_a_killed_worker_costs_nothing_but_time(data: Path, tmp_path: Path) -> N
     assert results(tmp_path / "there") == results(tmp_path / "here")
 
 
-def test_a_cluster_elsewhere_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_on_another_machine_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")  # an address that nobody has
     monkeypatch.setattr("ray.init", lambda **_: None)
     with pytest.warns(EngramWarning, match=r"192\.0\.2\.1:6379 is not on this machine"):

@@ -64,9 +64,7 @@ class Heard:
 # The log
 
 
-def test_a_run_tells_its_beginning_its_epochs_phases_and_tasks_and_its_end_in_this_order(
-    vectors: Stream, tmp_path: Path
-) -> None:
+def test_a_run_logs_begin_epochs_phases_tasks_and_end_in_this_order(vectors: Stream, tmp_path: Path) -> None:
     run(small(), vectors.first(2), out=tmp_path)
     told = [
         (event["event"], event.get("task"), event.get("phase"), event.get("epoch")) for event in events_of(tmp_path)
@@ -80,13 +78,13 @@ def test_a_run_tells_its_beginning_its_epochs_phases_and_tasks_and_its_end_in_th
     assert told == [*expected, ("end", None, None, None)]
 
 
-def test_the_beginning_names_the_method_and_the_data(vectors: Stream, tmp_path: Path) -> None:
+def test_the_begin_event_names_method_data_seed_and_folder(vectors: Stream, tmp_path: Path) -> None:
     run(small("gamma-lwf"), vectors.first(1), out=tmp_path)
     named = {"method": "gamma-lwf", "dataset": "blobs", "seed": 0, "folder": str(tmp_path)}
     assert events_of(tmp_path)[0] == {"event": "begin", **named}
 
 
-def test_an_epoch_has_its_loss_and_the_rate_at_its_end(vectors: Stream, tmp_path: Path) -> None:
+def test_an_epoch_event_has_the_loss_and_the_final_learning_rate(vectors: Stream, tmp_path: Path) -> None:
     learner = small(epochs=5, schedule="one-cycle")
     run(learner, vectors.first(2), out=tmp_path)
     epochs = [event for event in events_of(tmp_path) if event["event"] == "epoch"]
@@ -152,7 +150,7 @@ def stop(task: int, *rest: object) -> None:
         raise _Interrupt
 
 
-def test_a_run_that_is_gone_on_with_adds_to_what_was_told(vectors: Stream, tmp_path: Path) -> None:
+def test_a_resumed_run_appends_to_the_log(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(_Interrupt):
         run(small(), vectors, out=tmp_path, after_task=stop)
     before = (tmp_path / "events.jsonl").read_bytes()
@@ -166,7 +164,7 @@ def test_a_run_that_is_gone_on_with_adds_to_what_was_told(vectors: Stream, tmp_p
     assert {event["task"] for event in added if "task" in event} == {3}
 
 
-def test_a_run_that_fails_says_why_as_its_last_word(vectors: Stream, tmp_path: Path) -> None:
+def test_a_failed_run_logs_why_it_stopped(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as failed:
         run(small(learning_rate=1e30), vectors, out=tmp_path)
     events = events_of(tmp_path)
@@ -177,7 +175,7 @@ def test_a_run_that_fails_says_why_as_its_last_word(vectors: Stream, tmp_path: P
     assert [event["event"] for event in events_of(tmp_path)][:3] == ["begin", "stop", "begin"]
 
 
-def test_ctrl_c_is_told(vectors: Stream, tmp_path: Path) -> None:
+def test_ctrl_c_is_logged(vectors: Stream, tmp_path: Path) -> None:
     def interrupt(*task: object) -> None:
         raise KeyboardInterrupt
 
@@ -186,7 +184,7 @@ def test_ctrl_c_is_told(vectors: Stream, tmp_path: Path) -> None:
     assert events_of(tmp_path)[-1] == {"event": "stop", "why": "KeyboardInterrupt"}
 
 
-def test_a_run_that_is_refused_tells_nothing(vectors: Stream, tmp_path: Path) -> None:
+def test_a_refused_run_logs_nothing(vectors: Stream, tmp_path: Path) -> None:
     run(small(), vectors.first(1), out=tmp_path)
     before = (tmp_path / "events.jsonl").read_bytes()
     with pytest.raises(EngramError, match=r"rate: 0\.2, now 0\.1"):
@@ -197,7 +195,7 @@ def test_a_run_that_is_refused_tells_nothing(vectors: Stream, tmp_path: Path) ->
 # Listeners
 
 
-def test_listeners_hear_what_is_in_the_log_with_a_folder_and_without(vectors: Stream, tmp_path: Path) -> None:
+def test_listeners_receive_the_events_of_the_log_with_and_without_a_folder(vectors: Stream, tmp_path: Path) -> None:
     heard, alone = Heard(), Heard()
     run(small(), vectors.first(2), out=tmp_path, listeners=[heard])
     run(small(), vectors.first(2), listeners=[alone])
@@ -206,7 +204,7 @@ def test_listeners_hear_what_is_in_the_log_with_a_folder_and_without(vectors: St
     assert untimed[0] == untimed[1]
 
 
-def test_the_result_does_not_depend_on_who_listens(vectors: Stream, tmp_path: Path) -> None:
+def test_listeners_do_not_change_the_result(vectors: Stream, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     quiet = run(small(), vectors, out=tmp_path / "quiet")
     told = run(
@@ -251,7 +249,7 @@ def engram(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_a_tracked_run_writes_for_tensorboard_into_its_folder_and_can_go_on(tmp_path: Path) -> None:
+def test_a_tracked_run_writes_tensorboard_scalars_to_its_folder_and_can_be_resumed(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -265,7 +263,7 @@ def test_a_tracked_run_writes_for_tensorboard_into_its_folder_and_can_go_on(tmp_
     assert [point.value for point in found.Scalars("accuracy")] == pytest.approx(curve)
 
 
-def test_a_folder_that_holds_a_run_stays_refused_when_a_tracked_one_is_asked_for(tmp_path: Path) -> None:
+def test_track_does_not_write_to_the_folder_of_another_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     quick = ["run", "finetune", "--epochs", "1", "--tasks", "1", "--out", "here", "--quiet"]
     assert engram(*quick, cwd=tmp_path).returncode == 0
@@ -274,7 +272,7 @@ def test_a_folder_that_holds_a_run_stays_refused_when_a_tracked_one_is_asked_for
     assert not (tmp_path / "here" / "tensorboard").exists()
 
 
-def test_without_tensorboard_a_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(EngramError, match=r"^TensorBoard must be installed\. .*pip install .*\[track\]'$"):
         TensorBoard(tmp_path / "scalars")

@@ -62,7 +62,7 @@ def test_the_papers_preset_for_imagenet_runs_truncated(method: str, root: Path) 
     assert result.memory_bytes == 4 * per_class * 32 * 32 * 3 + vectors  # kept whole: 32 × 32, not 28 × 28
 
 
-def test_packed_or_not_a_run_gives_the_same(root: Path) -> None:
+def test_a_cache_of_decoded_images_does_not_change_the_result(root: Path) -> None:
     results = [
         plan("hybrid", network="small", images_per_class=2).run(load("imagenet1000", root, options=reading))
         for reading in (READING, replace(READING, workers=3), replace(READING, cache=10**6))
@@ -70,9 +70,7 @@ def test_packed_or_not_a_run_gives_the_same(root: Path) -> None:
     assert plain(results[0]) == plain(results[1]) == plain(results[2])
 
 
-def test_a_run_that_was_stopped_goes_on_with_packed_images_or_from_a_copy_of_the_folder(
-    root: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_run_resumes_with_cached_images_and_from_a_copy_of_the_folder(root: Path, tmp_path: Path) -> None:
     whole = plan(network="small").run(load("imagenet1000", root, options=READING))
 
     def stop(*_: object) -> None:
@@ -85,7 +83,7 @@ def test_a_run_that_was_stopped_goes_on_with_packed_images_or_from_a_copy_of_the
     assert plain(plan(network="small").run(packed, tmp_path / "run", resume=True)) == plain(whole)
 
 
-def test_a_run_does_not_go_on_with_other_files(root: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_other_files(root: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(root, tmp_path / "copy")
     (copied / "train" / "n00000000" / "n00000000_0.JPEG").rename(copied / "train" / "n00000000" / "other.JPEG")
     one = plan(network="small")
@@ -98,7 +96,7 @@ def test_a_run_does_not_go_on_with_other_files(root: Path, tmp_path: Path) -> No
             one.run(other, tmp_path / "run", resume=True)
 
 
-def test_one_bad_file_does_not_end_a_run_and_a_folder_that_is_gone_does(root: Path, tmp_path: Path) -> None:
+def test_a_run_survives_a_damaged_file_but_not_a_missing_folder(root: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(root, tmp_path / "copy")
     bad = copied / "train" / "n00000000" / "n00000000_3.JPEG"
     bad.write_bytes(bad.read_bytes()[:20])
@@ -110,7 +108,7 @@ def test_one_bad_file_does_not_end_a_run_and_a_folder_that_is_gone_does(root: Pa
         plan("finetune", network="small", batch_size=32).run(dataset)
 
 
-def test_measuring_and_accounts_of_what_was_kept_hold_for_files(root: Path) -> None:
+def test_omega_and_accuracies_are_measured_on_image_files(root: Path) -> None:
     dataset = load("imagenet1000", root, options=READING)
     result = plan(network="small", features_per_class=3).run(dataset)
     assert result.omega is not None and result.omega[0] == pytest.approx(1.0, abs=1e-5)

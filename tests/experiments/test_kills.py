@@ -70,7 +70,7 @@ def comparable(out: Path) -> tuple[dict[str, object], dict[str, bytes]]:
     return result, {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
-def test_twenty_kills_leave_no_trace(data: Path, tmp_path: Path) -> None:
+def test_a_run_killed_twenty_times_ends_with_the_same_bytes(data: Path, tmp_path: Path) -> None:
     whole = engram(*command(data, tmp_path / "whole"), cwd=tmp_path, fresh=True)
     assert whole.returncode == 0, whole.stderr
     draws = random.Random(0)

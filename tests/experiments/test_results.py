@@ -12,7 +12,7 @@ COMMITTED = sorted((Path(__file__).parents[2] / "benchmarks" / "results").rglob(
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: str(path.parent.name) + "-" + path.parent.parent.name)
-def test_every_committed_result_can_be_read_and_agrees_with_itself(path: Path) -> None:
+def test_every_committed_result_is_readable_and_consistent(path: Path) -> None:
     result = Result.load(path)
     assert result.average_incremental_accuracy == pytest.approx(sum(result.curve) / len(result.curve))
     assert [len(row) for row in result.accuracy_matrix] == list(range(1, len(result.curve) + 1))

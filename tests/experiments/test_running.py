@@ -60,7 +60,9 @@ def test_the_same_seed_gives_the_same_bytes(vectors: Stream, tmp_path: Path) -> 
     assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
 
 
-def test_a_run_goes_on_from_the_weights_that_it_began_with_and_no_others(images: Stream, tmp_path: Path) -> None:
+def test_a_run_resumes_with_the_same_weights_under_another_path_but_not_with_others(
+    images: Stream, tmp_path: Path
+) -> None:
     weights = tmp_path / "weights.safetensors"
     extractor = make_extractor("small", images.tasks[0].train.shape)
 
@@ -76,7 +78,7 @@ def test_a_run_goes_on_from_the_weights_that_it_began_with_and_no_others(images:
     assert run(starting(1.0), images, out=tmp_path / "run", resume=True).settings["weights"] != str(weights)
 
 
-def test_a_run_that_goes_on_elsewhere_says_what_it_was_made_with(vectors: Stream, tmp_path: Path) -> None:
+def test_a_run_resumed_in_another_environment_records_both(vectors: Stream, tmp_path: Path) -> None:
     run(small(), vectors.first(1), out=tmp_path)
     file = tmp_path / "checkpoint-001" / "seconds.json"
     spent = json.loads(file.read_text())
@@ -90,7 +92,7 @@ class _Interrupt(Exception):
     pass
 
 
-def test_a_run_cut_off_between_tasks_goes_on_to_the_same_end(vectors: Stream, tmp_path: Path) -> None:
+def test_a_run_stopped_between_tasks_resumes_to_the_same_bytes(vectors: Stream, tmp_path: Path) -> None:
     whole = run(small(), vectors, out=tmp_path / "whole")
 
     def stop(task: int, *rest: object) -> None:
@@ -139,15 +141,17 @@ def _cut_off_and_gone_on(method: str, stream: Stream, folder: Path, phase: str, 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_cut_off_in_training_goes_on_to_the_same_end(method: str, vectors: Stream, tmp_path: Path) -> None:
+def test_every_method_stopped_in_training_resumes_to_the_same_bytes(
+    method: str, vectors: Stream, tmp_path: Path
+) -> None:
     _cut_off_and_gone_on(method, vectors.first(2), tmp_path, "train", 3)
 
 
-def test_eeil_cut_off_in_its_last_stage_goes_on_to_the_same_end(vectors: Stream, tmp_path: Path) -> None:
+def test_eeil_stopped_in_fine_tuning_resumes_to_the_same_bytes(vectors: Stream, tmp_path: Path) -> None:
     _cut_off_and_gone_on("eeil", vectors.first(2), tmp_path, "fine-tune", 2)
 
 
-def test_a_finished_run_resumed_is_the_same_result_at_once_and_tells_its_tasks(vectors: Stream, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_returns_its_result_and_reports_its_tasks(vectors: Stream, tmp_path: Path) -> None:
     first = run(small(), vectors, out=tmp_path)
     told = []
     again = run(
@@ -157,7 +161,7 @@ def test_a_finished_run_resumed_is_the_same_result_at_once_and_tells_its_tasks(v
     assert told == list(enumerate(first.curve))
 
 
-def test_a_finished_run_keeps_what_it_was_made_with(vectors: Stream, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_does_not_change_its_environment(vectors: Stream, tmp_path: Path) -> None:
     run(small(), vectors.first(1), out=tmp_path)
     file = tmp_path / "result.json"
     before = {**json.loads(file.read_text()), "environment": {"torch": "of years ago"}}
@@ -166,7 +170,7 @@ def test_a_finished_run_keeps_what_it_was_made_with(vectors: Stream, tmp_path: P
     assert json.loads(file.read_text()) == before
 
 
-def test_a_run_that_is_carried_further_has_no_result_until_it_is_there(vectors: Stream, tmp_path: Path) -> None:
+def test_a_run_extended_by_tasks_has_no_result_until_it_is_complete(vectors: Stream, tmp_path: Path) -> None:
     run(small(), vectors.first(1), out=tmp_path)
 
     def stop(task: int, *rest: object) -> None:
@@ -178,7 +182,7 @@ def test_a_run_that_is_carried_further_has_no_result_until_it_is_there(vectors: 
     assert not (tmp_path / "result.json").exists()
 
 
-def test_seconds_of_training_that_was_cut_off_are_counted(vectors: Stream, tmp_path: Path) -> None:
+def test_seconds_of_interrupted_training_are_counted(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(_Interrupt):
         run(small(epochs=6), vectors.first(2), out=tmp_path, progress=_Stopping("train", 3))
     file = tmp_path / "training.safetensors"
@@ -188,30 +192,28 @@ def test_seconds_of_training_that_was_cut_off_are_counted(vectors: Stream, tmp_p
     assert 1000 < run(small(epochs=6), vectors.first(2), out=tmp_path, resume=True).seconds["train"] < 1060
 
 
-def test_any_error_before_there_is_something_to_go_on_from_leaves_the_folder_free(
-    vectors: Stream, tmp_path: Path
-) -> None:
+def test_an_error_before_the_first_checkpoint_leaves_the_folder_free(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(_Interrupt):
         run(small(epochs=1), vectors, out=tmp_path, progress=_Stopping("run", -1))
     run(small(), vectors.first(1), out=tmp_path)
 
 
 @pytest.mark.parametrize("found", ['{"hello": 1}', "[]"])
-def test_a_file_that_is_only_named_like_a_runs_is_left_alone(found: str, vectors: Stream, tmp_path: Path) -> None:
+def test_a_foreign_run_json_is_refused_and_left_alone(found: str, vectors: Stream, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(found)
     with pytest.raises(UsageError, match=r"run\.json"):
         run(small(), vectors.first(1), out=tmp_path, resume=True)
     assert (tmp_path / "run.json").read_text() == found
 
 
-def test_a_folder_that_is_only_named_like_a_checkpoint_is_left_alone(vectors: Stream, tmp_path: Path) -> None:
+def test_a_foreign_folder_named_like_a_checkpoint_is_left_alone(vectors: Stream, tmp_path: Path) -> None:
     run(small(), vectors.first(1), out=tmp_path)
     (tmp_path / "checkpoint-old").mkdir()
     assert len(run(small(), vectors.first(2), out=tmp_path, resume=True).curve) == 2
     assert (tmp_path / "checkpoint-old").is_dir()
 
 
-def test_fewer_tasks_can_be_carried_further(vectors: Stream, tmp_path: Path) -> None:
+def test_a_run_can_be_extended_by_more_tasks(vectors: Stream, tmp_path: Path) -> None:
     run(small(), vectors.first(1), out=tmp_path / "run")
     further = run(small(), vectors, out=tmp_path / "run", resume=True)
     assert comparable(further) == comparable(run(small(), vectors))
@@ -272,7 +274,7 @@ def test_a_damaged_checkpoint_is_named(vectors: Stream, tmp_path: Path) -> None:
         run(small(), vectors.first(1), out=tmp_path, resume=True)
 
 
-def test_a_run_that_leaves_the_finite_numbers_publishes_nothing(vectors: Stream, tmp_path: Path) -> None:
+def test_a_run_with_a_loss_that_is_not_finite_publishes_nothing(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="not finite at task 1, epoch"):
         run(small(learning_rate=1e30), vectors, out=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "events.jsonl"]
@@ -300,9 +302,7 @@ def test_runs_that_differ_only_after_training_share_it(vectors: Stream, tmp_path
     assert networks() == 2 * len(vectors) - 1
 
 
-def test_a_network_of_ones_own_is_not_shared_for_its_name_does_not_say_what_it_is(
-    vectors: Stream, tmp_path: Path
-) -> None:
+def test_a_custom_network_is_not_cached(vectors: Stream, tmp_path: Path) -> None:
     own = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.ReLU())
     run(small("gamma-lwf", network=own), vectors.first(1), cache=Cache(tmp_path))
     assert not list(tmp_path.iterdir())
@@ -339,7 +339,7 @@ def test_a_summary_of_one_seed_has_no_deviation() -> None:
     assert summarise(results)["average_incremental_accuracy"]["deviation"] is None
 
 
-def test_a_folder_of_seeds_is_refused_before_anything_is_run_where_it_is_anothers(tmp_path: Path) -> None:
+def test_a_folder_for_seeds_that_holds_anything_else_is_refused_before_anything_runs(tmp_path: Path) -> None:
     digits, plan = load("digits"), Plan(method="finetune", tasks=1, settings={"epochs": 1})
 
     def refused(seed: int, seeds: int, resume: bool = False) -> str:
@@ -368,7 +368,7 @@ def test_a_task_without_test_samples_is_refused_before_anything_is_learned(vecto
     assert not (tmp_path / "run").exists()
 
 
-def test_how_many_networks_were_taken_over_is_told(vectors: Stream, tmp_path: Path) -> None:
+def test_the_result_counts_reused_networks(vectors: Stream, tmp_path: Path) -> None:
     taken = [
         run(small("lwf"), stream, cache=Cache(tmp_path)).networks_reused
         for stream in (vectors.first(1), vectors.first(2), vectors.first(2))
@@ -398,6 +398,6 @@ def test_the_thousandth_checkpoint_is_the_last(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1000"]
 
 
-def test_the_seed_is_not_set_as_a_setting() -> None:
+def test_the_seed_is_refused_as_a_setting() -> None:
     with pytest.raises(UsageError, match="--seed"):
         Plan(method="features", settings={"seed": 3})

@@ -69,7 +69,7 @@ def comparable(out: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     return results, {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
-def test_five_kills_leave_no_trace(places: tuple[Path, Path]) -> None:
+def test_a_suite_killed_five_times_ends_with_the_same_bytes(places: tuple[Path, Path]) -> None:
     whole, killed = places
     through = engram(*COMMAND, cwd=whole, fresh=True)
     assert (through.returncode, through.stderr) == (0, "")
@@ -94,7 +94,7 @@ def test_five_kills_leave_no_trace(places: tuple[Path, Path]) -> None:
     assert (results, files) == comparable(whole / "out")
 
 
-def test_the_workers_of_a_suite_that_is_killed_end_with_it_and_leave_its_runs_free_to_go_on(
+def test_the_workers_of_a_killed_suite_exit_and_release_its_runs(
     places: tuple[Path, Path],
 ) -> None:
     _, place = places

@@ -81,13 +81,13 @@ def test_the_folder_is_another_for_another_setting_method_split_or_number_of_tas
     assert len(set(folders)) == len(folders)
 
 
-def test_a_method_told_to_be_another_still_has_a_folder_of_its_own(data: Dataset) -> None:
+def test_methods_with_equal_settings_have_different_folders(data: Dataset) -> None:
     unadapted, told = run(data, "features-unadapted"), run(data, "features", {"adapter": "identity"})
     assert unadapted.plan.learner(data).settings() == told.plan.learner(data).settings()
     assert unadapted.folder != told.folder
 
 
-def test_of_data_that_are_published_the_name_is_enough(data: Dataset) -> None:
+def test_a_published_data_set_is_identified_by_its_name(data: Dataset) -> None:
     known = replace(data, published=True)
     assert (known.identity, run(known).folder) == (None, run(replace(known, test=data.train)).folder)
     assert run(known).folder != run(data).folder
@@ -104,7 +104,7 @@ def test_the_seed_is_the_last_part_of_the_folder(data: Dataset) -> None:
     assert len({each.training for each in found}) == 3  # other weights, another class options
 
 
-def test_suites_that_meet_in_a_run_have_its_folder_in_common(data: Dataset) -> None:
+def test_suites_share_the_folder_of_a_run_that_both_need(data: Dataset) -> None:
     def folders(suite: str) -> set[Path]:
         return {each.folder for each in all_runs(replace(OPTIONS, suite=suite), data)}
 
@@ -138,7 +138,7 @@ def test_methods_that_differ_after_training_share_it_at_one_gamma_and_not_at_ano
     assert by_method[0] == by_method[1] and len(set(by_method[0])) == 5
 
 
-def test_those_that_replay_the_same_images_share_and_those_that_replay_others_do_not(data: Dataset) -> None:
+def test_runs_share_a_training_only_if_they_replay_the_same_images(data: Dataset) -> None:
     def hybrid(**settings: int) -> str:
         return run(data, "hybrid", settings).training
 
@@ -169,7 +169,9 @@ def test_another_split_or_number_of_tasks_is_another_training(data: Dataset) -> 
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_the_first_of_those_that_share_come_before_all_seconds_and_each_job_once(suite: str, data: Dataset) -> None:
+def test_the_schedule_has_each_run_once_and_the_first_of_each_training_before_any_second(
+    suite: str, data: Dataset
+) -> None:
     runs = all_runs(replace(OPTIONS, suite=suite, preset="paper", seeds=2), data)
     twice = [*runs, *runs[::2]]
     found = scheduled(twice)
@@ -183,7 +185,7 @@ def test_the_first_of_those_that_share_come_before_all_seconds_and_each_job_once
     assert [each.folder for each in scheduled(found)] == [each.folder for each in found]
 
 
-def test_jobs_that_share_nothing_stay_in_their_order(data: Dataset) -> None:
+def test_runs_that_share_nothing_stay_in_their_order(data: Dataset) -> None:
     runs = [run(data, settings={"learning_rate": learning_rate}) for learning_rate in (0.5, 0.1, 0.3)]
     assert scheduled(runs) == runs
 
@@ -191,7 +193,7 @@ def test_jobs_that_share_nothing_stay_in_their_order(data: Dataset) -> None:
 # What a suite consists of
 
 
-def test_a_suites_file_says_what_it_consists_of(data: Dataset, tmp_path: Path) -> None:
+def test_the_file_of_a_suite_lists_its_variants_and_runs(data: Dataset, tmp_path: Path) -> None:
     plan = plan_suite(replace(OPTIONS, suite="gamma", seeds=2, preset="paper", out=tmp_path), data)
     plan.start("engram suite gamma", resume=False)
     kept = json.loads((tmp_path / "suite-gamma.json").read_text(encoding="utf-8"))
@@ -257,7 +259,7 @@ def test_a_setting_for_every_run_is_in_every_run_or_is_refused(
     assert [each.plan.learner(data).settings()[setting] for each in runs] == [value] * len(runs)
 
 
-def test_all_tasks_asked_for_by_number_are_the_same_run(data: Dataset) -> None:
+def test_asking_for_the_number_of_all_tasks_is_the_same_run(data: Dataset) -> None:
     number = len(all_runs(OPTIONS, data)[0].plan.stream(data))
     asked = all_runs(replace(OPTIONS, tasks=number), data)
     assert [run.folder for run in asked] == [run.folder for run in all_runs(OPTIONS, data)]

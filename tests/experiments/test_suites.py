@@ -76,9 +76,7 @@ def test_every_variant_can_be_made_into_a_learner_that_has_its_settings(
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("suite", SUITES)
-def test_labels_tell_variants_apart_and_points_of_a_line_have_different_places(
-    suite: str, preset: str, hundred: Dataset
-) -> None:
+def test_labels_are_unique_and_so_are_the_points_of_a_series(suite: str, preset: str, hundred: Dataset) -> None:
     found = of(suite, hundred, preset)
     assert len({variant.label for variant in found}) == len(found)
     assert all(variant.series for variant in found)
@@ -100,7 +98,7 @@ def test_labels_tell_variants_apart_and_points_of_a_line_have_different_places(
     ],
 )
 @pytest.mark.parametrize("preset", PRESETS)
-def test_what_the_adapter_depends_on_is_varied_on_features_alone(
+def test_settings_of_the_adapter_are_varied_on_features_only(
     suite: str, setting: str, values: list[float], preset: str, hundred: Dataset
 ) -> None:
     found = of(suite, hundred, preset)
@@ -117,7 +115,7 @@ def test_gamma_is_varied_on_features_and_on_gamma_lwf(hundred: Dataset) -> None:
     assert [(variant.series, variant.value) for variant in found] == expected
 
 
-def test_quality_is_shown_without_images_and_with_fifty_of_500_features(hundred: Dataset) -> None:
+def test_quality_compares_500_features_without_and_with_fifty_images(hundred: Dataset) -> None:
     without, with_images = of("quality", hundred)
     assert (without.method, dict(without.settings)) == ("features", {"features_per_class": 500})
     kept = {"features_per_class": 500, "images_per_class": 50}
@@ -125,7 +123,7 @@ def test_quality_is_shown_without_images_and_with_fifty_of_500_features(hundred:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_table_1_has_the_papers_ten_systems_and_what_each_keeps(preset: str, hundred: Dataset) -> None:
+def test_table_1_has_the_papers_ten_systems_and_their_memory(preset: str, hundred: Dataset) -> None:
     total, images, features = {"images_total": 2000}, {"images_per_class": 20}, {"features_per_class": 250}
     expected: dict[str, dict[str, int]] = {
         **{"lwf": {}, "icarl": total, "eeil": total, "lucir": images, "bic-uncorrected": total, "bic": total},
@@ -179,7 +177,7 @@ def test_memory_and_points_of_one_task_size_lie_on_one_line_per_method(hundred: 
         assert len(lines) == len({series for series, *_ in lines}) == 3 * methods
 
 
-def test_the_cosine_head_is_held_against_a_plain_one_on_lwf(hundred: Dataset) -> None:
+def test_cosine_compares_a_cosine_head_and_a_linear_one_on_lwf(hundred: Dataset) -> None:
     found = of("cosine", hundred)
     assert varied(found, "head") == [("lwf", "cosine"), ("lwf", "linear")]
     learners = [plan_of(variant, "cosine", hundred, "paper").learner(hundred) for variant in found]
@@ -187,7 +185,7 @@ def test_the_cosine_head_is_held_against_a_plain_one_on_lwf(hundred: Dataset) ->
     assert one == other and one["feature_distillation"] == 0
 
 
-def test_balance_differs_in_what_the_classifier_learns_from_alone(hundred: Dataset) -> None:
+def test_balance_varies_only_what_the_classifier_is_fitted_on(hundred: Dataset) -> None:
     found = of("balance", hundred)
     assert varied(found, "balanced") == [("features", True), ("features", False)]
     learners = [plan_of(variant, "balance", hundred, "paper").learner(hundred) for variant in found]
@@ -211,7 +209,7 @@ def test_numbers_per_class_are_the_papers_from_500_samples_on_and_below_in_propo
     assert facts_of(10).scaled(50, 100, 250, 500) == [1, 2, 5, 10]
 
 
-def test_scaled_numbers_are_never_none_never_more_than_there_are_and_never_twice_the_same() -> None:
+def test_scaled_numbers_are_positive_unique_and_at_most_the_samples_of_a_class() -> None:
     for per_class in (*range(1, 510), 5000):
         found = facts_of(per_class).scaled(5, 10, 20, 50, 100, 250, 500)
         assert found == sorted(set(found))
@@ -241,7 +239,7 @@ def test_the_facts_of_a_data_set_are_its_classes_and_its_smallest_class(hundred:
 @pytest.mark.parametrize(
     "suite", [suite for suite in SUITES if suite != "frontier"]
 )  # budgets may hold more than there is
-def test_no_suite_keeps_more_than_a_class_has_or_nothing_or_runs_the_same_twice(suite: str) -> None:
+def test_no_suite_stores_more_than_a_class_has_or_nothing_or_repeats_a_run(suite: str) -> None:
     for preset, per_class in product(PRESETS, (500, 139, 30, 12, 2)):
         dataset, seen = made(10, per_class), []
         for variant in of(suite, dataset, preset):
@@ -262,9 +260,7 @@ def _smallest(plan: Plan, dataset: Dataset) -> int:
 
 @pytest.mark.parametrize("data", ["digits", "thirty"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_balance_keeps_fewer_features_than_a_class_has_or_there_would_be_nothing_to_compare(
-    preset: str, data: str, digits: Dataset
-) -> None:
+def test_balance_stores_fewer_features_than_a_class_has_samples(preset: str, data: str, digits: Dataset) -> None:
     dataset = digits if data == "digits" else made(10, 30)
     for variant in of("balance", dataset, preset):
         plan = plan_of(variant, "balance", dataset, preset)
@@ -275,7 +271,7 @@ def test_balance_keeps_fewer_features_than_a_class_has_or_there_would_be_nothing
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_what_is_tuned_is_tuned_on_a_tenth_of_the_training_images_and_the_rest_on_the_test_images(
+def test_suites_that_choose_settings_use_the_validation_split_and_the_others_the_test_split(
     suite: str, digits: Dataset
 ) -> None:
     plan = plan_of(of(suite, digits)[0], suite, digits, "paper")
@@ -291,7 +287,7 @@ def test_what_is_tuned_is_tuned_on_a_tenth_of_the_training_images_and_the_rest_o
         assert (trained, tested) == (len(digits.train), len(digits.test))
 
 
-def test_the_frontier_leaves_out_what_a_budget_does_not_hold_one_of() -> None:
+def test_the_frontier_leaves_out_budgets_smaller_than_one_sample_per_class() -> None:
     dataset = made(10, 50, side=16)
     found = of("frontier", dataset, "short")
     whole = list(SUITES["frontier"].variants(data_facts(dataset, "short")))
@@ -304,7 +300,7 @@ def test_the_frontier_leaves_out_what_a_budget_does_not_hold_one_of() -> None:
         assert run.plan.budget == variant.budget * len(run.plan.stream(dataset).classes)
 
 
-def test_the_frontier_ends_where_everything_is_kept() -> None:
+def test_the_frontier_ends_where_every_sample_is_stored() -> None:
     dataset = made(10, 20, side=16)  # 65 images would be 45 more than there are
     for series in ("gamma-icarl", "engram, int8"):
         line = [variant for variant in of("frontier", dataset, "short") if variant.series == series]

@@ -84,10 +84,7 @@ def run_all(options: SuiteOptions, out: Path, file: Path, workers: int = 1) -> t
 
 def in_processes(options: SuiteOptions, runs: list[SuiteRun]) -> list[Outcome]:
     """The outcomes of runs, each in a process of its own."""
-    outcomes: list[Outcome] = []
-    ended = lambda run, error: outcomes.append(Outcome(run, error))  # noqa: E731
-    run_in_processes(options, runs, 1, lambda run: None, ended)
-    return outcomes
+    return list(run_in_processes(options, runs, 1, lambda run: None))
 
 
 def results_of(plan: SuitePlan) -> list[list[Result]]:
@@ -122,7 +119,7 @@ def states(out: Path) -> dict[str, tuple[int, int]]:
 # From beginning to end
 
 
-def test_a_suite_leaves_a_result_per_run_and_says_what_it_consists_of(file: Path, tmp_path: Path) -> None:
+def test_a_suite_writes_a_result_per_run_and_a_file_that_lists_them(file: Path, tmp_path: Path) -> None:
     plan, outcomes = run_all(replace(QUALITY, seeds=2), tmp_path, file)
     assert [(outcome.run.label, outcome.run.plan.seed, outcome.error) for outcome in outcomes] == [
         ("P = 0", 0, None),
@@ -140,7 +137,7 @@ def test_a_suite_leaves_a_result_per_run_and_says_what_it_consists_of(file: Path
     assert plan.runs_left == []
 
 
-def test_a_suite_that_is_done_has_nothing_left_and_nothing_is_rewritten(file: Path, tmp_path: Path) -> None:
+def test_a_finished_suite_has_no_runs_left_and_rewrites_nothing(file: Path, tmp_path: Path) -> None:
     run_all(QUALITY, tmp_path, file)
     before, said = states(tmp_path), (tmp_path / "suite-quality.json").read_bytes()
     assert len(before) > 10
@@ -152,7 +149,7 @@ def test_a_suite_that_is_done_has_nothing_left_and_nothing_is_rewritten(file: Pa
     assert (tmp_path / "suite-quality.json").read_bytes() == said
 
 
-def test_what_is_asked_for_later_is_added_and_the_rest_left_alone(file: Path, tmp_path: Path) -> None:
+def test_more_seeds_add_runs_and_leave_the_others_alone(file: Path, tmp_path: Path) -> None:
     run_all(QUALITY, tmp_path, file)
     before = states(tmp_path)
     plan, outcomes = run_all(replace(QUALITY, seeds=2), tmp_path, file)
@@ -169,7 +166,7 @@ def test_variants_that_differ_after_training_are_trained_once(file: Path, tmp_pa
     assert len({tuple(results[0].omega or []) for results in results_of(plan)}) == 5
 
 
-def test_another_suite_in_the_folder_takes_over_trainings(file: Path, tmp_path: Path) -> None:
+def test_another_suite_in_the_folder_reuses_networks(file: Path, tmp_path: Path) -> None:
     run_all(ALPHA, tmp_path, file)
     before = states(tmp_path)
     plan, outcomes = run_all(replace(ALPHA, suite="depth"), tmp_path, file)
@@ -180,7 +177,7 @@ def test_another_suite_in_the_folder_takes_over_trainings(file: Path, tmp_path: 
     assert [len(results) for results in results_of(plan)] == [1] * 4
 
 
-def test_another_suite_in_the_folder_takes_over_runs(file: Path, tmp_path: Path) -> None:
+def test_another_suite_in_the_folder_reuses_runs(file: Path, tmp_path: Path) -> None:
     run_all(replace(ALPHA, suite="depth"), tmp_path, file)
     before = states(tmp_path)
     gamma = replace(ALPHA, suite="gamma", methods=("features",))
@@ -220,7 +217,7 @@ def test_a_suite_that_exists_is_refused_unless_it_is_resumed(file: Path, tmp_pat
     other.start("another suite", resume=False)
 
 
-def test_suites_of_a_data_set_and_preset_are_kept_together() -> None:
+def test_the_default_folder_is_that_of_the_data_set_and_preset() -> None:
     assert ALPHA.folder == QUALITY.folder == Path("runs/arrays-short")
     assert replace(ALPHA, preset="paper").folder == Path("runs/arrays-paper")
     assert replace(ALPHA, dataset="digits").folder == Path("runs/digits-short")
@@ -251,7 +248,7 @@ class _Bar:
         pass
 
 
-def test_the_bar_of_a_suite_that_is_gone_on_with_reaches_its_end(file: Path, tmp_path: Path, data: Dataset) -> None:
+def test_the_progress_of_a_resumed_suite_reaches_its_total(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan, _ = run_all(ALPHA, tmp_path, file)
     first, second = (tmp_path / row.runs[0].folder for row in plan.rows[:2])
     (first / "result.json").unlink()  # its tasks are all done, and will be told all the same
@@ -264,7 +261,7 @@ def test_the_bar_of_a_suite_that_is_gone_on_with_reaches_its_end(file: Path, tmp
     assert bars.totals["suite"] == bars.advanced["suite"] > 0
 
 
-def test_the_bar_of_a_suite_whose_runs_fail_reaches_its_end_too(file: Path, tmp_path: Path, data: Dataset) -> None:
+def test_the_progress_of_a_suite_with_failed_runs_reaches_its_total(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = plan_suite(at(QUALITY, tmp_path, file), data)
     plan.start("engram suite", resume=False)
     (tmp_path / plan.rows[0].runs[0].folder / "events.jsonl").mkdir(parents=True)
@@ -291,7 +288,7 @@ def test_a_run_that_two_variants_have_in_common_is_counted_once(file: Path, tmp_
 # Failures
 
 
-def test_data_that_cannot_be_loaded_fail_a_workers_job_with_the_reason(
+def test_a_worker_that_cannot_load_the_data_says_why(
     file: Path, tmp_path: Path, data: Dataset, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plan = plan_suite(at(QUALITY, tmp_path / "out", file), data)
@@ -300,7 +297,7 @@ def test_data_that_cannot_be_loaded_fail_a_workers_job_with_the_reason(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_run_that_fails_is_marked_with_the_reason_and_the_rest_go_on(file: Path, tmp_path: Path) -> None:
+def test_a_failed_run_is_marked_and_the_others_continue(file: Path, tmp_path: Path) -> None:
     plan, _ = run_all(ALPHA, tmp_path, file)
     whole = result_files(tmp_path)
     damaged, last = plan.rows[1].runs[0], plan.rows[4].runs[0]
@@ -326,7 +323,7 @@ def test_a_run_that_fails_is_marked_with_the_reason_and_the_rest_go_on(file: Pat
     assert result_files(tmp_path) == whole
 
 
-def test_a_run_that_failed_before_it_had_begun_can_be_tried_again(file: Path, tmp_path: Path) -> None:
+def test_a_run_that_failed_in_its_first_task_can_be_tried_again(file: Path, tmp_path: Path) -> None:
     options = replace(ALPHA, settings={**QUICK, "learning_rate": 1e30, "batch_size": 8})
     plan, outcomes = run_all(options, tmp_path, file)
     assert len(outcomes) == 5
@@ -350,7 +347,7 @@ def test_a_damaged_network_is_trained_again(file: Path, tmp_path: Path) -> None:
     assert sum(path.read_bytes() == content for path, content in networks.items()) == 2  # those that ALPHA shares
 
 
-def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: Path, data: Dataset) -> None:
+def test_an_unforeseen_error_is_marked_with_its_traceback(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = plan_suite(at(QUALITY, tmp_path, file), data)
     plan.start("engram suite", resume=False)
     (tmp_path / plan.rows[0].runs[0].folder / "events.jsonl").mkdir(parents=True)  # what no one expects
@@ -362,20 +359,18 @@ def test_a_mistake_of_ours_is_told_with_where_it_was_made(file: Path, tmp_path: 
     assert well is None
 
 
-def test_one_who_finds_a_run_under_way_elsewhere_leaves_no_mark_on_it(
-    file: Path, tmp_path: Path, data: Dataset
-) -> None:
+def test_a_run_that_another_process_executes_is_not_marked_as_failed(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = plan_suite(at(QUALITY, tmp_path, file), data)
     plan.start("engram suite", resume=False)
     run, said = plan.rows[0].runs[0], []
     again = functools.partial(execute, plan.options, run, lambda: data)
-    assert again(after_task=lambda: said.append(again())) is None
+    assert again(after_task=lambda run: said.append(again())) is None
     assert len(said) == 2 and all("Another process is working in" in str(error) for error in said)
     assert run.done
     assert not (tmp_path / run.folder / FAILED).exists()
 
 
-def test_a_suite_begun_on_one_device_goes_on_on_another(file: Path, tmp_path: Path) -> None:
+def test_a_suite_resumes_on_another_device(file: Path, tmp_path: Path) -> None:
     plan, _ = run_all(QUALITY, tmp_path, file)
     (tmp_path / plan.rows[0].runs[0].folder / "result.json").unlink()
     options = replace(QUALITY, settings={**QUALITY.settings, "device": "cpu"})
@@ -386,7 +381,7 @@ def test_a_suite_begun_on_one_device_goes_on_on_another(file: Path, tmp_path: Pa
 # Several processes
 
 
-def test_two_workers_give_what_one_gives(file: Path, tmp_path: Path) -> None:
+def test_two_workers_give_the_results_of_one(file: Path, tmp_path: Path) -> None:
     before = set(multiprocessing.active_children())  # of other tests, such as joblib's idle workers
     run_all(ALPHA, tmp_path / "one", file)
     _, outcomes = run_all(ALPHA, tmp_path / "two", file, workers=2)
@@ -397,7 +392,7 @@ def test_two_workers_give_what_one_gives(file: Path, tmp_path: Path) -> None:
     assert not set(multiprocessing.active_children()) - before
 
 
-def test_ctrl_c_does_not_disturb_a_worker_that_still_imports(
+def test_ctrl_c_does_not_interrupt_a_worker_that_is_importing(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plan = plan_suite(at(QUALITY, tmp_path, file), load("arrays", file))
@@ -412,7 +407,7 @@ def test_ctrl_c_does_not_disturb_a_worker_that_still_imports(
 
 
 @pytest.mark.usefixtures("warm_workers")
-def test_in_a_worker_too_a_run_that_fails_is_marked_and_the_rest_go_on(file: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_in_a_worker_is_marked_and_the_others_continue(file: Path, tmp_path: Path) -> None:
     plan, _ = run_all(QUALITY, tmp_path, file)
     folders = [tmp_path / row.runs[0].folder for row in plan.rows]
     for folder in folders:
@@ -425,7 +420,7 @@ def test_in_a_worker_too_a_run_that_fails_is_marked_and_the_rest_go_on(file: Pat
     assert json.loads((folders[0] / FAILED).read_text())["error"] == errors["P = 0"]
 
 
-def test_a_note_of_a_worker_is_for_people(
+def test_warnings_of_a_worker_are_printed_without_source_lines(
     file: Path, tmp_path: Path, data: Dataset, capfd: pytest.CaptureFixture[str]
 ) -> None:
     more = Variant(label="more than there are", method="features", settings={"features_per_class": 21}, series="")
@@ -438,9 +433,7 @@ def test_a_note_of_a_worker_is_for_people(
 
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to find out which process does what")
-def test_a_worker_that_is_killed_fails_its_own_run_alone_and_a_later_suite_completes_it(
-    file: Path, tmp_path: Path
-) -> None:
+def test_a_killed_worker_fails_only_its_own_run_which_can_be_resumed(file: Path, tmp_path: Path) -> None:
     options, killed = replace(QUALITY, settings=SLOW), []
 
     def kill_the_one_that_trains() -> None:
@@ -525,7 +518,7 @@ def test_of_two_processes_that_need_the_same_network_one_trains_it_and_the_other
     assert networks(tmp_path) == 2
 
 
-def test_one_who_waits_for_a_lock_gets_it_when_its_holder_is_killed_and_not_before(tmp_path: Path) -> None:
+def test_a_lock_is_released_when_its_holder_is_killed_and_not_before(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     code = (
         f"import time; from pathlib import Path; from engram import storage\n"
@@ -568,7 +561,7 @@ KEPT = {
 
 @pytest.mark.parametrize("kind", ["vectors", "images"])
 @pytest.mark.parametrize("method", KEPT)
-def test_what_will_be_kept_is_foretold_to_the_byte(method: str, kind: str) -> None:
+def test_the_estimated_memory_is_exact(method: str, kind: str) -> None:
     dataset = blobs(classes=4) if kind == "vectors" else patterns()
     settings = {**KEPT[method], "epochs": 1} | ({"adapter_steps": 5} if method in ("features", "hybrid") else {})
     plan = Plan(method=method, settings=settings, classes_per_task=2)
@@ -589,7 +582,7 @@ def test_what_will_be_kept_is_foretold_to_the_byte(method: str, kind: str) -> No
     [("features", {"features_per_class": 250}), ("gamma-icarl", {"images_per_class": 30}), ("icarl", {})],
     ids=["features", "gamma-icarl", "icarl"],
 )
-def test_no_more_is_foretold_than_classes_have(method: str, settings: dict[str, int]) -> None:
+def test_the_estimated_memory_counts_no_more_samples_than_classes_have(method: str, settings: dict[str, int]) -> None:
     whole = patterns()  # twelve of each class; of one, four are left
     dataset = replace(whole, train=whole.train.select(torch.arange(8, len(whole.train))))
     quick = {"epochs": 1} | ({"adapter_steps": 5} if method == "features" else {})
@@ -600,7 +593,7 @@ def test_no_more_is_foretold_than_classes_have(method: str, settings: dict[str, 
     assert foretold.memory_bytes == plan.run(dataset).memory_bytes
 
 
-def test_what_is_shared_is_counted_once_for_each_seed(file: Path, tmp_path: Path, data: Dataset) -> None:
+def test_shared_work_is_estimated_once_per_seed(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = plan_suite(at(replace(ALPHA, seeds=2), tmp_path, file), data)
     one = plan.rows[0].estimate
     shared, own = sum(one.training) + sum(one.extracting), sum(one.adapting)
@@ -610,7 +603,7 @@ def test_what_is_shared_is_counted_once_for_each_seed(file: Path, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_other_trainings_are_counted_each(file: Path, tmp_path: Path, data: Dataset) -> None:
+def test_different_trainings_are_estimated_separately(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = plan_suite(at(replace(ALPHA, suite="gamma", settings={"epochs": 1}), tmp_path, file), data)
     for number, row in enumerate(plan.rows):
         one = row.estimate
@@ -619,9 +612,7 @@ def test_other_trainings_are_counted_each(file: Path, tmp_path: Path, data: Data
         assert row.seconds == pytest.approx(training + sum(one.extracting) + sum(one.adapting))
 
 
-def test_a_training_that_a_finished_run_has_left_is_not_counted_again(
-    file: Path, tmp_path: Path, data: Dataset
-) -> None:
+def test_the_networks_of_finished_runs_are_not_estimated_again(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan, _ = run_all(ALPHA, tmp_path, file)
     (tmp_path / plan.rows[3].runs[0].folder / "result.json").unlink()
     left = plan_suite(plan.options, data)
@@ -632,14 +623,14 @@ def test_a_training_that_a_finished_run_has_left_is_not_counted_again(
     assert left.seconds == pytest.approx(sum(left.rows[3].estimate.adapting))
 
 
-def test_tasks_that_an_interrupted_run_has_learned_are_not_counted_again(
+def test_finished_tasks_of_an_interrupted_run_are_not_estimated_again(
     file: Path, tmp_path: Path, data: Dataset
 ) -> None:
     options = replace(ALPHA, suite="gamma", settings={"epochs": 1})
     plan = plan_suite(at(options, tmp_path, file), data)
     run = plan.rows[0].runs[0]
 
-    def interrupt() -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

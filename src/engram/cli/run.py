@@ -4,87 +4,24 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.experiment_options import ExperimentOptions, command, print_skipped
-from engram.cli.options import NETWORK_METAVAR, Tune, parse_settings
+from engram.cli.experiment_options import RunCommandOptions, command, print_skipped
 from engram.cli.output import print_json
 
 if TYPE_CHECKING:
     from engram.cli.display import Display
-    from engram.experiments import Measurement, Plan, Result
+    from engram.experiments import Measurement, Result
 
 HEADER = "task  classes  accuracy  top-5   head  ω(t-1)   ω(1)  ceiling     gap    stored   seconds"
-STORED = {
-    "images_per_class": "images a class",
-    "images_total": "images in all",
-    "features_per_class": "features a class",
-}
-SETTINGS = ("network", "tune", "epochs", "features_per_class", "images_per_class", "images_total", "device")
+STORED = {"images_per_class": "a class", "images_total": "in all", "features_per_class": "a class"}
 
 
-@dataclass(kw_only=True)
-class RunCommand(ExperimentOptions):
-    """The options of `engram run`."""
-
-    method: Annotated[str, typer.Argument(help="Method; `engram methods` lists them.")] = "features"
-    network: Annotated[
-        str | None,
-        typer.Option(metavar=NETWORK_METAVAR, help="`engram networks` lists them. Default: from scratch, by the data."),
-    ] = None
-    tune: Tune = None
-    classes_per_task: Annotated[int | None, typer.Option(help="Classes per task. Default: by the data.")] = None
-    first_task: Annotated[int | None, typer.Option(help="Classes of the first task, if another number.")] = None
-    class_order: Annotated[
-        str, typer.Option(help="seed: drawn from the seed; 1993: the field's; or a file, one class a line.")
-    ] = "seed"
-    validation: Annotated[
-        float, typer.Option(help="Hold out this share of the training samples, and test on it instead.")
-    ] = 0.0
-    epochs: Annotated[int | None, typer.Option(help="Epochs per task. Default: by the preset.")] = None
-    features_per_class: Annotated[
-        int | None, typer.Option(help="Features stored per class. Default: by the preset.")
-    ] = None
-    images_per_class: Annotated[int | None, typer.Option(help="Exemplars per class. Default: by the preset.")] = None
-    images_total: Annotated[int | None, typer.Option(help="Exemplars in all, shared out among the classes seen.")] = (
-        None
-    )
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Memory for all classes, such as 6MB: chooses these numbers, and a codec."),
-    ] = None
-    seeds: Annotated[int | None, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = None
-    trainings: Annotated[
-        Path | None, typer.Option(help="A folder of trained networks, shared by runs that differ only after training.")
-    ] = None
-    track: Annotated[bool, typer.Option("--track", help="Also write TensorBoard scalars to the run's folder.")] = False
-
-    def plan(self) -> Plan:
-        """The plan of the run."""
-        from engram.experiments import Plan
-        from engram.methods import parse_bytes
-
-        given = {name: getattr(self, name) for name in SETTINGS}
-        return Plan(
-            method=self.method,
-            preset=self.preset,
-            settings={name: value for name, value in given.items() if value is not None} | parse_settings(self.set),
-            classes_per_task=self.classes_per_task,
-            first_task=self.first_task,
-            tasks=self.tasks,
-            class_order=self.class_order,
-            validation=self.validation,
-            budget=None if self.budget is None else parse_bytes(self.budget),
-            seed=self.seed,
-        )
-
-
-@command(RunCommand)
-def run(options: RunCommand) -> None:
+@command(RunCommandOptions)
+def run(options: RunCommandOptions) -> None:
     """Learn a data set task by task with one method, and measure it after every task."""
     from engram.cli.display import Display
     from engram.network import parallel
@@ -107,7 +44,7 @@ def run(options: RunCommand) -> None:
         _print(options, out, results)
 
 
-def _run(options: RunCommand, out: Path, display: Display) -> list[Result]:
+def _run(options: RunCommandOptions, out: Path, display: Display) -> list[Result]:
     from engram.data import load
     from engram.experiments import TensorBoard
     from engram.experiments.plan import RunOptions
@@ -161,13 +98,15 @@ def _line(task: int, measured: Measurement, seconds: dict[str, float]) -> str:
 
 def _chosen(chosen: dict[str, Any]) -> str:
     """What a budget has chosen."""
-    numbers = " and ".join(f"{count:,} {STORED[name]}" for name, count in chosen.items() if name in STORED)
+    numbers = " and ".join(
+        f"{count:,} {name.split('_')[0]} {STORED[name]}" for name, count in chosen.items() if name in STORED
+    )
     each = f" of {chosen['codec_bytes']} bytes" if chosen.get("codec_bytes") else ""
     codec = f", stored as {chosen['codec']}{each}" if "codec" in chosen else ""
     return f"{numbers or 'as given'}{codec}"
 
 
-def _print(options: RunCommand, out: Path, results: list[Result]) -> None:
+def _print(options: RunCommandOptions, out: Path, results: list[Result]) -> None:
     from engram.experiments import summarise
 
     summary = summarise(results)
@@ -182,8 +121,8 @@ def _print(options: RunCommand, out: Path, results: list[Result]) -> None:
         )
         if result.drift_gap and result.omega_previous and result.omega_previous[-1] is not None:
             typer.echo(
-                f"drift gap at the end {result.drift_gap[-1]:.3f}: the accuracy that the same classifier would gain if "
-                f"stored features had not drifted; ω of the previous task {result.omega_previous[-1]:.3f}"
+                f"drift gap at the end {result.drift_gap[-1]:.3f}, ω of the previous task's features "
+                f"{result.omega_previous[-1]:.3f}"
             )
         place = out if options.seeds is None else out / f"seed-{result.seed}"
         typer.echo(f"result: {place / 'result.json'}")

@@ -5,54 +5,22 @@ from __future__ import annotations
 import shlex
 import statistics
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from engram.cli.experiment_options import ExperimentOptions, command, print_skipped
-from engram.cli.options import parse_settings
+from engram.cli.experiment_options import SuiteCommandOptions, command, print_skipped
 from engram.cli.output import print_json, table
+from engram.text import format_duration
 
 if TYPE_CHECKING:
-    from engram.experiments.suite_plan import SuiteOptions, SuitePlan
+    from engram.experiments import Result
+    from engram.experiments.suite_plan import SuitePlan
     from engram.experiments.workers import Outcome
 
 
-@dataclass(kw_only=True)
-class SuiteCommand(ExperimentOptions):
-    """The options of `engram suite`."""
-
-    name: Annotated[str, typer.Argument(help="Table or figure; `engram suites` lists them.")]
-    seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = 1
-    methods: Annotated[str, typer.Option(metavar="A,B", help="Only these methods of the suite.")] = ""
-    plan: Annotated[bool, typer.Option("--plan", help="Print the runs, their time and memory; run nothing.")] = False
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time. Default: 1; on Ray as many as there is room for.")
-    ] = None
-    on: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local"
-
-    def suite_options(self) -> SuiteOptions:
-        """What to run."""
-        from engram.experiments.suite_plan import SuiteOptions
-
-        return SuiteOptions(
-            suite=self.name,
-            dataset=self.dataset,
-            data=self.data,
-            decoding=self.decoding(),
-            out=self.out,
-            preset=self.preset,
-            seeds=self.seeds,
-            seed=self.seed,
-            methods=tuple(method for method in self.methods.split(",") if method),
-            tasks=self.tasks,
-            settings={**({} if self.device == "auto" else {"device": self.device}), **parse_settings(self.set)},
-        )
-
-
-@command(SuiteCommand)
-def suite(options: SuiteCommand) -> None:
+@command(SuiteCommandOptions)
+def suite(options: SuiteCommandOptions) -> None:
     """Run a table or figure of the paper: every method, every value, every seed."""
     from engram.cli.display import Display
     from engram.experiments.suite_plan import plan_suite
@@ -102,16 +70,11 @@ def _print_plan(plan: SuitePlan, json: bool) -> None:
         return
     lines = [("", "runs", "done", "time", "memory")]
     for row in plan.rows:
-        memory = f"{row.estimate.memory_bytes / 2**20:7.2f} MB"
-        lines.append((row.variant.label, str(len(row.runs)), str(row.done), _time(row.seconds), memory))
+        counts, memory = (str(len(row.runs)), str(row.done)), f"{row.estimate.memory_bytes / 2**20:7.2f} MB"
+        lines.append((row.variant.label, *counts, format_duration(row.seconds), memory))
     typer.echo(table(lines, right=(1, 2, 3), overflow="none"))
-    typer.echo(f"about {_time(plan.seconds)} for what is left, one run after another, from steps timed now")
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    left = format_duration(plan.seconds)
+    typer.echo(f"about {left} for what is left, one run after another, from steps timed now")
 
 
 def _print_results(plan: SuitePlan, failed: list[Outcome], json: bool) -> None:
@@ -131,13 +94,13 @@ def _print_results(plan: SuitePlan, failed: list[Outcome], json: bool) -> None:
         ]
         print_json({"rows": rows, "failed": [{"label": run.label, "error": error} for run, error in failed]})
         return
-    lines = []
-    for variant, results in found:
-        averages = [result.average_incremental_accuracy for result in results]
-        spread = f" ± {statistics.stdev(averages):.3f}" if len(averages) > 1 else ""
-        last = statistics.fmean(result.curve[-1] for result in results)
-        text = f"average {statistics.fmean(averages):.3f}{spread}, last {last:.3f}, {results[0].memory_mb:.2f} MB"
-        lines.append((variant.label, text))
-    if lines:
-        typer.echo(table(lines, overflow="none"))
+    if found:
+        typer.echo(table([(variant.label, _line(results)) for variant, results in found], overflow="none"))
     typer.echo(f"report: engram report {shlex.quote(str(plan.options.folder))} -o report.html")
+
+
+def _line(results: list[Result]) -> str:
+    averages = [result.average_incremental_accuracy for result in results]
+    spread = f" ± {statistics.stdev(averages):.3f}" if len(averages) > 1 else ""
+    last = statistics.fmean(result.curve[-1] for result in results)
+    return f"average {statistics.fmean(averages):.3f}{spread}, last {last:.3f}, {results[0].memory_mb:.2f} MB"

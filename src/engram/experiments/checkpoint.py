@@ -23,7 +23,6 @@ from torch import Tensor
 from engram import storage
 from engram.errors import UsageError
 from engram.experiments.measuring import Measurement
-from engram.experiments.results import Result
 from engram.methods import Learner
 from engram.settings import differences
 
@@ -64,7 +63,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.training = path / "training.safetensors"
+        self.training, self.result = path / "training.safetensors", path / "result.json"
 
     def start(self, identity: dict[str, Any], *, resume: bool) -> None:
         """Begin a run here, or check that the one found is the same. The same run with more tasks may go on."""
@@ -93,7 +92,7 @@ class RunFolder:
                 f"{self.path} holds another run; it differs in {'; '.join(changed)}. Choose another --out."
             )
         if len(identity["tasks"]) > len(done):
-            storage.remove(self.path / "result.json")  # it is the result of fewer tasks
+            storage.remove(self.result)  # it is the result of fewer tasks
 
     def save(self, learner: Learner, state: RunState) -> None:
         """Publish a checkpoint and remove what it supersedes."""
@@ -119,16 +118,6 @@ class RunFolder:
             "measurements": storage.read_json(folder / "measurements.json"),
             **storage.read_json(folder / "seconds.json"),
         }
-
-    def result(self) -> Result | None:
-        """The result, if the run is complete."""
-        path = self.path / "result.json"
-        return Result.load(path) if path.exists() else None
-
-    def finish(self, result: Result) -> None:
-        """Write the result. Only the last checkpoint stays beside it."""
-        self.tidy()
-        result.save(self.path / "result.json")
 
     @property
     def tasks_done(self) -> int:

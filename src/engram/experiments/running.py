@@ -63,11 +63,18 @@ def run(
         place = None if folder is None else str(folder.path)
         stack.enter_context(events.run(method=learner.name, dataset=stream.name, seed=learner.seed, folder=place))
         state = _learn(learner, stream, tasks, folder, events, after_task)
-        found = parallel.on_main(lambda: None if folder is None else folder.result())
-        made = found or _result(learner, stream, settings, state)  # the result of a finished run stays as it is
-        result = Result(**parallel.broadcast(made.to_json))
-        if folder is not None and found is None:
-            folder.finish(result)
+        return Result(
+            **parallel.broadcast(lambda: _finish(folder, _result(learner, stream, settings, state)).to_json())
+        )
+
+
+def _finish(folder: RunFolder | None, result: Result) -> Result:
+    """Write the result; that of a run that was complete before stays as it is."""
+    if folder is not None and folder.result.exists():
+        return Result.load(folder.result)
+    if folder is not None:
+        folder.tidy()
+        result.save(folder.result)
     return result
 
 

@@ -122,15 +122,10 @@ class SuitePlan:
         """Write the suite's file, for reports and for resuming. An existing one needs `resume` and the same runs."""
         folder, suite = self.options.folder, SUITES[self.options.suite]
         path = folder / f"suite-{self.options.suite}.json"
-        rows: list[dict[str, Any]] = [
-            {
-                "label": row.variant.label,
-                "series": row.variant.series,
-                "value": row.variant.value,
-                "runs": [str(run.folder.relative_to(folder)) for run in row.runs],
-            }
-            for row in self.rows
-        ]
+        rows: list[dict[str, Any]] = []
+        for row in self.rows:
+            shown = {name: getattr(row.variant, name) for name in ("label", "series", "value")}
+            rows.append({**shown, "runs": [str(run.folder.relative_to(folder)) for run in row.runs]})
         storage.make_folder(folder)
         if path.exists():
             if not resume:
@@ -145,7 +140,7 @@ class SuitePlan:
 
 def plan_suite(options: SuiteOptions, dataset: Dataset) -> SuitePlan:
     """Plan a suite and estimate how long it takes, from a few training steps timed now."""
-    costs: dict[tuple[object, ...], Costs] = {}
+    costs: dict[tuple[object, ...], Costs] = {}  # of learners that differ in nothing that takes time
     members: list[tuple[Variant, list[SuiteRun], Estimate]] = []
     for variant in variants(options, dataset):
         runs = runs_of(variant, options, dataset)
@@ -293,12 +288,12 @@ def _run(label: str, plan: Plan, folder: Path, dataset: Dataset) -> SuiteRun:
         "tasks": len(tasks),
         "validation": plan.validation,
     }
+
+    def digest(*identity: object) -> str:
+        return hashlib.sha256(json.dumps([*identity, stream], sort_keys=True).encode()).hexdigest()[:10]
+
     settings = {**identifying(learner.resolved_settings(dataset.train)), "seed": None}
     method = None if learner.shares_training else plan.method
-    trainings = (_digest([learner.training_settings(task), method, stream]) for task in (0, 1))
-    name = f"{plan.method}-{_digest([plan.method, settings, stream])}"
+    trainings = (digest(learner.training_settings(task), method) for task in (0, 1))
+    name = f"{plan.method}-{digest(plan.method, settings)}"
     return SuiteRun(label, plan, folder / "runs" / name / f"seed-{plan.seed}", *trainings)
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]

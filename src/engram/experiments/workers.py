@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import multiprocessing
 import os
@@ -10,8 +9,9 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -30,7 +30,8 @@ FAILED = "failed.json"
 RETRIES = 3  # of a run on Ray whose worker or node died; it resumes from its checkpoint
 INTERVAL = 0.1  # seconds between looks at whether to stop
 
-Hook = Callable[[], None]  # called after a task of a run
+AfterTask = Callable[[SuiteRun], None]
+Outcomes = Generator["Outcome", None, None]  # as runs end
 
 
 class Outcome(NamedTuple):
@@ -60,18 +61,18 @@ def run_suite(
             if steps[run.folder]:
                 phase.advance(steps[run.folder].pop(0), run.label)
 
-        def after_run(run: SuiteRun, error: str | None) -> None:
-            outcomes.append(Outcome(run, error))
-            phase.advance(sum(steps[run.folder]), run.label)  # the tasks that a failed run did not learn
-            steps[run.folder].clear()
-
         if on == "ray":
-            run_on_ray(options, runs, workers, after_run)
+            ending = run_on_ray(options, runs, workers)
         elif workers is not None and workers > 1 and len(runs) > 1:
-            run_in_processes(options, runs, workers, after_task, after_run)
+            ending = run_in_processes(options, runs, workers, after_task)
         else:
-            for run in runs:
-                after_run(run, execute(options, run, lambda: dataset, progress, functools.partial(after_task, run)))
+            ending = (Outcome(run, execute(options, run, lambda: dataset, progress, after_task)) for run in runs)
+        with closing(ending):
+            for outcome in ending:
+                outcomes.append(outcome)
+                left = steps[outcome.run.folder]  # the tasks that a failed run did not learn
+                phase.advance(sum(left), outcome.run.label)
+                left.clear()
     return outcomes
 
 
@@ -80,17 +81,13 @@ def execute(
     run: SuiteRun,
     load: Callable[[], Dataset],
     progress: Progress = SILENT,
-    after_task: Hook = lambda: None,
+    after_task: AfterTask = lambda run: None,
 ) -> str | None:
     """Execute one run, or what is left of it, and return why it failed, if it did. It can be tried again."""
     try:
+        cache = Cache(options.folder / "trained")
         run.plan.run(
-            load(),
-            run.folder,
-            resume=True,
-            cache=Cache(options.folder / "trained"),
-            progress=progress,
-            after_task=lambda *_: after_task(),
+            load(), run.folder, resume=True, cache=cache, progress=progress, after_task=lambda *_: after_task(run)
         )
     except BusyError as error:  # another process is executing it, and marks it if it fails
         return str(error)
@@ -110,31 +107,21 @@ def mark_failed(run: SuiteRun, error: str, **details: str) -> str:
 
 
 def _run_in_threads(
-    runs: Sequence[SuiteRun],
-    workers: int,
-    start: Callable[[SuiteRun, threading.Event], str | None],
-    after_run: Callable[[SuiteRun, str | None], None],
-) -> None:
+    runs: Sequence[SuiteRun], workers: int, start: Callable[[SuiteRun, threading.Event], str | None]
+) -> Outcomes:
     """Start each run in a thread, which waits for it to end, or ends it when the event is set."""
     stopping = threading.Event()
     with ThreadPoolExecutor(workers) as pool:
         futures = {pool.submit(start, run, stopping): run for run in runs}
         try:
             for future in as_completed(futures):
-                after_run(futures[future], future.result())
-        except BaseException:
+                yield Outcome(futures[future], future.result())
+        finally:
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
-def run_in_processes(
-    options: SuiteOptions,
-    runs: Sequence[SuiteRun],
-    workers: int,
-    after_task: Callable[[SuiteRun], None],
-    after_run: Callable[[SuiteRun, str | None], None],
-) -> None:
+def run_in_processes(options: SuiteOptions, runs: Sequence[SuiteRun], workers: int, after_task: AfterTask) -> Outcomes:
     """Each run in a process of its own. A process that dies fails its own run only."""
     threads = max(1, (os.cpu_count() or 1) // workers)
 
@@ -142,21 +129,21 @@ def run_in_processes(
         pipe, process = start_process(options, run, threads)
         try:
             while not stopping.is_set():
-                if not pipe.poll(INTERVAL):
-                    continue
-                if (message := pipe.recv()) != "task":
-                    return str(message["error"]) if message["error"] else None
-                after_task(run)
+                if pipe.poll(INTERVAL):
+                    if (message := pipe.recv()) != "task":
+                        return str(message["error"]) if message["error"] else None
+                    after_task(run)
+            process.kill()  # its checkpoints are enough to resume from
+            return None
         except (EOFError, OSError):
             process.join()
-            return mark_failed(run, f"Its process ended {_how(process)}. Run the suite again with --resume.")
+            code = process.exitcode or 0
+            how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            return mark_failed(run, f"Its process ended {how}. Run the suite again with --resume.")
         finally:
-            if stopping.is_set():
-                process.kill()  # its checkpoints are enough to resume from
             process.join()
-        return None
 
-    _run_in_threads(runs, workers, start, after_run)
+    return _run_in_threads(runs, workers, start)
 
 
 def start_process(options: SuiteOptions, run: SuiteRun, threads: int) -> tuple[Connection, BaseProcess]:
@@ -176,21 +163,22 @@ def start_process(options: SuiteOptions, run: SuiteRun, threads: int) -> tuple[C
     return pipe, process
 
 
-def _how(process: BaseProcess) -> str:
-    code = process.exitcode or 0
-    return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-
-
 def _work(pipe: Connection, options: SuiteOptions, run: SuiteRun, threads: int) -> None:
     """The main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
+    pipe.send({"error": _execute_alone(options, run, threads, lambda run: pipe.send("task"))})
+
+
+def _execute_alone(
+    options: SuiteOptions, run: SuiteRun, threads: int, after_task: AfterTask = lambda run: None
+) -> str | None:
     import torch
 
-    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
     torch.set_num_threads(threads)
-    pipe.send({"error": execute(options, run, options.load, after_task=lambda: pipe.send("task"))})
+    return execute(options, run, options.load, after_task=after_task)
 
 
 def _exit_with_parent() -> None:
@@ -201,26 +189,21 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def run_on_ray(
-    options: SuiteOptions,
-    runs: Sequence[SuiteRun],
-    workers: int | None,
-    after_run: Callable[[SuiteRun, str | None], None],
-) -> None:
-    """Each run as a Ray task. Every node must reach the folder and the data.
+def run_on_ray(options: SuiteOptions, runs: Sequence[SuiteRun], workers: int | None) -> Outcomes:
+    """Each run as a Ray task; every node must reach the folder and the data.
 
     Without `RAY_ADDRESS`, Ray is started on this machine alone.
     """
     ray = _connect(workers)
     resources = resources_per_run([node["Resources"] for node in ray.nodes() if node["Alive"]])
-    task = ray.remote(max_retries=RETRIES, **resources)(_work_on_ray)
+    task = ray.remote(max_retries=RETRIES, **resources)(_execute_alone)
 
     def start(run: SuiteRun, stopping: threading.Event) -> str | None:
         reference = task.remote(*absolute(options, run), resources["num_cpus"])
-        while not ray.wait([reference], timeout=INTERVAL)[0]:
-            if stopping.is_set():
-                return None
         try:
+            while not ray.wait([reference], timeout=INTERVAL)[0]:
+                if stopping.is_set():
+                    return None
             error: str | None = ray.get(reference)
             return error
         except ray.exceptions.RayError as lost:
@@ -228,16 +211,9 @@ def run_on_ray(
             return mark_failed(run, why)
 
     try:
-        _run_in_threads(runs, workers or len(runs) or 1, start, after_run)
+        yield from _run_in_threads(runs, workers or max(1, len(runs)), start)
     finally:
         ray.shutdown()
-
-
-def _work_on_ray(options: SuiteOptions, run: SuiteRun, threads: int) -> str | None:
-    import torch
-
-    torch.set_num_threads(threads)
-    return execute(options, run, options.load)
 
 
 def absolute(options: SuiteOptions, run: SuiteRun) -> tuple[SuiteOptions, SuiteRun]:
