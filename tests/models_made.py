@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from images_made import encoded
 
-from engram.model import LearnOptions, Manifest, ModelFolder, learn
+from engram.model import LearnOptions, ModelFolder, learn
+from engram.model.manifest import Manifest
 
 DAISY = "gänseblümchen"
 TULIP = "[red]tulip"  # what a terminal might take for a colour

@@ -25,7 +25,6 @@ from engram.model import (
     LearnOptions,
     Model,
     ModelFolder,
-    Writer,
     forget,
     inspect,
     learn,
@@ -36,6 +35,7 @@ from engram.model import (
     rollback,
     verify,
 )
+from engram.model.folder import Writer
 
 EDITS: dict[str, Callable[[ModelFolder], object]] = {
     "forget": lambda folder: forget(folder, [DAISY]),

@@ -22,7 +22,6 @@ from engram.data import Samples, Task
 from engram.features import Memory
 from engram.methods import Learner, MemorySources, make
 from engram.model import (
-    HeldOutCounts,
     LearnOptions,
     Model,
     ModelFolder,
@@ -39,7 +38,15 @@ from engram.model import (
     verify,
     with_metadata,
 )
-from engram.model.held_out import Accuracy, Calibration, HeldOutScores, assess, falls_sharply, mark_held_out
+from engram.model.held_out import (
+    Accuracy,
+    Calibration,
+    HeldOutCounts,
+    HeldOutScores,
+    assess,
+    falls_sharply,
+    mark_held_out,
+)
 from engram.network import Training, extract
 
 

@@ -25,8 +25,8 @@ from engram.data.labelled import read_images, scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.features import CLASSIFIERS, Ridge
 from engram.methods import METHODS, Learner, make
-from engram.model import Calibration, ExportResult, Metadata, Model, ModelFolder, export, learn, load, save
-from engram.model.exporting import OPSET, metadata
+from engram.model import Calibration, Metadata, Model, ModelFolder, export, learn, load, save
+from engram.model.exporting import OPSET, ExportResult, metadata
 from engram.network import CorrectedHead, extractor_for_weights, make_network
 from engram.progress import Stopwatch
 

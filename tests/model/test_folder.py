@@ -16,8 +16,9 @@ from safetensors.torch import save
 
 from engram import storage
 from engram.errors import BusyError, DataError, EngramError, UsageError
-from engram.model import File, Manifest, ModelFolder, Writer
-from engram.model.manifest import MAX_BYTES, Pointer, seal
+from engram.model import ModelFolder
+from engram.model.folder import Writer
+from engram.model.manifest import MAX_BYTES, File, Manifest, Pointer, seal
 
 FROZEN = {"network.extractor.weight": torch.tensor([0.5])}
 NETWORK = f"networks/{hashlib.sha256(save(FROZEN)).hexdigest()}.safetensors"

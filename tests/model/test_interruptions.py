@@ -29,7 +29,9 @@ from refusals import STEPS, always
 
 from engram import storage
 from engram.errors import EngramError
-from engram.model import Manifest, ModelFolder, Writer
+from engram.model import ModelFolder
+from engram.model.folder import Writer
+from engram.model.manifest import Manifest
 
 KILLS = 30
 NOBODY = 65534

@@ -112,9 +112,9 @@ def test_a_model_gives_the_same_answers_after_it_was_saved(tmp_path: Path) -> No
     inputs = torch.randint(0, 256, (24, SIDE, SIDE, 3), generator=draws, dtype=torch.uint8)
     samples = Samples.of(inputs, torch.arange(24) % 2)
     options = LearnOptions(network="small", epochs=1, settings=QUICK)
-    taught = train_update(
+    taught, _ = train_update(
         None, plan_update_of_samples(None, {"a": 12, "b": 12}, (SIDE, SIDE, 3), options), samples, options
-    ).model
+    )
     folder = ModelFolder(tmp_path / "model")
     with folder.writing() as writer:
         save(writer, taught, action="learn")

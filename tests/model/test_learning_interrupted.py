@@ -27,7 +27,8 @@ from faults import Call, Ended, Forks, alike, calls_in, engram, learned_before, 
 from models_made import DAISY, FORMULA, TULIP, draw, network_path
 
 from engram import storage
-from engram.model import KEEP, ModelFolder, load, save, verify
+from engram.model import ModelFolder, load, save, verify
+from engram.model.folder import KEEP
 
 QUICK = ("--image-size", "16", "--epochs", "1", "--features-per-class", "3", "--hold-out", "0", "--quiet")
 SMALL = ("--set", "adapter_steps=1", "--set", "adapter_width=8")

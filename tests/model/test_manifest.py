@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engram.errors import DataError
-from engram.model import Manifest
-from engram.model.manifest import NewerError, Pointer, seal, unseal
+from engram.model.manifest import Manifest, NewerError, Pointer, seal, unseal
 
 DIGEST = "0123456789abcdef" * 4
 WHOLE: dict[str, Any] = {

@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 
 from engram import storage
 from engram.errors import DataError, EngramError, UsageError
-from engram.model import Manifest, ModelFolder, Writer, rollback, verify
+from engram.model import ModelFolder, rollback, verify
+from engram.model.folder import Writer
+from engram.model.manifest import Manifest
 
 NUMBERS = 20_000  # of the network, in float32
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from engram import storage
 from engram.data import Stream
 from engram.methods import METHODS, make, setting_names
-from engram.model import Metadata, Model, ModelFolder, VerifyResult, forget, inspect, merge, save, verify
+from engram.model import Metadata, Model, ModelFolder, forget, inspect, merge, save, verify
+from engram.model.inspection import VerifyResult
 
 State = dict[str, Tensor]
 

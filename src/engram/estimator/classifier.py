@@ -326,7 +326,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             options = options_of(parameters, len(inputs), inputs.shape[1:], seed, anew=model is None)
             plan = plan_update_of_samples(model, arriving, inputs.shape[1:], options)
             class_indices = torch.tensor([plan.labels[name] for name in names])[torch.from_numpy(codes)]
-            taught = train_update(model, plan, Samples.of(_writable(inputs), class_indices), options).model
+            taught, _ = train_update(model, plan, Samples.of(_writable(inputs), class_indices), options)
         return with_metadata(
             taught,
             labels=kind,

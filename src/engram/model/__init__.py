@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 from engram.model.edit import EditResult, ForgetPreview, forget, merge, preview_forget, rename, rollback
-from engram.model.exporting import ExportResult, export
-from engram.model.folder import KEEP, ModelFolder, Writer
-from engram.model.held_out import Accuracy, Calibration, HeldOutCounts
-from engram.model.inspection import (
-    ByteCounts,
-    ClassSummary,
-    Generation,
-    ModelSummary,
-    VerifyResult,
-    inconsistencies,
-    inspect,
-    verify,
-)
-from engram.model.learning import (
-    ClassAccuracy,
-    TrainedUpdate,
-    UpdateRejected,
-    UpdateResult,
-    learn,
-    learn_images,
-    train_update,
-)
-from engram.model.manifest import Change, File, Manifest
-from engram.model.model import (
-    Adaptation,
-    Metadata,
-    Model,
-    load,
-    restore_model,
-    save,
-    settings_of,
-    with_metadata,
-    with_settings,
-)
+from engram.model.exporting import export
+from engram.model.folder import ModelFolder
+from engram.model.held_out import Calibration
+from engram.model.inspection import Generation, ModelSummary, inconsistencies, inspect, verify
+from engram.model.learning import ClassAccuracy, UpdateRejected, UpdateResult, learn, learn_images, train_update
+from engram.model.model import Metadata, Model, load, restore_model, save, settings_of, with_metadata, with_settings
 from engram.model.plan import LearnOptions, UpdatePlan, expected_seconds, plan_update, plan_update_of_samples
 from engram.model.prediction import (
     ClassProbability,
     Evaluation,
     Prediction,
-    UnknownClass,
     evaluate,
     find_images,
     predict,
@@ -50,36 +21,22 @@ from engram.model.prediction import (
 )
 
 __all__ = [
-    "KEEP",
-    "Accuracy",
-    "Adaptation",
-    "ByteCounts",
     "Calibration",
-    "Change",
     "ClassAccuracy",
     "ClassProbability",
-    "ClassSummary",
     "EditResult",
     "Evaluation",
-    "ExportResult",
-    "File",
     "ForgetPreview",
     "Generation",
-    "HeldOutCounts",
     "LearnOptions",
-    "Manifest",
     "Metadata",
     "Model",
     "ModelFolder",
     "ModelSummary",
     "Prediction",
-    "TrainedUpdate",
-    "UnknownClass",
     "UpdatePlan",
     "UpdateRejected",
     "UpdateResult",
-    "VerifyResult",
-    "Writer",
     "evaluate",
     "expected_seconds",
     "export",

@@ -22,7 +22,6 @@ from engram.features import adapt
 from engram.methods import BudgetError, Learner, MemorySources, Tuning, class_indices_of
 from engram.model.folder import ModelFolder, Writer
 from engram.model.held_out import (
-    Accuracy,
     Calibration,
     HeldOutCounts,
     HeldOutScores,
@@ -69,27 +68,16 @@ class UpdateRejected(EngramError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedUpdate:
-    """A model after an update, and how good it is."""
-
-    model: Model
-    accuracy: Accuracy | None  # on held-out images; None if there are none
-    class_accuracies: tuple[ClassAccuracy, ...]
-    tuning: Tuning
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class UpdateResult:
     """What `learn` has done."""
 
-    generation: int
+    generation: int = 0  # 0: not saved
     new: Mapping[str, int]  # images of each new class
     more: Mapping[str, int]  # images of each class that was known
     classes: int  # known now
     memory_bytes: int
-    seen_bytes: int  # of the image files
-    seconds: float
+    seen_bytes: int = 0  # of the image files
+    seconds: float = 0.0
     accuracy: float | None  # on held-out images of all classes that have any
     interval: tuple[float, float] | None  # 95 %
     held_out: int  # images that accuracy was measured on
@@ -120,14 +108,13 @@ def learn(
         model = load(writer, device=options.device) if writer.exists() else None
         plan = plan_update(model, files, options)
         images = read_images(files, plan.image_size, progress)
-        counts = _count(images)  # some may be unreadable
-        plan = replace(
-            plan, new={name: counts[name] for name in plan.new}, more={name: counts[name] for name in plan.more}
-        )
-        trained = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
+        read = _count(images)  # some may be unreadable
+        plan = replace(plan, new={name: read[name] for name in plan.new}, more={name: read[name] for name in plan.more})
+        updated, result = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
         seen_bytes = sum(path.stat().st_size for path in images.paths if path.exists())
         skipped = (*files.skipped, *images.unreadable)
-        return _publish(writer, plan, trained, time.monotonic() - start, seen_bytes, skipped)
+        seconds = time.monotonic() - start
+        return _publish(writer, updated, replace(result, seconds=seconds, seen_bytes=seen_bytes, skipped=skipped))
 
 
 def learn_images(
@@ -144,12 +131,26 @@ def learn_images(
         model = load(writer, device=options.device) if writer.exists() else None
         check_names(model.names if model is not None else (), images.class_names)
         if model is not None and model.learner.shape_ != images.samples.shape:
-            raise UsageError(
-                f"This model has learned samples of shape {model.learner.shape_}, which cannot be changed."
-            )
+            raise UsageError(f"This model has learned samples of shape {model.learner.shape_}; that cannot be changed.")
         plan = plan_update_of_samples(model, _count(images), images.samples.shape, options)
-        trained = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
-        return _publish(writer, plan, trained, time.monotonic() - start, seen_bytes, images.unreadable)
+        updated, result = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
+        seconds = time.monotonic() - start
+        skipped = images.unreadable
+        return _publish(writer, updated, replace(result, seconds=seconds, seen_bytes=seen_bytes, skipped=skipped))
+
+
+def _publish(writer: Writer, model: Model, result: UpdateResult) -> UpdateResult:
+    """Save the model as the next generation, with a record of the update in the history."""
+    record = {
+        "new": dict(result.new),
+        "more": dict(result.more),
+        "seconds": round(result.seconds, 1),
+        "memory_bytes": result.memory_bytes,
+        "accuracy": result.accuracy,
+        "held_out": result.held_out,
+        "omega": None if result.adaptation is None else result.adaptation.omega,
+    }
+    return replace(result, generation=save(writer, model, action="learn", record=record).generation)
 
 
 def train_update(
@@ -159,8 +160,8 @@ def train_update(
     options: LearnOptions,
     progress: Progress = SILENT,
     paths: Sequence[Path] = (),
-) -> TrainedUpdate:
-    """The model that follows from these samples, and how good it is on held-out ones; UpdateRejected if too bad.
+) -> tuple[Model, UpdateResult]:
+    """The model after an update with these samples, not saved yet; UpdateRejected if it is not good enough.
 
     If the network is trained, some samples are held out from that. `paths` name the samples in warnings.
     """
@@ -192,16 +193,37 @@ def train_update(
         epochs=options.epochs,
         hold_out=options.hold_out,
     )
-    trained = TrainedUpdate(
-        model=Model(learner, plan.names, metadata),
-        accuracy=counts.accuracy(),
-        class_accuracies=_class_accuracies(plan, before.held_out_counts, counts),
-        tuning=tuning,
-        warnings=warning_signs(learner, plan, sources, paths),
+    updated = Model(learner, plan.names, metadata)
+    result = _result(updated, plan, tuning, before.held_out_counts, warning_signs(learner, plan, sources, paths))
+    if not options.force and (reason := _rejection(result, before.held_out_counts, counts, options.at_least)):
+        raise UpdateRejected(f"The update was not published: {reason}", result.class_accuracies, result.warnings)
+    return updated, result
+
+
+def _result(
+    model: Model, plan: UpdatePlan, tuning: Tuning, before: HeldOutCounts, warnings: tuple[str, ...]
+) -> UpdateResult:
+    counts, learner = model.metadata.held_out_counts, model.learner
+    accuracy = counts.accuracy()
+    return UpdateResult(
+        new=plan.new,
+        more=plan.more,
+        classes=len(plan.names),
+        memory_bytes=learner.memory.nbytes,
+        accuracy=None if accuracy is None else accuracy.value,
+        interval=None if accuracy is None else accuracy.interval,
+        held_out=sum(counts.total),
+        held_out_classes=counts.classes,
+        estimated=counts.estimated,
+        class_accuracies=_class_accuracies(plan, before, counts),
+        calibration=model.metadata.calibration,
+        adaptation=model.metadata.adaptation,
+        network=plan.network,
+        tuned=tuning.tunes,
+        tuning=tuning.reason,
+        classifier=learner.classifier_description,
+        warnings=warnings,
     )
-    if not options.force and (reason := _rejection(trained, before.held_out_counts, options.at_least)):
-        raise UpdateRejected(f"The update was not published: {reason}", trained.class_accuracies, trained.warnings)
-    return trained
 
 
 def _seen(plan: UpdatePlan, before: Metadata) -> tuple[int, ...]:
@@ -287,72 +309,25 @@ def _class_accuracies(plan: UpdatePlan, before: HeldOutCounts, after: HeldOutCou
     return tuple(found)
 
 
-def _rejection(trained: TrainedUpdate, before: HeldOutCounts, at_least: float | None) -> str | None:
+def _rejection(result: UpdateResult, before: HeldOutCounts, after: HeldOutCounts, at_least: float | None) -> str | None:
     """Why an update is rejected: accuracy on the old classes falls sharply, or is below `at_least`."""
     old = range(len(before.total))
-    earlier, later = before.accuracy(), trained.model.metadata.held_out_counts.accuracy(old)
+    earlier, later = before.accuracy(), after.accuracy(old)
     if falls_sharply(earlier, later):
-        remedy = "Leave the network as it is (--tune none)" if trained.tuning.tunes else "Check for duplicate classes"
+        remedy = "Leave the network as it is (--tune none)" if result.tuned else "Check for duplicate classes"
         return (
             f"accuracy on the {len(old)} old classes would fall from {earlier} to {later}. {remedy}, "
             "give more images of the new classes, or publish it anyway (--force)."
         )
     if at_least is None:
         return None
-    known = [each.after for each in trained.class_accuracies if each.after is not None]
+    known = [each.after for each in result.class_accuracies if each.after is not None]
     if not known:
         return "no image was held out, so it cannot be validated. Omit --validate, or publish it anyway (--force)."
     mean = sum(known) / len(known)  # over classes, so that a large class does not hide a small one
     if mean < at_least:
-        return (
-            f"accuracy, the mean over {len(known)} classes, would be {mean:.3f}, below {at_least:g}. Give more images."
-        )
+        return f"accuracy, a mean over {len(known)} classes, would be {mean:.3f}, below {at_least:g}. More images help."
     return None
-
-
-def _publish(
-    writer: Writer,
-    plan: UpdatePlan,
-    trained: TrainedUpdate,
-    seconds: float,
-    seen_bytes: int,
-    skipped: tuple[SkippedFile, ...],
-) -> UpdateResult:
-    """Save the model of an update as the next generation."""
-    accuracy, metadata, learner = trained.accuracy, trained.model.metadata, trained.model.learner
-    record = {
-        "new": dict(plan.new),
-        "more": dict(plan.more),
-        "seconds": round(seconds, 1),
-        "memory_bytes": learner.memory.nbytes,
-        "accuracy": None if accuracy is None else accuracy.value,
-        "held_out": sum(metadata.held_out_counts.total),
-        "omega": None if metadata.adaptation is None else metadata.adaptation.omega,
-    }
-    manifest = save(writer, trained.model, action="learn", record=record)
-    return UpdateResult(
-        generation=manifest.generation,
-        new=plan.new,
-        more=plan.more,
-        classes=len(plan.names),
-        memory_bytes=learner.memory.nbytes,
-        seen_bytes=seen_bytes,
-        seconds=seconds,
-        accuracy=None if accuracy is None else accuracy.value,
-        interval=None if accuracy is None else accuracy.interval,
-        held_out=0 if accuracy is None else accuracy.total,
-        held_out_classes=metadata.held_out_counts.classes,
-        estimated=metadata.held_out_counts.estimated,
-        class_accuracies=trained.class_accuracies,
-        calibration=metadata.calibration,
-        adaptation=metadata.adaptation,
-        network=plan.network,
-        tuned=trained.tuning.tunes,
-        tuning=trained.tuning.reason,
-        classifier=learner.classifier_description,
-        warnings=trained.warnings,
-        skipped=skipped,
-    )
 
 
 def _count(images: LabelledImages) -> dict[str, int]:
