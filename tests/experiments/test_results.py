@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from engram.data import Samples
 from engram.errors import DataError
 from engram.experiments import Result
+from engram.methods import make
 
 COMMITTED = sorted((Path(__file__).parents[2] / "benchmarks" / "results").rglob("result.json"))
 
@@ -20,6 +23,17 @@ def test_every_committed_result_is_readable_and_consistent(path: Path) -> None:
     if result.drift_gap is not None and result.ceiling_curve is not None:
         gaps = [ceiling - reached for ceiling, reached in zip(result.ceiling_curve, result.curve, strict=True)]
         assert result.drift_gap == pytest.approx(gaps)
+
+
+SHAPES = {"cifar100": (32, 32, 3), "digits": (8, 8, 1)}
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: str(path.parent.name) + "-" + path.parent.parent.name)
+def test_every_committed_result_records_all_settings_of_its_method_resolved(path: Path) -> None:
+    result = Result.load(path)
+    images = torch.zeros(2, *SHAPES[result.dataset], dtype=torch.uint8)
+    learner = make(result.method, **result.settings)
+    assert learner.resolved_settings(Samples.of(images, torch.arange(2))) == result.settings
 
 
 @pytest.mark.parametrize(
