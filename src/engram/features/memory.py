@@ -64,8 +64,9 @@ class _ClassRows:
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor]) -> Self:
         """The memory whose `tensors()` these are."""
+        counts = tensors["counts"]
         own = {name: tensor for name, tensor in tensors.items() if name not in ("counts", "held_out")}
-        return cls(restore_encoded(own), tensors["counts"], tensors.get("held_out"))
+        return cls(restore_encoded(own), counts, tensors.get("held_out"))
 
     def take(self, rows: Tensor, counts: Tensor) -> Self:
         """The memory of these rows (k,) only."""
