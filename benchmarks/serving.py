@@ -204,7 +204,7 @@ def single(folder: ModelFolder, seconds: float = 8) -> dict[str, object]:
 
 def _batches(url: str) -> tuple[float, float]:
     lines = dict(line.rsplit(" ", 1) for line in httpx2.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
-    return float(lines["engram_batch_pictures_sum"]), float(lines["engram_batch_pictures_count"])
+    return float(lines["engram_batch_images_sum"]), float(lines["engram_batch_images_count"])
 
 
 def learning(folder: ModelFolder, seconds: float = 20) -> dict[str, object]:

@@ -272,8 +272,8 @@ def test_metrics_count_requests_and_pictures(client: TestClient) -> None:
     client.post("/api/classify", files=files(picture(TULIP), b"none"))
     client.get("/made/up")
     text = client.get("/metrics").text
-    assert 'engram_pictures_total{outcome="answered"} 1.0' in text
-    assert 'engram_pictures_total{outcome="unreadable"} 1.0' in text
+    assert 'engram_images_total{outcome="answered"} 1.0' in text
+    assert 'engram_images_total{outcome="unreadable"} 1.0' in text
     assert 'engram_requests_total{method="POST",path="/api/classify",status="200"} 1.0' in text
     assert "engram_generation 2.0" in text
     assert "made" not in text

@@ -30,15 +30,15 @@ def serve(
         str | None, typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-* headers are trusted.")
     ] = None,
     max_upload: Annotated[str, typer.Option(metavar="BYTES", help="Size limit of a request.")] = "256MB",
-    max_files: Annotated[int, typer.Option(min=1, help="Limit of pictures in a request.")] = 2_000,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Limit of pixels in a picture.")] = 64_000_000,
+    max_files: Annotated[int, typer.Option(min=1, help="Limit of images in a request.")] = 2_000,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Limit of pixels in an image.")] = 64_000_000,
     queue: Annotated[int, typer.Option(min=1, help="Limit of updates that wait.")] = 4,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs of an update. Default: depends on the pictures.")
+        int | None, typer.Option(min=1, help="Epochs of an update. Default: depends on the images.")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Serve a model: an HTTP API and a page to classify pictures and to update and edit the model."""
+    """Serve a model: an HTTP API and a page to classify images and to update and edit the model."""
     try:
         from engram.server import Config, make_server
     except ModuleNotFoundError as error:

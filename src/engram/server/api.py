@@ -93,15 +93,15 @@ def metrics(server: Server) -> Response:
 PredictedClass = TypedDict("PredictedClass", {"class": str, "probability": Annotated[float, Field(ge=0, le=1)]})
 
 
-class PicturePrediction(BaseModel):
-    """The most probable classes of a picture, most probable first."""
+class ImagePrediction(BaseModel):
+    """The most probable classes of an image, most probable first."""
 
     name: str = Field(description="The name of the uploaded file.")
     top: list[PredictedClass]
     rejected: bool = Field(description="The most probable class is less probable than `reject`.")
 
 
-class UnreadablePicture(BaseModel):
+class UnreadableFile(BaseModel):
     """Why a file could not be classified."""
 
     name: str
@@ -112,8 +112,8 @@ class Predictions(BaseModel):
     """Predictions of one generation, in the order of the files."""
 
     generation: int
-    calibrated: bool = Field(description="Whether probabilities were calibrated on held-out pictures.")
-    predictions: list[PicturePrediction | UnreadablePicture]
+    calibrated: bool = Field(description="Whether probabilities were calibrated on held-out images.")
+    predictions: list[ImagePrediction | UnreadableFile]
 
 
 def _form(**fields: dict[str, Any]) -> dict[str, Any]:
@@ -133,14 +133,14 @@ async def classify(
     top: Annotated[int, Query(ge=1, le=100)] = 5,
     reject: Annotated[float, Query(ge=0, le=1, allow_inf_nan=False)] = 0.0,
 ) -> Predictions:
-    """Predict the classes of pictures. One whose most probable class is less probable than `reject` is rejected."""
+    """Predict the classes of images. One whose most probable class is less probable than `reject` is rejected."""
     await run_in_threadpool(server.loader.current)  # without a model, do not read the upload
     async with _read_form(request, server.config) as form:
         files = _files(form, server.config)
         loaded = await run_in_threadpool(server.loader.current)
         if reject and not loaded.model.is_calibrated:
             raise Problem(
-                409, "The model is not calibrated, so it cannot reject pictures. Teach it more, or omit 'reject'."
+                409, "The model is not calibrated, so it cannot reject images. Teach it more, or omit 'reject'."
             )
         limit = asyncio.Semaphore(2 * server.config.decoders)  # files of one request in memory
         predictions = await asyncio.gather(*(_predict(server, loaded, file, top, reject, limit) for file in files))
@@ -149,7 +149,7 @@ async def classify(
 
 async def _predict(
     server: Services, loaded: LoadedModel, file: UploadFile, top: int, reject: float, limit: asyncio.Semaphore
-) -> PicturePrediction | UnreadablePicture:
+) -> ImagePrediction | UnreadableFile:
     name, decoders = _file_name(file), server.decoders
     try:
         async with limit:
@@ -157,11 +157,11 @@ async def _predict(
             loop = asyncio.get_running_loop()
             image = await loop.run_in_executor(decoders.threads, decoders.decode, content, loaded.image_size)
     except UnreadableImage as error:
-        server.metrics.pictures.labels("unreadable").inc()
-        return UnreadablePicture(name=name, problem=str(error))
+        server.metrics.images.labels("unreadable").inc()
+        return UnreadableFile(name=name, problem=str(error))
     answers = await server.batcher.predict(loaded, image, top)
-    server.metrics.pictures.labels("answered").inc()
-    return PicturePrediction(
+    server.metrics.images.labels("answered").inc()
+    return ImagePrediction(
         name=name,
         top=[{"class": each.name, "probability": min(each.probability, 1.0)} for each in answers[:top]],
         rejected=answers[0].probability < reject,
@@ -171,7 +171,7 @@ async def _predict(
 @asynccontextmanager
 async def _read_form(request: Request, config: Config) -> AsyncIterator[FormData]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
-        raise Problem(415, "Send the pictures as multipart/form-data, in fields named 'files'.")
+        raise Problem(415, "Send the images as multipart/form-data, in fields named 'files'.")
     try:
         form = await request.form(max_files=config.files, max_fields=config.files, max_part_size=4 * LONGEST_NAME)
     except (Problem, OSError):  # a limit was exceeded, or the disk is full
@@ -189,7 +189,7 @@ async def _read_form(request: Request, config: Config) -> AsyncIterator[FormData
 def _files(form: FormData, config: Config) -> list[UploadFile]:
     files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
     if not files or len(files) != len(form.getlist("files")):
-        raise Problem(422, "Send at least one picture as a file, in fields named 'files'.")
+        raise Problem(422, "Send at least one image as a file, in fields named 'files'.")
     for file in files:
         if (file.size or 0) > config.file_bytes:
             raise Problem(413, f"'{_file_name(file)}' has more than {config.file_bytes:,} bytes. Make it smaller.")
@@ -206,7 +206,7 @@ async def teach(
     server: Server,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> JobStatus:
-    """Update the model with pictures, each with the class at the same position. This starts a job."""
+    """Update the model with images, each with the class at the same position. This starts a job."""
     async with _read_form(request, server.config) as form:
         upload = await _read_upload(form, server.config)
     return await run_in_threadpool(server.jobs.add, upload, idempotency_key)

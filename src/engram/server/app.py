@@ -125,7 +125,7 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
 
 def make_server(folder: ModelFolder, config: Config) -> uvicorn.Server:
     """A server to `run()`. SIGINT and SIGTERM end it after the responses in progress."""
-    os.environ.pop(TOKEN, None)  # decoders inherit the environment, and decode untrusted pictures
+    os.environ.pop(TOKEN, None)  # decoders inherit the environment, and decode untrusted images
     return uvicorn.Server(
         uvicorn.Config(
             make_app(folder, config),

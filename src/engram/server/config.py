@@ -26,13 +26,13 @@ class Config:
     token: str | None = None  # None: no authentication
     trusted_proxy: str | None = None  # addresses whose X-Forwarded-* headers are trusted
     device: str = "auto"
-    epochs: int | None = None  # of an update; None: depends on the pictures
+    epochs: int | None = None  # of an update; None: depends on the images
 
     body_bytes: int = 256 << 20  # of one upload
     json_bytes: int = 64 << 10  # of any other request
     files: int = 2_000  # in one upload
     file_bytes: int = 64 << 20
-    pixels: int = LIMIT  # of one picture
+    pixels: int = LIMIT  # of one image
     body_seconds: float = 120.0  # to receive an upload
     json_seconds: float = 10.0  # to receive any other body
     all_body_bytes: int = 1 << 30  # of all requests in progress
@@ -43,14 +43,14 @@ class Config:
     connections: int = 512  # open at once
 
     decoders: int = 2  # processes
-    decode_seconds: int = 10  # CPU time for one picture
-    decode_bytes: int = 2 << 30  # memory for one picture
+    decode_seconds: int = 10  # CPU time for one image
+    decode_bytes: int = 2 << 30  # memory for one image
 
-    batch_size: int = 64  # pictures in one forward pass
-    batch_seconds: float = 0.003  # to wait for more pictures
+    batch_size: int = 64  # images in one forward pass
+    batch_seconds: float = 0.003  # to wait for more images
 
     queue: int = 4  # updates that wait
-    queue_bytes: int = 1 << 30  # of all their pictures
+    queue_bytes: int = 1 << 30  # of all their images
     finished_jobs: int = 100  # jobs to remember
     lock_seconds: float = 1_800.0  # an update waits for another process that locks the model
     nice: int = 10  # added to the niceness of an update's process

@@ -1,4 +1,4 @@
-"""Decoding of untrusted pictures in processes with limited memory and CPU time, which are replaced when they die.
+"""Decoding of untrusted images in processes with limited memory and CPU time, which are replaced when they die.
 
 They send back plain bytes of a known length, so a crash costs one answer. Nothing else is limited: an exploited process
 has the rights of the server's user. Restrict that user as in `deploy/`.
@@ -43,7 +43,7 @@ class Decoders:
             self._idle.put(process)
 
     def decode(self, content: bytes, size: int) -> Tensor:
-        """A picture as uint8 (size, size, 3); raises `UnreadableImage`."""
+        """An image as uint8 (size, size, 3); raises `UnreadableImage`."""
         decoder = self._idle.get()
         try:
             reply = decoder.request(HEADER.pack(size, self.config.pixels) + content)

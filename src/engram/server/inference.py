@@ -101,7 +101,7 @@ class ModelLoader:
         if problems := list(inconsistencies(model)):
             raise DataError(" ".join(problems))
         if model.image_size is None:
-            raise NoModel(503, "This model takes vectors, not pictures. Use it from Python.")
+            raise NoModel(503, "This model takes vectors, not images. Use it from Python.")
         return LoadedModel(manifest.generation, model, model.image_size)
 
 
@@ -114,16 +114,16 @@ class _Request:
 
 
 class Batcher:
-    """Predicts pictures that arrive at about the same time in one forward pass."""
+    """Predicts images that arrive at about the same time in one forward pass."""
 
     def __init__(self, config: Config, on_batch: Callable[[int], None] = lambda size: None) -> None:
         self.config, self.on_batch = config, on_batch
         self._waiting: list[_Request] = []
-        self._turn = asyncio.Lock()  # one forward pass at a time; pictures that arrive meanwhile form the next batch
+        self._turn = asyncio.Lock()  # one forward pass at a time; images that arrive meanwhile form the next batch
         self._thread = ThreadPoolExecutor(1, "forward")  # each thread that runs torch has its own OpenMP threads
 
     async def predict(self, loaded: LoadedModel, image: Tensor, top: int) -> Answers:
-        """At least the `top` most probable classes of a picture, most probable first."""
+        """At least the `top` most probable classes of an image, most probable first."""
         request = _Request(loaded, image, top, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         async with self._turn:

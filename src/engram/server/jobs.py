@@ -40,7 +40,7 @@ FINISHED = STATES[2:]
 RESULT = TypeAdapter(UpdateResult)
 KILL_SECONDS = 5.0  # after SIGTERM
 KILLED = (
-    "The update was killed, perhaps because memory ran out. The model is unchanged, and the pictures were deleted. "
+    "The update was killed, perhaps because memory ran out. The model is unchanged, and the images were deleted. "
     "Send them again."
 )
 KILLED_LATE = "The update was killed after it was saved as generation {}. Check the model before you send it again."
@@ -144,7 +144,7 @@ class Jobs:
             if same is not None:
                 upload.close()
                 if same.digest != upload.digest:
-                    raise Problem(422, "This Idempotency-Key was used with other pictures. Use a new one.")
+                    raise Problem(422, "This Idempotency-Key was used with other images. Use a new one.")
                 return same.status
             if self._is_full(upload):
                 upload.close()
@@ -250,8 +250,8 @@ class Jobs:
         for index, each in skipped.items():
             if (name := upload.classes[index]) not in classes:
                 raise DataError(
-                    f"No picture of the class '{printable(name)}' can be read. {each} "
-                    "Replace the pictures, or remove the class."
+                    f"No image of the class '{printable(name)}' can be read. {each} "
+                    "Replace the images, or remove the class."
                 )
         names = tuple(sorted(set(classes)))
         request = UpdateRequest(

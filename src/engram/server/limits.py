@@ -96,7 +96,7 @@ def _busy() -> Problem:
 
 
 def _too_large(limit: int) -> Problem:
-    return Problem(413, f"A request may have {limit:,} bytes at most. Send fewer or smaller pictures at a time.", CLOSE)
+    return Problem(413, f"A request may have {limit:,} bytes at most. Send fewer or smaller images at a time.", CLOSE)
 
 
 class TimedProtocol(H11Protocol):

@@ -21,8 +21,8 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("engram_requests", "Requests.", ("method", "path", "status"), registry=registry)
         self.seconds = Histogram("engram_request_seconds", "Until the response ended.", ("path",), registry=registry)
-        self.pictures = Counter("engram_pictures", "Pictures to classify.", ("outcome",), registry=registry)
-        self.batches = Histogram("engram_batch_pictures", "Batch sizes.", buckets=BATCH_SIZES, registry=registry)
+        self.images = Counter("engram_images", "Images to classify.", ("outcome",), registry=registry)
+        self.batches = Histogram("engram_batch_images", "Batch sizes.", buckets=BATCH_SIZES, registry=registry)
         self.decoder_restarts = Counter("engram_decoder_restarts", "Decoders that died.", registry=registry)
 
     def watch(self, jobs: Jobs, loader: ModelLoader) -> None:

@@ -36,7 +36,7 @@ class Problem(HTTPException):
 class NoModel(Problem):
     """There is no model, or no intact one."""
 
-    def __init__(self, status: int = 503, detail: str = "There is no model yet. Teach it some pictures.") -> None:
+    def __init__(self, status: int = 503, detail: str = "There is no model yet. Teach it some images.") -> None:
         super().__init__(status, detail)
 
 
@@ -64,7 +64,7 @@ def as_problem(error: Exception, folder: Path) -> StarletteHTTPException:
             log.error("The disk is full: %s", error)
             return Problem(507, "The server's disk is full. Nothing was changed. Its operator has to free space.")
         case MemoryError():
-            return Problem(503, "The server has too little memory for this. Send fewer pictures at a time.")
+            return Problem(503, "The server has too little memory for this. Send fewer images at a time.")
         case BusyError():
             return Problem(409, "Another process is changing the model. Try again later.", {"Retry-After": "5"})
         case EngramError():

@@ -129,16 +129,16 @@ def _exit_with_server(pipe: Connection) -> None:
 
 def _learn(request: UpdateRequest, images: torch.Tensor, pipe: Connection) -> UpdateResult:
     samples = Samples.of(images, torch.tensor(request.labels, dtype=torch.int64))
-    pictures = LabelledImages(samples, request.class_names, (), ())
+    labelled = LabelledImages(samples, request.class_names, (), ())
     deadline = time.monotonic() + request.lock_seconds
     while True:
         progress = PipeProgress(pipe, request.folder)
         try:
-            return learn_images(request.folder, pictures, request.options, progress, seen_bytes=request.seen_bytes)
+            return learn_images(request.folder, labelled, request.options, progress, seen_bytes=request.seen_bytes)
         except BusyError as error:
             if time.monotonic() >= deadline:
                 raise EngramError(
-                    "Another process locked the model for too long. The model is unchanged, and the pictures were "
+                    "Another process locked the model for too long. The model is unchanged, and the images were "
                     "deleted. Send them again when the other process has finished."
                 ) from error
         send(pipe, progress=asdict(JobProgress(WAITING)))
