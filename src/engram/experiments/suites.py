@@ -167,16 +167,16 @@ SUITES: Mapping[str, Suite] = {
         variants=_table1,
     ),
     "memory": Suite(
-        summary="accuracy against MB kept: features, images, or both",
+        summary="accuracy against memory in MB: features, images, or both",
         finding="At equal memory features are ahead of images where images are large, and the hybrid is ahead of "
         "images.",
         variants=_memory,
     ),
     "points": Suite(
-        summary="accuracy against data points kept, L features or P images",
+        summary="accuracy against stored data points, L features or P images",
         finding="Features are ahead of images mostly even at equal numbers, whatever each costs.",
         variants=_points,
-        varies="data points kept per class",
+        varies="data points stored per class",
     ),
     "cosine": Suite(
         summary="cosine head or plain, on lwf (validation)",
@@ -226,7 +226,7 @@ SUITES: Mapping[str, Suite] = {
         variants=_balance,
     ),
     "frontier": Suite(
-        summary="accuracy against bytes: every method that keeps something, and every codec (ours)",
+        summary="accuracy against bytes: every method with a memory, and every codec (ours)",
         finding="At equal memory float32 features are ahead of images where images are large.",
         variants=_frontier,
     ),

@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -105,7 +106,7 @@ class Change:
     details: Plain
 
 
-class _SealedFile:
+class _SealedFile(ABC):
     """Serialises a dataclass to the content of a sealed JSON file, and parses it."""
 
     def serialise(self) -> bytes:
@@ -147,9 +148,9 @@ class _SealedFile:
         """Validates its fields."""
         return pydantic.TypeAdapter(cls)
 
+    @abstractmethod
     def contradiction(self) -> str | None:
         """Where its fields contradict each other."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
