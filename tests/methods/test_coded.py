@@ -30,7 +30,7 @@ CASES = [*(("features", codec) for codec in CODECS), ("hybrid", "int8"), ("featu
 # Of each of six classes more than there are centroids; and a network that moves little, so that all is remembered.
 MANY: dict[str, Any] = {
     **{"features_per_class": 60, "adapter_width": 256, "adapter_steps": 60, "expected_classes": 10},
-    **{"learning_rate": 0.03, "schedule": "one-cycle", "epochs": 15, "batch_size": 32, "feature_distillation": 20.0},
+    **{"learning_rate": 0.03, "schedule": "one-cycle", "epochs": 15, "batch_size": 32, "feature_distillation": 2.0},
 }
 
 every_codec = pytest.mark.parametrize("codec", CODECS)

@@ -51,7 +51,7 @@ def test_old_classes_get_the_teachers_answers_and_no_zeros(networks: tuple[Netwo
         expected += sum(binary(scores[i][k], float(k == class_indices[i])) for k in (2, 3)) / 3 / 10
         expected += 0.7 * sum(binary(scores[i][k], sigmoid(old_scores[i][k])) for k in (0, 1)) / 3 / 10
         dot = sum(a * b for a, b in zip(features[i], old_features[i], strict=True))
-        expected += 0.3 * (1 - dot / math.hypot(*features[i]) / math.hypot(*old_features[i])) / 3 / 10
+        expected += 0.3 * (1 - dot / math.hypot(*features[i]) / math.hypot(*old_features[i])) / 3
     value = objective.loss(context(student, teacher, torch.tensor([False, False, True, True])))(inputs, class_indices)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 

@@ -30,7 +30,7 @@ ARRAYS: dict[str, Any] = {
 }
 # There may be few vectors and hundreds of models. Their network has no batch norm: a lower learning rate and stronger
 # feature distillation keep stored features usable (found on digits as vectors, and on blobs).
-VECTORS: dict[str, Any] = {**ARRAYS, "learning_rate": 0.03, "feature_distillation": 20.0, "adapter_steps": 120}
+VECTORS: dict[str, Any] = {**ARRAYS, "learning_rate": 0.03, "feature_distillation": 2.0, "adapter_steps": 120}
 UNDIVIDED_VECTOR_RATE = 0.05  # for objectives that are not divided by the number of classes
 VECTOR_STEPS, FEWEST_VECTOR_EPOCHS, MOST_VECTOR_EPOCHS = 300, 5, 30
 

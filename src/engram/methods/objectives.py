@@ -137,6 +137,7 @@ class Classification(Objective):
 class Distillation(Classification):
     """L_CE + λ L_KD + γ L_FD (Eq. 6): learn the task's classes, and score the others as the teacher does.
 
+    L_CE and L_KD are divided by K, γ L_FD is not: only so are ω and the effect of γ at 70 epochs those of the paper.
     With sigmoids, classes in the task have one-hot targets and the others the teacher's scores. The same holds for
     exemplars (iCaRL, Algorithm 3), unless `exemplar_targets` is "label".
     """
@@ -160,8 +161,8 @@ class Distillation(Classification):
                 teacher_features, teacher_scores = teacher(inputs)
             total = self._cross_entropy(scores, class_indices, in_task)
             total = total + self.distillation * self._distil(scores[:, :old], teacher_scores, class_indices, others)
-            total = total + self.feature_distillation * feature_distillation(features, teacher_features)
-            return total / self.expected_classes
+            distance = feature_distillation(features, teacher_features)
+            return total / self.expected_classes + self.feature_distillation * distance
 
         return loss
 
