@@ -59,8 +59,9 @@ class TestEveryMethod:
     ) -> None:
         learner = learn_once(method)
         class_index = 3
-        kinds = (learner.memory.features, learner.memory.images)
-        own = [row for kind in kinds if len(kind) for row in kind.rows[kind.class_indices == class_index]]
+        memory = learner.memory
+        own = [row for kind in (memory.features, memory.images) for row in kind.rows[kind.class_indices == class_index]]
+        own += [tensor[class_index] for tensor in (memory.statistics.means, memory.statistics.triangles) if len(tensor)]
         head_row = learner.trained.head.weight[class_index].clone()
         assert own or METHODS[method].keeps == "nothing"
         forget(learner, vectors.classes[class_index])

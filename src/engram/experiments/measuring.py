@@ -45,27 +45,33 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
         by_task=[top_k_accuracy(scores[groups == i], class_indices[groups == i]) for i in range(len(seen))],
         memory_bytes=learner.memory.nbytes,
     )
-    twin = learner.make_classifier()
-    if twin is None:
+    if learner.make_classifier() is None:
         return plain
     answered = replace(plain, head_accuracy=top_k_accuracy(learner.head_scores(features), class_indices))
-    stored = learner.memory.features
+    stored, arrived = learner.memory.features, stream.tasks[task]
+
+    def true_features(samples: Samples) -> Tensor:
+        return learner.extract(samples, progress, "measure")
+
+    def ceiling(true: Tensor, own_indices: Tensor) -> float:
+        """The accuracy of the same classifier, had nothing drifted."""
+        twin = learner.without_drift(arrived, true, own_indices, lambda: true_features(arrived.train))
+        return top_k_accuracy(twin.scores(F.normalize(features)), class_indices)
+
+    if len(learner.memory.statistics):  # of all training samples
+        everything = concatenate(*(each.train for each in seen))
+        true = F.normalize(true_features(everything))
+        return replace(answered, ceiling=ceiling(true, class_indices_of(everything.labels, learner.classes_)))
     if not len(stored):
         return answered
-    true = F.normalize(learner.extract(originals(stream, origins), progress, "measure"))  # (n, d)
-    # The same classifier, fitted on what the vectors would be had nothing drifted.
-    arrived = stream.tasks[task]
-    inputs = learner.classifier_inputs(
-        arrived, true, stored.class_indices, lambda: learner.extract(arrived.train, progress, "measure")
-    )
-    twin.fit(*inputs)
+    true = F.normalize(true_features(originals(stream, origins)))  # (n, d)
     rows = stored.rows
     return replace(
         answered,
         omega=adaptation_quality(rows, true, torch.ones(len(stored), dtype=torch.bool)),
         omega_previous=adaptation_quality(rows, true, origins[:, 0] == task - 1),
         omega_first=adaptation_quality(rows, true, origins[:, 0] == 0) if task else None,
-        ceiling=top_k_accuracy(twin.scores(F.normalize(features)), class_indices),
+        ceiling=ceiling(true, stored.class_indices),
     )
 
 

@@ -186,9 +186,8 @@ def _result(learner: Learner, stream: Stream, settings: dict[str, Any], state: R
         return [getattr(each, name) for each in state.measurements]
 
     curve, top5, matrix = column("accuracy"), column("accuracy_top5"), column("by_task")
-    ceilings = (
-        column("ceiling") if state.measurements[-1].ceiling is not None else None
-    )  # only where features are stored
+    stored = state.measurements[-1].omega is not None  # features
+    ceilings = column("ceiling") if state.measurements[-1].ceiling is not None else None  # features or statistics
     return Result(
         method=learner.name,
         dataset=stream.name,
@@ -204,9 +203,9 @@ def _result(learner: Learner, stream: Stream, settings: dict[str, Any], state: R
         head_curve=column("head_accuracy") if state.measurements[-1].head_accuracy is not None else None,
         accuracy_matrix=matrix,
         forgetting=forgetting(matrix),
-        omega=column("omega") if ceilings else None,
-        omega_previous=column("omega_previous") if ceilings else None,
-        omega_first=column("omega_first") if ceilings else None,
+        omega=column("omega") if stored else None,
+        omega_previous=column("omega_previous") if stored else None,
+        omega_first=column("omega_first") if stored else None,
         ceiling_curve=ceilings,
         drift_gap=[ceiling - reached for ceiling, reached in zip(ceilings, curve, strict=True)] if ceilings else None,
         memory_bytes=learner.memory.nbytes,

@@ -47,6 +47,7 @@ from engram.features.classifiers import (
     Softmax,
 )
 from engram.features.codecs import CODECS, AutoCodec, Codec, Encoded, Float16, Float32, Int8, ProductQuantisation
+from engram.features.drift import COMPENSATIONS, Compensation, Drift
 from engram.features.herding import herd
 from engram.features.memory import (
     MEGABYTE,
@@ -56,11 +57,13 @@ from engram.features.memory import (
     select,
     warn_of_small_classes,
 )
+from engram.features.statistics import Covariance, Statistics, statistics_bytes
 
 __all__ = [
     "ADAPTERS",
     "CLASSIFIERS",
     "CODECS",
+    "COMPENSATIONS",
     "LDA",
     "MEGABYTE",
     "Adapter",
@@ -69,6 +72,9 @@ __all__ = [
     "AutoCodec",
     "Classifier",
     "Codec",
+    "Compensation",
+    "Covariance",
+    "Drift",
     "Encoded",
     "FeatureMemory",
     "Float16",
@@ -86,8 +92,10 @@ __all__ = [
     "Ridge",
     "RidgeAdapter",
     "Softmax",
+    "Statistics",
     "adapt",
     "herd",
     "select",
+    "statistics_bytes",
     "warn_of_small_classes",
 ]

@@ -126,7 +126,7 @@ class RidgeAdapter(Adapter):
         old, new = F.normalize(pairs.old.cpu().double()), F.normalize(pairs.new.cpu().double())
         centre_old, centre_new = old.mean(0), new.mean(0)
         x = old - centre_old
-        change = _ridge(x, (new - centre_new) - x, self.adapter_penalty)  # (d, d)
+        change = ridge_regression(x, (new - centre_new) - x, self.adapter_penalty)  # (d, d)
         if not bool(torch.isfinite(change).all()):
             raise TrainingError("The solution of the ridge adapter is not finite. The task was not committed.")
         return centre_old, centre_new, change
@@ -312,7 +312,7 @@ class AdapterNetwork(nn.Module):
         assert isinstance(last, nn.Linear)
         outputs: Tensor = nn.Sequential(*hidden)(self._scaled(old))  # (n, width)
         centre_outputs, centre_new = outputs.mean(0), new.mean(0)
-        weight = _ridge(outputs.sub_(centre_outputs), new - centre_new, INIT_PENALTY)  # (width, d)
+        weight = ridge_regression(outputs.sub_(centre_outputs), new - centre_new, INIT_PENALTY)  # (width, d)
         last.weight.copy_(weight.T)
         last.bias.copy_(centre_new - centre_outputs @ weight)
 
@@ -340,7 +340,7 @@ def _error_of_means(adapted: Tensor, true: Tensor, class_indices: Tensor) -> flo
     return float(torch.stack(means).square().sum(dim=1).mean())
 
 
-def _ridge(inputs: Tensor, targets: Tensor, penalty: float) -> Tensor:
+def ridge_regression(inputs: Tensor, targets: Tensor, penalty: float) -> Tensor:
     """Least squares (k, d) from inputs (n, k) to targets (n, d), the penalty relative to the inputs' mean square."""
     samples, width = inputs.shape
     dual = samples < width  # solve the smaller of the two equivalent systems

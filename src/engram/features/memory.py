@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -19,6 +19,7 @@ from engram.errors import EngramWarning
 from engram.features.adapters import Adapter, adapt
 from engram.features.codecs import Codec, Encoded, Float32, Plain, restore_encoded
 from engram.features.herding import herd
+from engram.features.statistics import Statistics
 
 MEGABYTE = 2**20  # the paper's MB
 COPIED_ROWS = 1024  # at a time: exemplars may take most of the machine's memory
@@ -135,11 +136,12 @@ class Memory:
 
     features: FeatureMemory
     images: ImageMemory
+    statistics: Statistics = field(default_factory=Statistics.empty)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of both."""
-        return self.features.nbytes + self.images.nbytes
+        """The bytes of all of it."""
+        return self.features.nbytes + self.images.nbytes + self.statistics.nbytes
 
 
 def select(memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_class: int) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from engram.methods.budget import BudgetError, fit_budget, fit_update, parse_byt
 from engram.methods.costs import Costs, measure_costs
 from engram.methods.eeil import CrossDistillation
 from engram.methods.features import Features, Hybrid
+from engram.methods.gaussians import METHOD_SETTINGS, Gaussians
 from engram.methods.learner import Learner, MemorySources, class_indices_of
 from engram.methods.lucir import Rebalancing
 from engram.methods.objectives import Classification, Distillation, Objective, TrainingContext
@@ -49,6 +50,11 @@ OURS = {
     **{"images_per_class": 0, "codec": "auto", "classifier": "softmax", "C": 100.0},
     **{"adapter": "auto", "alpha": 1e4, "adapter_steps": 1600, "weight_averaging": 0.6, "weight_averaging_from": 0.8},
 }
+
+
+def _statistics(name: str, summary: str, keeps: str = "means and covariances") -> Method:
+    return Method(Gaussians, summary, keeps, settings=METHOD_SETTINGS[name])
+
 
 METHODS: dict[str, Method] = {
     "features": Method(Features, "the paper's: stored features, adapted to the new network, and an SVM", "features"),
@@ -84,6 +90,13 @@ METHODS: dict[str, Method] = {
     ),
     "bic": Method(Replay, "distil, then correct the bias toward new classes", "images", "bic", TOTAL),
     "bic-uncorrected": Method(Replay, "bic without the correction", "images", "bic", {**TOTAL, "head": "linear"}),
+    "sdc": _statistics("sdc", "class means, moved by the drift of features near them", "means"),
+    "ldc": _statistics("ldc", "class means, moved by a learned linear map", "means"),
+    "adc": _statistics("adc", "class means, moved by the drift of images perturbed towards them", "means"),
+    "dpcr": _statistics("dpcr", "Gaussians, moved by projections per class; ridge regression"),
+    "fecam": _statistics("fecam", "frozen network; Mahalanobis distance to each class"),
+    "fetril": _statistics("fetril", "frozen network; an SVM on new features translated to old means", "means"),
+    "gaussian-replay": _statistics("gaussian-replay", "Gaussians, moved by ridge regression; an SVM on samples drawn"),
     "finetune": Method(Memoryless, "train on the new classes alone: the lower bound", "nothing", "classification"),
     "joint": Method(Joint, "train anew on everything seen: the upper bound", "every image", "classification"),
 }

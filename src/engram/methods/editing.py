@@ -61,8 +61,9 @@ def _regroup(learner: Learner, groups: Sequence[Sequence[int]]) -> None:
     memory = Memory(
         _regrouped(features, features.rows, none, groups, learner.features_limit(len(groups))),
         _regrouped(images, vectors, held_out, groups, learner.images_limit(len(groups))),
+        learner.memory.statistics.regrouped(groups),
     )
-    classifier = learner.refit(network, memory)
+    classifier = learner.refit(network, memory, groups)
     learner.classes_ = tuple(learner.classes_[group[0]] for group in groups)
     learner.task_of_class_ = tuple(learner.task_of_class_[group[0]] for group in groups)
     learner.network_, learner.memory_, learner.classifier_ = network, memory, classifier

@@ -6,7 +6,7 @@ In this order: settings; training and absorbing a task; classification; question
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Task, concatenate
 from engram.errors import DataError, EngramError, UsageError
-from engram.features import Adapter, Classifier, FeatureMemory, ImageMemory, Memory
+from engram.features import Adapter, Classifier, FeatureMemory, ImageMemory, Memory, Statistics
 from engram.methods.objectives import Distillation, Objective, TrainingContext
 from engram.methods.tuning import Tune, Tuning, decide, judge
 from engram.network import (
@@ -143,8 +143,8 @@ class Learner(ABC):
         """An unfitted classifier of the kind that this learner uses; None: the head classifies."""
         return None
 
-    def refit(self, network: Network, memory: Memory) -> Classifier | None:
-        """The classifier that follows from a network and a memory alone, after classes were removed or merged."""
+    def refit(self, network: Network, memory: Memory, groups: Sequence[Sequence[int]]) -> Classifier | None:
+        """The classifier of a network and a memory after classes were removed or merged: `groups` of class indices."""
         classifier = self.make_classifier()
         return None if classifier is None else classifier.fit(memory.features.rows, memory.features.class_indices)
 
@@ -342,7 +342,11 @@ class Learner(ABC):
         """The bytes of the memory once `arriving` samples of each class (K,), like these, are learned."""
         features = self.stored_features(arriving)
         stored = self.features_bytes(features, self.dimension(samples)) if features else 0
-        return self.stored_images(arriving) * samples.sample_bytes + stored
+        return self.stored_images(arriving) * samples.sample_bytes + stored + self.statistics_bytes(arriving, samples)
+
+    def statistics_bytes(self, arriving: Tensor, samples: Samples) -> int:
+        """The bytes of the statistics of classes once these samples are learned: none, unless a method says so."""
+        return 0
 
     def dimension(self, samples: Samples) -> int:
         """d: the length of the feature vectors of samples like these."""
@@ -367,6 +371,14 @@ class Learner(ABC):
     def adapts(self) -> bool:
         """Whether stored features are adapted when the network changes; `adapter_` is then the last adapter."""
         return False
+
+    def without_drift(
+        self, task: Task, true: Tensor, class_indices: Tensor, features: Callable[[], Tensor]
+    ) -> Classifier:
+        """The classifier, had nothing drifted: `true` (n, d) are the present unit features of what the memory is of."""
+        classifier = self.make_classifier()
+        assert classifier is not None
+        return classifier.fit(*self.classifier_inputs(task, true, class_indices, features))
 
     def adapting_by(self, adapter: str | None) -> AbstractContextManager[None]:
         """Inside, stored features are adapted by this kind of adapter; None: as the settings say."""
@@ -435,7 +447,9 @@ class Learner(ABC):
         own = {name: getattr(self, name) for name in names.split()}
         if not self.weight_averaging:
             own["weight_averaging_from"] = 0.0  # without effect
-        if self.tune != "every" and (self.tune != "auto" or self.is_pretrained):
+        if not task and not self.is_pretrained and self.tune == "first":
+            own["tune"] = "auto"  # from scratch, all train on the first task alike
+        elif self.tune != "every" and (self.tune != "auto" or self.is_pretrained):
             own["trains_head"] = self.make_classifier() is None  # of a network that is not tuned
         settings = {**own, **flatten(self.training), **flatten(self.objective)}
         later = frozenset() if task else {*self.objective.of_later_tasks, "weight_averaging", "weight_averaging_from"}
@@ -456,6 +470,7 @@ class Learner(ABC):
             "classifier": {} if self.classifier_ is None else self.classifier_.state(),
             "memory.features": self.memory_.features.tensors(),
             "memory.images": self.memory_.images.tensors(),
+            "memory.statistics": self.memory_.statistics.tensors() if len(self.memory_.statistics) else {},
         }
         numbers = {
             "classes": self.classes_,
@@ -477,13 +492,18 @@ class Learner(ABC):
             self.pretrained_ = bool(state["pretrained"])
             self.network_ = self.restored_network(_part(state, "network"), self.shape_)
             features = FeatureMemory.restored(_part(state, "memory.features"))  # with the codec that it was saved with
-            self.memory_ = Memory(features, ImageMemory.restored(_part(state, "memory.images")))
-            classifier = self.make_classifier()
-            self.classifier_ = classifier.restore(_part(state, "classifier")) if classifier is not None else None
+            images = ImageMemory.restored(_part(state, "memory.images"))
+            self.memory_ = Memory(features, images, Statistics.restored(_part(state, "memory.statistics")))
+            self.classifier_ = self.restored_classifier(_part(state, "classifier"))
         except (KeyError, RuntimeError, TypeError) as error:
             raise DataError(
                 f"The saved state is not of a learner '{self.name}' with these settings: {error}"
             ) from error
+
+    def restored_classifier(self, tensors: Mapping[str, Tensor]) -> Classifier | None:
+        """The classifier whose `state()` this is; None: the head classifies."""
+        classifier = self.make_classifier()
+        return None if classifier is None else classifier.restore(tensors)
 
     def restored_network(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Network:
         """The network, for inputs of this shape, with the state dict `tensors`."""

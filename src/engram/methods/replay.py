@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -123,7 +124,7 @@ class Replay(Rehearsing):
         self.commit(task, network, Memory(self.memory_.features, images), classifier)
         return MemorySources(images=sources)
 
-    def refit(self, network: Network, memory: Memory) -> Classifier | None:
+    def refit(self, network: Network, memory: Memory, groups: Sequence[Sequence[int]]) -> Classifier | None:
         classifier, images = self.make_classifier(), memory.images
         if classifier is None:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple, Self
 
 import pydantic
@@ -202,7 +202,7 @@ def mark_held_out(learner: Learner, sources: MemorySources, before: Tensor | Non
         arrived[sources.images[sources.images >= 0]] = False
     earlier = before if before is not None else torch.zeros(int(-origins.min().clamp(max=0)), dtype=torch.bool)
     marks = torch.cat([arrived, earlier.flip(0)])[origins]  # a negative source counts from the end
-    learner.memory_ = type(memory)(memory.features.marked(marks), memory.images)
+    learner.memory_ = replace(memory, features=memory.features.marked(marks))
 
 
 def replays(learner: Learner) -> bool:

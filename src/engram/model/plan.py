@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from engram.data import Samples
 from engram.data.labelled import LabelledFiles, name_key
 from engram.errors import DataError, UsageError
-from engram.features import ImageMemory, Memory
+from engram.features import ImageMemory
 from engram.methods import Learner, Tuning, decide, make, measure_costs, setting_names
 from engram.methods.budget import MOST, fit_update
 from engram.model.defaults import (
@@ -298,5 +298,5 @@ def _with_exemplars(learner: Learner, wanted: int | None) -> Learner:
     settings = {name: value for name, value in settings_of(learner).items() if name not in dropped}
     other = make(method, **settings, device=learner.device)
     other.restore(learner.state())
-    other.memory_ = Memory(learner.memory.features, ImageMemory(images.rows, counts))
+    other.memory_ = replace(learner.memory, images=ImageMemory(images.rows, counts))
     return other

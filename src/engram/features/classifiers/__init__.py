@@ -1,7 +1,8 @@
-"""Classifiers on unit features: closed forms (ridge, LDA, nearest mean), a linear SVM and softmax regression."""
+"""Classifiers on unit features: closed forms (ridge, LDA, nearest mean), a linear SVM, softmax regression, FeCAM."""
 
 from engram.features.classifiers.auto import Auto
 from engram.features.classifiers.base import Classifier
+from engram.features.classifiers.fecam import FeCAM
 from engram.features.classifiers.means import LDA, NearestMean
 from engram.features.classifiers.ridge import RandomProjection, Ridge
 from engram.features.classifiers.softmax import Softmax
@@ -15,6 +16,7 @@ CLASSIFIERS: dict[str, type[Classifier]] = {
     "random-projection": RandomProjection,
     "svm": LinearSVM,
     "softmax": Softmax,
+    "fecam": FeCAM,
 }
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "LDA",
     "Auto",
     "Classifier",
+    "FeCAM",
     "LinearSVM",
     "NearestMean",
     "RandomProjection",

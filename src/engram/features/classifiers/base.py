@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from engram import settings
 from engram.errors import DataError, TrainingError, UsageError
 from engram.features.linear_algebra import threads_for
+from engram.features.statistics import Statistics
 from engram.network import parallel
 
 FOLDS = 5  # of the cross-validation of classifiers that have no closed form
@@ -27,6 +28,9 @@ class Classifier(ABC):
 
     leaves_one_out: ClassVar[bool] = False  # whether held-out scores leave out one sample, and not a fifth of them
     saved: ClassVar[tuple[str, ...]] = ("classes", "intercept", "weight")  # the tensors of its state
+
+    # The statistics of classes that it can be computed from; None: it needs features.
+    statistics: ClassVar[Literal["means", "covariances"] | None] = None
 
     classes_: Tensor
     weight_: Tensor
@@ -40,6 +44,25 @@ class Classifier(ABC):
     def fit(self, features: Tensor, labels: Tensor) -> Self:
         """Fit to features (n, d) and integer labels (n,)."""
         return self.restore(parallel.broadcast(lambda: self._fitted_state(features, labels)))
+
+    def fit_statistics(self, statistics: Statistics) -> Self:
+        """Fit to the statistics of classes, which are those of features that passed through `transform`."""
+        return self.restore(parallel.broadcast(lambda: self._finished(self.solve_statistics(statistics))))
+
+    def solve_statistics(self, statistics: Statistics) -> dict[str, Tensor]:
+        """Compute the state from statistics; only classifiers with `statistics` can."""
+        raise NotImplementedError
+
+    def check_statistics(self) -> bool:
+        """Whether covariances are among the statistics that it needs; an error if it needs features."""
+        if self.statistics is None:
+            name = type(self).__name__
+            raise UsageError(f"{name} needs features, not only statistics. Use nearest-mean, lda, ridge or fecam.")
+        return self.statistics == "covariances"
+
+    def transform(self, features: Tensor) -> Tensor:
+        """What is done to unit features (n, d) before anything else."""
+        return features
 
     @abstractmethod
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -93,16 +116,25 @@ class Classifier(ABC):
         self.classes_, self.weight_, self.intercept_ = tensors["classes"], tensors["weight"], tensors["intercept"]
         return self
 
+    def regrouped(self, groups: Sequence[Sequence[int]]) -> Self:
+        """One class of each group of class indices, whose row is the mean of theirs; the others are dropped."""
+        rows = {name: getattr(self, f"{name}_") for name in ("weight", "intercept")}
+        merged = {name: torch.stack([tensor[list(group)].mean(0) for group in groups]) for name, tensor in rows.items()}
+        return copy.copy(self).restore({**self.state(), **merged, "classes": torch.arange(len(groups))})
+
     def _fitted_state(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         self._check(features, labels)
-        state = self._solution(features.detach(), labels.to(features.device))
+        state = self._finished(self._solution(features.detach(), labels.to(features.device)))
+        return {name: tensor.to(features.device) for name, tensor in state.items()}
+
+    def _finished(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         with threads_for(0):
             if not (state["weight"].isfinite().all() and state["intercept"].isfinite().all()):
                 name = type(self).__name__
                 raise TrainingError(f"{name} overflowed: its features are too large. Normalise them first.")
             for name in ("weight", "intercept"):
                 state[name] = state[name].float().contiguous()
-            return {name: tensor.to(features.device) for name, tensor in state.items()}
+        return state
 
     def check_fitted(self) -> None:
         """Raise a UsageError unless the classifier was fitted."""

@@ -12,9 +12,11 @@ from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from engram.features.classifiers.base import Classifier, disqualify_singletons, positions
 from engram.features.linear_algebra import add_gram, class_sums, for_each, regularised_factor, threads_for
+from engram.features.statistics import Statistics
 
 BLOCK_ROWS = 4096  # samples that are converted to float64 at a time, which bounds the memory
 COARSE_CONDITION = 1e5  # largest condition number at which float32 still ranks the scores reliably
@@ -124,6 +126,13 @@ class Moments:
         """The mean over the dimensions of the within-class variance."""
         return float(self.within.diagonal().sum()) / self.dimension
 
+    def unit_sums(self, precision: torch.dtype = torch.float64) -> Tensor:
+        """The sums over the normalised samples of each class: (K, r)."""
+        sums = self.zeros(len(self.classes), precision)
+        for block in self.blocks():
+            sums += class_sums(normalize(self.rows(block, precision)), self.members[block], len(sums))
+        return sums
+
     @cached_property
     def _span(self) -> tuple[Tensor, Tensor] | None:
         """Coordinates (n, n) of the samples in an orthonormal basis (n, d) of their span, if that is worth it."""
@@ -134,6 +143,23 @@ class Moments:
 
     def _lifted(self, samples: Tensor, precision: torch.dtype) -> Tensor:
         return (samples if self.lift is None else self.lift(samples)).to(precision)
+
+
+class GaussianMoments(Moments):
+    """The moments of classes of whose unit vectors only the statistics are known."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        self.samples = statistics.means[:0]
+        self.counts, self.classes = statistics.counts, torch.arange(len(statistics))
+        self.dimension = self.rank = statistics.means.shape[1]
+        self.means, covariances = statistics.means.double(), statistics.covariances
+        self.within = covariances.mean(0).tril() if len(covariances) else self.zeros(self.rank)
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    def unit_sums(self, precision: torch.dtype = torch.float64) -> Tensor:
+        return (self.counts[:, None] * self.means).to(precision)
 
 
 class ClosedForm(Classifier):
@@ -157,6 +183,9 @@ class ClosedForm(Classifier):
     def prepare(self, moments: Moments) -> None:
         """Compute what candidates share, before each of them is judged in a thread of its own."""
         moments.prepare()
+
+    def solve_statistics(self, statistics: Statistics) -> dict[str, Tensor]:
+        return self.solve(GaussianMoments(statistics))
 
     def held_out(self, moments: Moments, rows: Tensor, coarse: bool = False) -> Tensor:
         """Leave-one-out scores (m, K) of the samples at the indices `rows` (m,), float32."""

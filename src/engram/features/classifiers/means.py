@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from engram.features.classifiers.closed_form import ClosedForm, LeaveOneOut, Moments, Whitening
-from engram.features.linear_algebra import class_sums, regularised_factor, solve
+from engram.features.linear_algebra import regularised_factor, solve
 
 SMALLEST_VARIANCE = 1e-6  # per dimension of a unit vector; one sample of each class would have none
 
@@ -28,6 +28,8 @@ class LDA(ClosedForm):
     class weights n / (K n_c), the divisor n and the scale of the shrinkage target stay those of all samples: they are
     hyperparameters that one sample barely moves.
     """
+
+    statistics: ClassVar = "covariances"
 
     # Σ = (1 − shrinkage) · within-class covariance + shrinkage · mean variance · I; 1 classifies by the nearest mean.
     shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.05
@@ -81,13 +83,15 @@ class NearestMean(ClosedForm):
     Scores are minus the squared distances between the normalised features and every class mean.
     """
 
+    statistics: ClassVar = "means"
+
     @property
     def description(self) -> str:
         return "nearest mean"
 
     def solve(self, moments: Moments) -> dict[str, Tensor]:
         """Normalise the sums of the unit vectors of each class."""
-        means = normalize(_unit_sums(moments))  # (K, r)
+        means = normalize(moments.unit_sums())  # (K, r)
         # −‖x − m‖² = 2 m·x − ‖m‖² − 1 for a unit vector x.
         intercept = -means.square().sum(dim=1) - 1  # (K,)
         return {"classes": moments.classes, "weight": moments.in_features(2 * means), "intercept": intercept}
@@ -95,7 +99,7 @@ class NearestMean(ClosedForm):
     def leave_one_out(self, moments: Moments, coarse: bool) -> LeaveOneOut:
         """Subtract the sample from the sum of its class."""
         precision = torch.float32 if coarse else torch.float64
-        sums = _unit_sums(moments, precision)  # (K, r)
+        sums = moments.unit_sums(precision)  # (K, r)
         means = normalize(sums)
         squares = means.square().sum(dim=1)  # (K,)
 
@@ -110,11 +114,3 @@ class NearestMean(ClosedForm):
 
     def scores(self, features: Tensor) -> Tensor:
         return super().scores(normalize(features.float(), dim=-1))
-
-
-def _unit_sums(moments: Moments, precision: torch.dtype = torch.float64) -> Tensor:
-    """The sums over the normalised samples of each class: (K, r)."""
-    sums = moments.zeros(len(moments.classes), precision)
-    for block in moments.blocks():
-        sums += class_sums(normalize(moments.rows(block, precision)), moments.members[block], len(sums))
-    return sums

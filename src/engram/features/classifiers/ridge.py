@@ -30,6 +30,8 @@ class Ridge(ClosedForm):
     weights: those of all n samples, n / (K n_c), which leaving out one sample would barely change.
     """
 
+    statistics: ClassVar = "covariances"
+
     penalty: PositiveFloat = 1.0  # scikit-learn's alpha
 
     @property
