@@ -59,6 +59,10 @@ def test_the_papers_preset_for_imagenet_runs_truncated(method: str, root: Path) 
     numbers = 512 if deep else 64
     vectors = 4 * 8 * numbers * 4 if "features" in METHODS[method].keeps else 0
     vectors = 4 * 8 * numbers + 2 * numbers * 4 if method == "engram" else vectors  # a byte a number, and their ranges
+    if "means" in METHODS[method].keeps:  # four of them, and the triangles of four covariances
+        vectors = 4 * 4 * numbers + (
+            4 * 4 * numbers * (numbers + 1) // 2 if "covariances" in METHODS[method].keeps else 0
+        )
     assert result.memory_bytes == 4 * per_class * 32 * 32 * 3 + vectors  # kept whole: 32 × 32, not 28 × 28
 
 

@@ -18,7 +18,10 @@ from engram.experiments.presets import classes_per_task, preset
 from engram.experiments.suite_plan import SuiteOptions, data_facts, runs_of, variants
 from engram.methods import METHODS, OBJECTIVES, setting_names
 
-DIVIDED = ["features", "hybrid", "features-unadapted", "gamma-lwf", "lwf", "gamma-icarl", "icarl", "finetune", "joint"]
+DIVIDED = [
+    *("features", "hybrid", "features-unadapted", "gamma-lwf", "lwf", "gamma-icarl", "icarl", "finetune", "joint"),
+    *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay"),
+]
 UNDIVIDED = ["eeil", "lucir", "engram", "bic", "bic-uncorrected"]  # not divided by the number of classes
 
 

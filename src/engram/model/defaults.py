@@ -53,6 +53,8 @@ def image_settings(
     else:
         learning_rate = UNDIVIDED_RATE if from_scratch else UNDIVIDED_RATE_FROM_WEIGHTS
     settings = {**IMAGES, "learning_rate": learning_rate, **(PRETRAINED if pretrained else {})}
+    if "features_per_class" not in known:  # cross-validation needs stored features
+        settings.pop("classifier", None)
     return {name: value for name, value in settings.items() if name in known}
 
 

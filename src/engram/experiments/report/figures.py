@@ -46,7 +46,10 @@ COLOURS = {INK: "#e7e9ec", MUTED: "#a3abb5", RULE: "#343a42", PAGE: "#15181c", *
 MARKERS = "os^DvPX<ph>d*"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
 # These keep their hue on every page. A method without its main idea has the same hue, dashed and hollow.
-METHODS = ("features", "hybrid", "gamma-lwf", "gamma-icarl", "eeil", "lucir", "bic", "finetune", "engram")
+METHODS = (
+    *("features", "hybrid", "gamma-lwf", "gamma-icarl", "eeil", "lucir", "bic", "finetune", "engram"),
+    *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay"),
+)
 ABLATIONS = {
     **{"features-unadapted": "features", "lwf": "gamma-lwf", "icarl": "gamma-icarl", "bic-uncorrected": "bic"},
     "joint": "finetune",
