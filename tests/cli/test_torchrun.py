@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import ENVIRONMENT, Command, engram
-from processes import engram_together, ranks, together
+from processes import engram_together, launched, ranks, together
 from shared_work import ran_twice
 
 from engram.experiments import Result
@@ -105,6 +105,35 @@ def test_consecutive_runs_from_python_return_the_result_in_every_process(tmp_pat
     assert first == second
     assert {path.name for path in tmp_path.iterdir()} == {"0"}
     assert json.loads((tmp_path / "0" / "b" / "result.json").read_text()) == first[1]
+
+
+TRAIN_AND_LIST_GLOO_THREADS = """
+from pathlib import Path
+import torch
+from engram.network import parallel
+
+with parallel.process_group("cpu"):
+    network = torch.nn.Linear(2, 2)
+    with parallel.distributed_step(network, lambda inputs, _: network(inputs).sum()) as step:
+        step(torch.ones(1, 2), torch.zeros(1), 1.0).backward()
+    del step
+print([path.parent.name for path in Path("/proc/self/task").glob("*/comm") if "gloo" in path.read_text()])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists threads in /proc")
+def test_no_thread_of_the_process_group_outlives_it() -> None:
+    # Such a thread can abort the process at exit. In new interpreters: what torch imports late decides about it.
+    with launched(2) as variables:
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", TRAIN_AND_LIST_GLOO_THREADS], env=ENVIRONMENT | each, stdout=subprocess.PIPE
+            )
+            for each in variables
+        ]
+        printed = [each.communicate(timeout=120)[0] for each in started]
+    assert printed == [b"[]\n", b"[]\n"]
+    assert [each.returncode for each in started] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import importlib
 import json
 import os
 import signal
@@ -76,6 +77,9 @@ def process_group(device: str = "auto") -> Iterator[None]:
     if not _is_launched() or not distributed.is_available() or distributed.is_initialized():
         yield
         return
+    # Imported while a group exists, as by DistributedDataParallel, its default arguments would keep that group and its
+    # threads alive, and such a thread can abort the process at exit.
+    importlib.import_module("torch.distributed.nn.functional")
     store = _connect(CONNECT_TIMEOUT)
     rank, world_size = _variable("RANK"), _variable("WORLD_SIZE")
     number = store.add(f"engram/{rank}", 1)  # a second group of the same processes needs other names
