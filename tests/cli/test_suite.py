@@ -121,7 +121,8 @@ def test_a_suite_prints_a_line_per_variant_to_stdout_and_its_progress_to_stderr(
     assert [row[:7] for row in rows] == ["P = 0  ", "P = 2  "]
     assert all(re.search(r"  average \d\.\d{3} ± \d\.\d{3}, last \d\.\d{3}, 0\.02 MB$", row) for row in rows)
     assert last == "report: engram report here -o report.html"
-    assert done.stderr.splitlines() == ["quality on arrays: 4 runs to do, in here"]
+    cost = r"quality on arrays: 4 runs to do, about \d+ (s|minutes) one after another, in here"
+    assert re.fullmatch(cost, done.stderr.strip())
     assert len(results(place / "here")) == 4
 
 
@@ -166,7 +167,7 @@ def test_two_jobs_give_and_print_the_results_of_one(
     assert (one.returncode, two.returncode) == (0, 0), two.stderr
     assert json.loads(two.stdout) == json.loads(one.stdout)
     assert results(place / "two") == results(folder / "here")
-    assert two.stderr == one.stderr.replace("here", "two")
+    assert len(two.stderr.splitlines()) == len(one.stderr.splitlines()) == 1
 
 
 # Going on
@@ -183,7 +184,7 @@ def test_an_existing_suite_is_refused_without_resume_and_continued_with_it(there
     (there / next(iter(results(there / "here"))).replace("runs", "here/runs", 1)).unlink()
     further = engram(*command, "--resume", cwd=there)
     assert further.returncode == 0
-    assert further.stderr.splitlines() == ["quality on arrays: 1 runs to do, in here"]
+    assert further.stderr.startswith("quality on arrays: 1 run to do, ")
     assert len(results(there / "here")) == 2
 
 

@@ -11,7 +11,7 @@ import typer
 
 from engram.cli.experiment_options import SuiteCommandOptions, command, print_skipped
 from engram.cli.output import print_json, table
-from engram.text import format_duration
+from engram.text import format_duration, plural
 
 if TYPE_CHECKING:
     from engram.experiments import Result
@@ -40,7 +40,8 @@ def suite(options: SuiteCommandOptions) -> None:
                 _print_plan(plan, options.json)
                 return
             plan.start(shlex.join(["engram", *sys.argv[1:]]), resume=options.resume)
-            display.say(f"{options.name} on {options.dataset}: {len(plan.runs_left)} runs to do, in {wanted.folder}")
+            left = f"{plural(len(plan.runs_left), 'run')} to do, about {format_duration(plan.seconds)}"
+            display.say(f"{options.name} on {options.dataset}: {left} one after another, in {wanted.folder}")
             outcomes = run_suite(plan, dataset, workers=options.jobs, on=options.on, progress=display)
         except KeyboardInterrupt:
             again = f"--out {shlex.quote(str(wanted.folder))} --resume"

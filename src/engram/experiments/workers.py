@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import secrets
 import signal
 import threading
 import traceback
@@ -21,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from engram import storage
 from engram.data import Dataset
-from engram.errors import BusyError, EngramError, EngramWarning, not_installed
+from engram.errors import BusyError, EngramError, EngramWarning, UsageError, not_installed
 from engram.experiments.suite_plan import SuiteOptions, SuitePlan, SuiteRun
 from engram.network import Cache
 from engram.progress import SILENT, Progress
@@ -29,6 +30,8 @@ from engram.progress import SILENT, Progress
 FAILED = "failed.json"
 RETRIES = 3  # of a run on Ray whose worker or node died; it resumes from its checkpoint
 INTERVAL = 0.1  # seconds between looks at whether to stop
+OLDEST_RAY = (2, 60)  # a local cluster requires a token by default
+LOOPBACK = "127.0.0.1"
 
 AfterTask = Callable[[SuiteRun], None]
 Outcomes = Generator["Outcome", None, None]  # as runs end
@@ -237,22 +240,43 @@ def resources_per_run(nodes: Sequence[Mapping[str, float]]) -> dict[str, int]:
 
 
 def import_ray() -> Any:
-    """Ray, or an error that says how to install it."""
+    """Ray, or an error before anything starts: if it is missing, too old, or used without token authentication.
+
+    Unless `RAY_ADDRESS` names a cluster, Ray will listen on the loopback address alone.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    mode = os.environ.get("RAY_AUTH_MODE", "not set" if address else "token")
+    if mode.lower() != "token":
+        raise UsageError(
+            f"RAY_AUTH_MODE is {mode}. Ray runs any code that it receives. Start it and this with RAY_AUTH_MODE=token."
+        )
+    if not address:
+        # Ray reads these once. The first, despite its name, keeps the node's address a loopback address.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray's own, in a file, may be read by others
     try:
         import ray
     except ImportError as error:
         raise not_installed("Ray", "ray") from error
+    if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST_RAY:
+        raise not_installed("A newer Ray, with token authentication,", "ray")
     return ray
 
 
 def _connect(workers: int | None) -> Any:
     ray = import_ray()
     address = os.environ.get("RAY_ADDRESS")
-    if address is None:
+    if not address:
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-        ray.init(address="local", num_cpus=workers, _node_ip_address="127.0.0.1", **quiet)
+        ray.init(address="local", num_cpus=workers, _node_ip_address=LOOPBACK, **quiet)
+        if ray.util.get_node_ip_address() != LOOPBACK:
+            ray.shutdown()
+            raise UsageError(
+                "Ray would listen on all addresses, because it was imported before the suite started. Set "
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before that."
+            )
         return ray
-    if not address.startswith(("127.0.0.1", "localhost", "ray://127.0.0.1", "ray://localhost")):
+    if not address.removeprefix("ray://").startswith((LOOPBACK, "localhost")):
         warnings.warn(
             f"The cluster at {address} is not on this machine. Ray runs any code that it receives, so use a network "
             "that you trust. Every node must reach the suite's folder and the data under the same paths.",
