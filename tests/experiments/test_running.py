@@ -130,7 +130,14 @@ class _Stopping:
 
 def _cut_off_and_gone_on(method: str, stream: Stream, folder: Path, phase: str, step: int) -> None:
     settings = {"images_per_class": 5} if "images_per_class" in setting_names(method) else {}
-    known = {"epochs": 6, "features_per_class": 8, "adapter_steps": 10, "learning_rate": 0.05, **settings}
+    known = {
+        "epochs": 6,
+        "features_per_class": 8,
+        "adapter_steps": 10,
+        "learning_rate": 0.05,
+        "tune": "every",
+        **settings,
+    }
     known = {name: value for name, value in known.items() if name in setting_names(method)}
     whole = run(make(method, **known), stream, out=folder / "whole")
     with pytest.raises(_Interrupt):

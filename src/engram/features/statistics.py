@@ -61,6 +61,12 @@ class Statistics:
         return self.means.nbytes + self.triangles.nbytes
 
     @property
+    def row_bytes(self) -> int:
+        """The bytes of one class, without a covariance that all share."""
+        own = len(self.triangles) == len(self)
+        return 4 * (self.means.shape[1] + (self.triangles.shape[1] if own else 0))
+
+    @property
     def covariances(self) -> Tensor:
         """Float64 (m, d, d)."""
         dimension = self.means.shape[1]

@@ -33,7 +33,7 @@ class ClassSummary:
     name: str
     features: int  # stored features
     images: int  # exemplars
-    bytes: int  # of both, without what all features share
+    bytes: int  # of these and of statistics, without what all classes share
     seen: int  # samples that were learned
 
 
@@ -42,9 +42,10 @@ class ByteCounts:
     """Where the bytes are."""
 
     features: int  # stored features
-    shared: int  # the part of these that belongs to no single feature, such as a codebook
+    shared: int  # the part of the memory that belongs to no single class, such as a codebook
     images: int  # exemplars
-    memory: int  # both: what the budget limits
+    statistics: int  # means and covariances of classes
+    memory: int  # all of these: what the budget limits
     network: int
     classifier: int
     folder: int  # all files, including earlier generations
@@ -116,8 +117,9 @@ def inspect(folder: ModelFolder) -> ModelSummary:
         classes=_classes(model),
         bytes=ByteCounts(
             features=memory.features.nbytes,
-            shared=memory.features.nbytes - len(memory.features) * memory.features.row_bytes,
+            shared=sum(kind.nbytes - len(kind) * kind.row_bytes for kind in (memory.features, memory.statistics)),
             images=memory.images.nbytes,
+            statistics=memory.statistics.nbytes,
             memory=memory.nbytes,
             network=nbytes("network."),
             classifier=nbytes("classifier."),
@@ -141,12 +143,15 @@ def inspect(folder: ModelFolder) -> ModelSummary:
 
 def _classes(model: Model) -> tuple[ClassSummary, ...]:
     features, images = model.learner.memory.features, model.learner.memory.images
+    own = model.learner.memory.statistics.row_bytes
     none = [0] * len(model.names)  # a memory that was never used has no counts
     counts = zip(
         features.counts.tolist() or none, images.counts.tolist() or none, model.names, model.metadata.seen, strict=True
     )
     return tuple(
-        ClassSummary(name=name, features=f, images=i, bytes=f * features.row_bytes + i * images.row_bytes, seen=seen)
+        ClassSummary(
+            name=name, features=f, images=i, bytes=f * features.row_bytes + i * images.row_bytes + own, seen=seen
+        )
         for f, i, name, seen in counts
     )
 
