@@ -53,7 +53,7 @@ def test_a_port_in_use_is_reported_without_a_traceback(tmp_path: Path) -> None:
         process = engram("serve", tmp_path / "model", "--port", port)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"('127.0.0.1', {port}): address already in use" in stderr and "Traceback" not in stderr
+    assert f"127.0.0.1, port {port}: Address already in use" in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(

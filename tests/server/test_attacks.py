@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import select
 import socket
@@ -11,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from server_made import Serve, files, listening, picture, update_form, wait_for_
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder, verify
+from engram.server import Config
+from engram.server.connections import Connections
 
 HEAD = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
 PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
@@ -101,7 +104,7 @@ def test_a_client_that_does_not_read_is_dropped(model: ModelFolder) -> None:
 
 
 def test_connections_above_the_limit_are_closed_at_once(model: ModelFolder) -> None:
-    with listening(model, connections=5, head_seconds=1) as port:
+    with listening(model, connections=5, reserved_connections=0, head_seconds=1) as port:
         held = [opened(port) for _ in range(5)]
         with opened(port) as one_more:
             assert ended(one_more)
@@ -109,6 +112,70 @@ def test_connections_above_the_limit_are_closed_at_once(model: ModelFolder) -> N
             assert ended(connection)
             connection.close()
         assert alive(port)
+
+
+FLOOD = """
+import selectors, socket, sys
+silent = selectors.DefaultSelector()
+missing = 2000
+while True:
+    for _ in range(missing):
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(("127.0.0.1", int(sys.argv[1])))
+        silent.register(connection, selectors.EVENT_READ)
+    cut = [key.fileobj for key, _ in silent.select()]
+    for connection in cut:
+        silent.unregister(connection)
+        connection.close()
+    missing = len(cut)
+"""
+
+
+def test_a_flood_of_silent_connections_does_not_delay_other_addresses(model: ModelFolder) -> None:
+    """2,000 connections from one address, each opened again when it is closed."""
+
+    def seconds(path: str) -> float:
+        begin = time.monotonic()
+        other = http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=("127.0.0.2", 0))
+        with closing(other):
+            other.request("GET", path, headers={"Authorization": f"Bearer {'t' * 16}"})
+            assert other.getresponse().status == 200
+        return time.monotonic() - begin
+
+    with (
+        listening(model, token="t" * 16) as port,
+        subprocess.Popen([sys.executable, "-c", FLOOD, str(port)]) as flood,
+    ):
+        try:
+            time.sleep(1)
+            taken = [seconds(path) for _ in range(40) for path in ("/livez", "/api/jobs")]
+        finally:
+            flood.kill()
+    assert max(taken) < 1
+
+
+def admitted(connections: Connections, address: str, count: int) -> int:
+    return sum(connections.admit(address) for _ in range(count))
+
+
+def test_connections_are_limited_per_address_and_some_are_reserved() -> None:
+    connections = Connections(Config(connections=10, address_connections=4, reserved_connections=3))
+    connections.authenticated("10.0.0.9")
+    assert admitted(connections, "10.0.0.1", 9) == 4
+    assert admitted(connections, "10.0.0.2", 9) == 3  # the last three are reserved
+    assert admitted(connections, "10.0.0.3", 9) == 1  # a health check
+    assert admitted(connections, "10.0.0.9", 9) == 2  # it has authenticated
+    connections.release("10.0.0.1")
+    assert (admitted(connections, "10.0.0.1", 9), admitted(connections, "10.0.0.4", 9)) == (0, 1)
+
+
+def test_a_network_of_ipv6_counts_as_one_address_and_a_proxy_as_many() -> None:
+    connections = Connections(Config(address_connections=2, trusted_proxy="10.0.0.0/24"))
+    assert [connections.admit(f"2001:db8::{number}") for number in range(3)] == [True, True, False]
+    assert connections.admit("2001:db8:0:1::1")
+    assert admitted(connections, "::ffff:192.0.2.1", 1) + admitted(connections, "192.0.2.1", 9) == 2
+    assert admitted(connections, "10.0.0.7", 20) == 20
 
 
 def test_bodies_of_all_requests_together_are_limited(model: ModelFolder) -> None:

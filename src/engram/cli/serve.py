@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engram.cli.options import Device
-from engram.errors import EngramError, UsageError, not_installed
+from engram.errors import UsageError, not_installed
 from engram.text import printable
 
 TOKEN = "ENGRAM_TOKEN"
@@ -62,10 +62,7 @@ def serve(
     folder = ModelFolder(model)
     folder.check_place()
     typer.echo(f"serving {printable(model)} at http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
-    try:
-        make_server(folder, config).run()
-    except SystemExit:  # uvicorn has logged the reason
-        raise EngramError(f"Cannot listen at {host}, port {port}. Choose another with --host or --port.") from None
+    make_server(folder, config).run()
 
 
 def _token(file: Path | None) -> str | None:

@@ -19,6 +19,7 @@ from engram.data.labelled import check_class_names
 from engram.errors import DataError
 from engram.model import ModelFolder, ModelSummary, forget, inspect, merge, rename, rollback
 from engram.server.config import Config
+from engram.server.connections import Connections
 from engram.server.decoding import Decoders
 from engram.server.inference import Batcher, LoadedModel, ModelLoader
 from engram.server.jobs import Jobs, JobStatus, Upload
@@ -38,6 +39,7 @@ class Services:
         self.folder, self.config = folder, config
         self.metrics = Metrics()
         self.authenticator = Authenticator(config)
+        self.connections = Connections(config)
         self.limits = RequestLimits(config)
         self.loader = ModelLoader(folder, config.device)
         self.decoders = Decoders(config, self.metrics.decoder_restarts.inc)

@@ -8,11 +8,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
@@ -28,7 +26,7 @@ from engram.errors import EngramError
 from engram.model import ModelFolder
 from engram.server.api import Services, api, edits, health
 from engram.server.config import Config
-from engram.server.limits import CLOSE, TimedProtocol
+from engram.server.connections import CLOSE, Server
 from engram.server.problems import MEDIA_TYPE, Problem, as_problem, problem_response
 
 PAGE = Path(__file__).parent / "page"
@@ -77,6 +75,8 @@ class RequestMiddleware:
 
         try:
             self.services.authenticator.check(scope)
+            if scope["client"] and scope["state"]["authenticated"]:
+                self.services.connections.authenticated(scope["client"][0])
             with self.services.limits.admit(scope, receive) as limited_receive:
                 await self.app(scope, limited_receive, send_with_headers)
         except Problem as problem:
@@ -123,21 +123,8 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
     return app
 
 
-def make_server(folder: ModelFolder, config: Config) -> uvicorn.Server:
+def make_server(folder: ModelFolder, config: Config) -> Server:
     """A server to `run()`. SIGINT and SIGTERM end it after the responses in progress."""
     os.environ.pop(TOKEN, None)  # decoders inherit the environment, and decode untrusted images
-    return uvicorn.Server(
-        uvicorn.Config(
-            make_app(folder, config),
-            host=config.host,
-            port=config.port,
-            http=partial(TimedProtocol, limits=config),  # type: ignore[arg-type]
-            ws="none",
-            log_level="warning",
-            server_header=False,
-            proxy_headers=config.trusted_proxy is not None,
-            forwarded_allow_ips=config.trusted_proxy or "",
-            timeout_keep_alive=15,
-            timeout_graceful_shutdown=10,
-        )
-    )
+    app = make_app(folder, config)
+    return Server(app, config, app.state.services.connections)

@@ -41,6 +41,8 @@ class Config:
     requests: int = 32  # in progress at once
     anonymous_requests: int = 16  # of these, without the token if one is required
     connections: int = 512  # open at once
+    address_connections: int = 64  # of these, from one address that is no trusted proxy
+    reserved_connections: int = 64  # for addresses that have authenticated or have no other connection
 
     decoders: int = 2  # processes
     decode_seconds: int = 10  # CPU time for one image
@@ -73,8 +75,8 @@ class Config:
                     f"'{printable(host)}' is not a host name. "
                     "Write a name or an address without http:// and without a port, such as: --allow-host pi.local"
                 )
-        for proxy in () if self.trusted_proxy is None else self.trusted_proxy.split(","):
-            if _parse(lambda text: ipaddress.ip_network(text, strict=False), proxy.strip()) is None:
+        for proxy in self._proxies:
+            if _network(proxy) is None:
                 raise UsageError(
                     f"'{printable(proxy)}' is not an IP address. Name the proxy by its address or network, such as "
                     "10.0.0.2."
@@ -82,6 +84,14 @@ class Config:
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ').capitalize()} must be at least 1.")
+
+    @property
+    def _proxies(self) -> list[str]:
+        return [] if self.trusted_proxy is None else self.trusted_proxy.split(",")
+
+    def is_proxy(self, address: str) -> bool:
+        """Whether this is the address of a trusted proxy, through which many clients come."""
+        return any(ipaddress.ip_address(address) in _network(proxy) for proxy in self._proxies)
 
     @property
     def known_hosts(self) -> frozenset[str]:
@@ -92,6 +102,10 @@ class Config:
 def _is_loopback(host: str) -> bool:
     address = _parse(ipaddress.ip_address, host)
     return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _network(text: str) -> Any:
+    return _parse(lambda each: ipaddress.ip_network(each, strict=False), text.strip())
 
 
 def _parse(parser: Callable[[str], Any], text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Limits on requests (size, time, number) and on connections (slow or idle clients)."""
+"""Limits on requests: their number, the size of their bodies, and the time to receive them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import h11
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engram.server.config import Config
-from engram.server.problems import MESSAGES, Problem, problem_response, too_many
+from engram.server.connections import CLOSE
+from engram.server.problems import Problem, too_many
 
 UPLOADS = ("/api/classify", "/api/teach")
 HEALTH = ("/livez", "/readyz", "/metrics")  # answered even if the server is busy
-CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
 class RequestLimits:
@@ -97,59 +94,3 @@ def _busy() -> Problem:
 
 def _too_large(limit: int) -> Problem:
     return Problem(413, f"A request may have {limit:,} bytes at most. Send fewer or smaller images at a time.", CLOSE)
-
-
-class TimedProtocol(H11Protocol):
-    """HTTP/1.1 that drops clients who send a request's head too slowly or do not read responses.
-
-    uvicorn has no such timeouts: `timeout_keep_alive` starts after the first response. Its `limit_concurrency` leaves
-    idle connections open.
-    """
-
-    def __init__(self, *arguments: Any, limits: Config, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.limits = limits
-        self.head_timer: asyncio.TimerHandle | None = None
-        self.write_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
-            transport.abort()
-        else:
-            self._update_head_timer()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._update_head_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self.head_timer, self.write_timer):
-            if timer is not None:
-                timer.cancel()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.write_timer = self.loop.call_later(self.limits.response_seconds, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.write_timer is not None:
-            self.write_timer.cancel()
-
-    def send_400_response(self, msg: str) -> None:
-        response = problem_response(Problem(400, MESSAGES[400], CLOSE))
-        head = h11.Response(status_code=400, headers=response.raw_headers, reason=b"Bad Request")
-        for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    def _update_head_timer(self) -> None:
-        """The timer runs from the first byte that can begin a request until its head is complete."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            if self.head_timer is not None:
-                self.head_timer.cancel()
-                self.head_timer = None
-        elif self.head_timer is None and self.timeout_keep_alive_task is None:
-            self.head_timer = self.loop.call_later(self.limits.head_seconds, self.transport.abort)

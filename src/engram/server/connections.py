@@ -1,0 +1,188 @@
+"""Connections: how many there may be, from which addresses, and when slow or silent ones are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from engram.errors import EngramError
+from engram.server.config import Config
+from engram.server.problems import MESSAGES, Problem, problem_response
+
+BACKLOG = 4_096  # connections that wait in the kernel
+REFUSALS = 100  # in one turn of the event loop, so that a flood does not hold up requests
+MAX_KNOWN = 10_000  # addresses that have authenticated
+CLOSE = {"Connection": "close"}  # the rest of the body is not read
+
+
+def peer(host: str) -> str:
+    """Whom an address belongs to: a single host has a whole /64 network of IPv6."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
+
+
+class Connections:
+    """The open connections by address, and the addresses that have authenticated."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.open: Counter[str] = Counter()
+        self.total = 0
+        self._known: dict[str, None] = {}
+
+    def admit(self, address: str) -> bool:
+        """Whether an address may have one more connection, which is then counted until `release`."""
+        who, limits = peer(address), self.config
+        mine, left = self.open[who], limits.connections - self.total
+        reserved = left <= limits.reserved_connections and mine > 0 and who not in self._known
+        if left <= 0 or reserved or (mine >= limits.address_connections and not limits.is_proxy(address)):
+            return False
+        self.open[who] += 1
+        self.total += 1
+        return True
+
+    def release(self, address: str) -> None:
+        who = peer(address)
+        self.open[who] -= 1
+        self.total -= 1
+        if not self.open[who]:
+            del self.open[who]
+
+    def authenticated(self, address: str) -> None:
+        """Give an address a claim to the reserved connections."""
+        if (who := peer(address)) not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.pop(next(iter(self._known)))
+            self._known[who] = None
+
+
+class ListeningSocket(socket.socket):
+    """Closes connections that are not admitted before asyncio makes a transport and a protocol, ten times as slow."""
+
+    connections: Connections
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        for _ in range(REFUSALS):
+            accepted, address = super().accept()
+            if self.connections.admit(address[0]):
+                return _CountedSocket(accepted.detach(), partial(self.connections.release, address[0])), address
+            accepted.close()
+        raise BlockingIOError  # asyncio calls again after the other events of this turn
+
+
+class _CountedSocket(socket.socket):
+    """Calls `release` once, when it is closed or deleted."""
+
+    def __init__(self, fileno: int, release: Callable[[], None]) -> None:
+        super().__init__(fileno=fileno)
+        self._release = weakref.finalize(self, release)
+
+    def close(self) -> None:
+        self._release()
+        super().close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn on sockets that limit connections: its `limit_concurrency` leaves idle ones open and knows no address."""
+
+    def __init__(self, app: FastAPI, config: Config, connections: Connections) -> None:
+        self.connections = connections
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                loop="asyncio",  # uvloop does not call `accept`
+                http=partial(TimedProtocol, limits=config),  # type: ignore[arg-type]
+                ws="none",
+                log_level="warning",
+                server_header=False,
+                proxy_headers=config.trusted_proxy is not None,
+                forwarded_allow_ips=config.trusted_proxy or "",
+                backlog=BACKLOG,
+                timeout_keep_alive=15,
+                timeout_graceful_shutdown=10,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets or list(self._listen()))
+        except OSError as error:
+            raise EngramError(
+                f"Cannot listen at {self.config.host}, port {self.config.port}: {error.strerror}. "
+                "Choose another with --host or --port."
+            ) from error
+
+    def _listen(self) -> Iterator[socket.socket]:
+        """One socket for each address of the host, as `asyncio.loop.create_server` makes them."""
+        for family, *_, address in socket.getaddrinfo(self.config.host, self.config.port, type=socket.SOCK_STREAM):
+            with socket.create_server(address[:2], family=family, backlog=BACKLOG) as bound:
+                listener = ListeningSocket(fileno=bound.detach())
+            listener.connections = self.connections
+            yield listener
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1 that drops clients who send a request's head too slowly or do not read responses.
+
+    uvicorn has no such timeouts: `timeout_keep_alive` starts after the first response.
+    """
+
+    def __init__(self, *arguments: Any, limits: Config, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.limits = limits
+        self.head_timer: asyncio.TimerHandle | None = None
+        self.write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._update_head_timer()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._update_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self.head_timer, self.write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.write_timer = self.loop.call_later(self.limits.response_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        response = problem_response(Problem(400, MESSAGES[400], CLOSE))
+        head = h11.Response(status_code=400, headers=response.raw_headers, reason=b"Bad Request")
+        for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _update_head_timer(self) -> None:
+        """The timer runs from the first byte that can begin a request until its head is complete."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            if self.head_timer is not None:
+                self.head_timer.cancel()
+                self.head_timer = None
+        elif self.head_timer is None and self.timeout_keep_alive_task is None:
+            self.head_timer = self.loop.call_later(self.limits.head_seconds, self.transport.abort)
