@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -145,11 +147,25 @@ def test_requests_above_the_limit_get_retry_after(serve: Serve) -> None:
     client = serve(requests=1)
     assert client.get("/api/jobs").status_code == 200
     limits = client.app.state.services.limits  # type: ignore[attr-defined]
-    limits.requests = 1
+    limits.in_progress["requests"] = 1
     response = client.get("/api/jobs")
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
     assert client.get("/livez").status_code == 200
-    limits.requests = 0
+    limits.in_progress.clear()
+
+
+def test_health_checks_do_not_take_the_places_of_other_requests(serve: Serve) -> None:
+    """40 of them wait for the model to be loaded."""
+    client = serve(token="t" * 16)
+    loader = client.app.state.services.loader  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(40) as threads:
+        with loader._lock:
+            checks = [threads.submit(client.get, "/readyz") for _ in range(40)]
+            wait_until(lambda: sum(check.done() for check in checks) >= 32)
+            response = client.get("/api/jobs", headers={"Authorization": f"Bearer {'t' * 16}"})
+            assert response.status_code == 200
+            assert client.get("/livez").status_code == 200
+        assert Counter(check.result().status_code for check in checks) == {429: 32, 200: 8}
 
 
 SLOW = b"POST /api/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"

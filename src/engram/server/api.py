@@ -19,7 +19,7 @@ from engram.data.labelled import check_class_names
 from engram.errors import DataError
 from engram.model import ModelFolder, ModelSummary, forget, inspect, merge, rename, rollback
 from engram.server.config import Config
-from engram.server.connections import Connections
+from engram.server.connections import Connections, address_of
 from engram.server.decoding import Decoders
 from engram.server.inference import Batcher, LoadedModel, ModelLoader
 from engram.server.jobs import Jobs, JobStatus, Upload
@@ -339,7 +339,7 @@ async def get_session(request: Request, server: Server) -> dict[str, bool]:
 async def sign_in(body: SignIn, request: Request, response: Response, server: Server) -> None:
     """Start a session, identified by a cookie."""
     if server.authenticator.token_required:
-        server.authenticator.check_token(body.token.strip(), request.client.host if request.client else "")
+        server.authenticator.check_token(body.token.strip(), address_of(request.scope))
         session, seconds = server.authenticator.start_session(), round(server.config.session_seconds)
         secure = request.url.scheme == "https"
         response.set_cookie(COOKIE, session, max_age=seconds, secure=secure, httponly=True, samesite="strict")

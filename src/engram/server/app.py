@@ -26,7 +26,7 @@ from engram.errors import EngramError
 from engram.model import ModelFolder
 from engram.server.api import Services, api, edits, health
 from engram.server.config import Config
-from engram.server.connections import CLOSE, Server
+from engram.server.connections import CLOSE, Server, address_of
 from engram.server.problems import MEDIA_TYPE, Problem, as_problem, problem_response
 
 PAGE = Path(__file__).parent / "page"
@@ -75,8 +75,8 @@ class RequestMiddleware:
 
         try:
             self.services.authenticator.check(scope)
-            if scope["client"] and scope["state"]["authenticated"]:
-                self.services.connections.authenticated(scope["client"][0])
+            if scope["state"]["authenticated"]:
+                self.services.connections.authenticated(address_of(scope))
             with self.services.limits.admit(scope, receive) as limited_receive:
                 await self.app(scope, limited_receive, send_with_headers)
         except Problem as problem:

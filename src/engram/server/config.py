@@ -40,6 +40,7 @@ class Config:
     response_seconds: float = 60.0  # for the client to read a response
     requests: int = 32  # in progress at once
     anonymous_requests: int = 16  # of these, without the token if one is required
+    health_requests: int = 8  # besides, from one address
     connections: int = 512  # open at once
     address_connections: int = 64  # of these, from one address that is no trusted proxy
     reserved_connections: int = 64  # for addresses that have authenticated or have no other connection

@@ -14,6 +14,7 @@ from typing import Any
 import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engram.errors import EngramError
@@ -28,10 +29,16 @@ CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 def peer(host: str) -> str:
     """Whom an address belongs to: a single host has a whole /64 network of IPv6."""
-    if ":" not in host:
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:  # IPv4, or what a proxy made up
         return host
-    address = ipaddress.IPv6Address(host.partition("%")[0])
-    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address), 64), strict=False))
+
+
+def address_of(scope: Scope) -> str:
+    """The peer that sent a request, behind a trusted proxy too; empty if unknown."""
+    return peer(scope["client"][0]) if scope.get("client") else ""
 
 
 class Connections:
@@ -61,9 +68,9 @@ class Connections:
         if not self.open[who]:
             del self.open[who]
 
-    def authenticated(self, address: str) -> None:
-        """Give an address a claim to the reserved connections."""
-        if (who := peer(address)) not in self._known:
+    def authenticated(self, who: str) -> None:
+        """Give a peer a claim to the reserved connections."""
+        if who not in self._known:
             if len(self._known) >= MAX_KNOWN:
                 self._known.pop(next(iter(self._known)))
             self._known[who] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,11 +12,11 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from engram.server.config import Config
-from engram.server.connections import CLOSE
+from engram.server.connections import CLOSE, address_of
 from engram.server.problems import Problem, too_many
 
 UPLOADS = ("/api/classify", "/api/teach")
-HEALTH = ("/livez", "/readyz", "/metrics")  # answered even if the server is busy
+HEALTH = ("/readyz", "/metrics")  # answered even if the server is busy, as /livez is
 
 
 class RequestLimits:
@@ -27,36 +28,43 @@ class RequestLimits:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.requests = 0
-        self.anonymous_requests = 0
+        self.in_progress: Counter[str] = Counter()
         self.body_bytes = 0
 
     @contextmanager
     def admit(self, scope: Scope, receive: Receive) -> Iterator[Receive]:
         """Count a request while it is in progress; yields a `receive` that limits its body."""
-        is_upload, anonymous = scope["path"] in UPLOADS, not scope["state"]["authenticated"]
+        is_upload = scope["path"] in UPLOADS
         limit = self.config.body_bytes if is_upload else self.config.json_bytes
-        self._check(scope, limit, anonymous)
+        _check_length(Headers(scope=scope), limit)
+        places = self._places(scope)
+        if any(self.in_progress[place] >= most for place, most in places.items()):
+            raise _busy()
         body = _Body(self, receive, limit, self.config.body_seconds if is_upload else self.config.json_seconds)
-        self.requests += 1
-        self.anonymous_requests += anonymous
+        self.in_progress.update(places.keys())
         try:
             yield body.receive
         finally:
-            self.requests -= 1
-            self.anonymous_requests -= anonymous
+            self.in_progress.subtract(places.keys())
+            self.in_progress = +self.in_progress
             self.body_bytes -= body.received
 
-    def _check(self, scope: Scope, limit: int, anonymous: bool) -> None:
-        length = Headers(scope=scope).get("content-length", "0")
-        if not (length.isascii() and length.isdecimal()) or len(length) > 18:
-            raise Problem(400, "The Content-Length header is not a number.")
-        if int(length) > limit:
-            raise _too_large(limit)
-        # Clients without the token must not take the places of those who have it.
-        full = anonymous and self.anonymous_requests >= self.config.anonymous_requests
-        if scope["path"] not in HEALTH and (full or self.requests >= self.config.requests):
-            raise _busy()
+    def _places(self, scope: Scope) -> dict[str, int]:
+        """What a request counts as, with the limit of each. Nobody can take the places of those who have the token."""
+        if scope["path"] == "/livez":
+            return {}
+        if scope["path"] in HEALTH:
+            return {f"health {address_of(scope)}": self.config.health_requests}
+        anonymous = {} if scope["state"]["authenticated"] else {"anonymous": self.config.anonymous_requests}
+        return {"requests": self.config.requests, **anonymous}
+
+
+def _check_length(headers: Headers, limit: int) -> None:
+    length = headers.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal()) or len(length) > 18:
+        raise Problem(400, "The Content-Length header is not a number.")
+    if int(length) > limit:
+        raise _too_large(limit)
 
 
 class _Body:

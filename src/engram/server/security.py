@@ -14,6 +14,7 @@ from starlette.requests import cookie_parser
 from starlette.types import Scope
 
 from engram.server.config import Config
+from engram.server.connections import address_of
 from engram.server.problems import Problem, too_many
 
 COOKIE = "engram_session"
@@ -92,8 +93,7 @@ class Authenticator:
         scope.setdefault("state", {})["authenticated"] = by_session or not required
         kind, _, token = headers.get("authorization", "").partition(" ")
         if required and kind.lower() == "bearer" and token:
-            client = scope.get("client")
-            self.check_token(token.strip(), client[0] if client else "")
+            self.check_token(token.strip(), address_of(scope))
             scope["state"]["authenticated"] = True
         elif by_session:
             _check_same_origin(scope["method"], headers)
