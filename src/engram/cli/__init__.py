@@ -26,8 +26,8 @@ def main() -> None:
         complain(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        refused = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS, errno.ENOENT, errno.ESTALE)
-        if error.errno in refused and error.filename is not None:
+        refused = {"EACCES", "EPERM", "ENAMETOOLONG", "ELOOP", "EROFS", "ENOENT", "ESTALE", "ENOTDIR", "EISDIR"}
+        if errno.errorcode.get(error.errno or 0) in refused and error.filename is not None:
             complain(f"'{printable(error.filename)}' cannot be used: {error.strerror}.")
             sys.exit(1)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):

@@ -7,19 +7,7 @@ from typing import Annotated
 import typer
 
 import engram
-from engram.cli import (
-    edit,
-    evaluate,
-    export,
-    inspect,
-    learn,
-    listing,
-    predict,
-    report,
-    run,
-    serve,
-    suite,
-)
+from engram.cli import edit, evaluate, export, inspect, learn, listing, predict, report, run, serve, suite
 
 app = typer.Typer(
     help="Teach an image classifier new classes over time, without keeping the images of the old ones.",
@@ -45,21 +33,9 @@ def _options(
     """The options of `engram` itself."""
 
 
-app.command("run")(run.run)
-app.command("methods")(listing.methods)
-app.command("datasets")(listing.datasets)
-app.command("networks")(listing.networks)
-app.command("suites")(listing.suites)
-app.command("suite")(suite.suite)
-app.command("report")(report.report)
-app.command("learn")(learn.learn)
-app.command("predict")(predict.predict)
-app.command("evaluate")(evaluate.evaluate)
-app.command("export")(export.export)
-app.command("inspect")(inspect.inspect)
-app.command("verify")(inspect.verify)
-app.command("forget")(edit.forget)
-app.command("rename")(edit.rename)
-app.command("merge")(edit.merge)
-app.command("rollback")(edit.rollback)
-app.command("serve")(serve.serve)
+for function in (
+    *(run.run, listing.methods, listing.datasets, listing.networks, listing.suites, suite.suite, report.report),
+    *(learn.learn, predict.predict, evaluate.evaluate, export.export, inspect.inspect, inspect.verify),
+    *(edit.forget, edit.rename, edit.merge, edit.rollback, serve.serve),
+):
+    app.command()(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from engram.cli.options import (
     Quiet,
     Settings,
     Tune,
+    command,
     parse_settings,
 )
 from engram.cli.output import print_json, print_skipped, table
@@ -29,95 +31,96 @@ if TYPE_CHECKING:
 MOST_NAMED = 12  # classes that a line names; the others are counted
 LEAST_ACCURACY = 0.5
 MOST_DIGITS = 9  # of a number of epochs
-
-NewOrExisting = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder; created if missing.")]
-Budget = Annotated[str | None, typer.Option(metavar="BYTES", help="Most bytes of memory, such as 50MB, from now on.")]
-Features = Annotated[int | None, typer.Option(help="Features to store per class. Default: 250.")]
-Images = Annotated[
-    int | None, typer.Option(help="Also store this many images per class and train on them again; 0: none any more.")
-]
-Method = Annotated[str | None, typer.Option(help="Method of a new model; see `engram methods`. Default: engram.")]
-NetworkName = Annotated[
-    str | None,
-    typer.Option(
-        metavar=NETWORK_METAVAR, help="Network of a new model; see `engram networks`. Default: efficientnet-lite0."
-    ),
-]
-Classifier = Annotated[
-    str | None,
-    typer.Option(
-        help="nearest-mean, ridge, lda, random-projection, softmax, svm, or auto: chosen by cross-validation on the "
-        "stored features. Default: auto with a pretrained network."
-    ),
-]
-ImageSize = Annotated[int | None, typer.Option(help="Side of the images in pixels. Default: by the images.")]
-Epochs = Annotated[str, typer.Option(help="Passes over the images where the network is trained, or auto.")]
-FromWeights = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Start a new model from the weights in a .safetensors or .pth file.")
-]
-Validate = Annotated[
-    bool, typer.Option("--validate", help="Print each class before and after; reject the update below --at-least.")
-]
-AtLeast = Annotated[
-    float | None,
-    typer.Option(help=f"Least mean accuracy over classes. Default: {LEAST_ACCURACY}. Implies --validate."),
-]
-Force = Annotated[bool, typer.Option("--force", help="Publish the update even if accuracy on old classes falls.")]
-HoldOut = Annotated[float, typer.Option(help="Share of the images to hold out where the network is trained.")]
-Seed = Annotated[int | None, typer.Option(help="Random seed of a new model. Default: 0.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the plan: classes, time and memory.")]
+NAMED = ("features_per_class", "images_per_class", "network", "tune", "classifier")  # settings with an option
 
 
-def learn(
-    model: NewOrExisting,
-    source: LabelledImages,
-    budget: Budget = None,
-    features_per_class: Features = None,
-    images_per_class: Images = None,
-    method: Method = None,
-    network: NetworkName = None,
-    tune: Tune = None,
-    classifier: Classifier = None,
-    image_size: ImageSize = None,
-    epochs: Epochs = "auto",
-    from_weights: FromWeights = None,
-    validate: Validate = False,
-    at_least: AtLeast = None,
-    force: Force = False,
-    hold_out: HoldOut = 0.1,
-    set: Settings = None,
-    seed: Seed = None,
-    device: Device = "auto",
-    dry_run: DryRun = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@dataclass(kw_only=True)
+class LearnCommandOptions:
+    """The options of `engram learn`."""
+
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder; created if missing.")]
+    source: LabelledImages
+    budget: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Most bytes of memory, such as 50MB, from now on.")
+    ] = None
+    features_per_class: Annotated[int | None, typer.Option(help="Features to store per class. Default: 250.")] = None
+    images_per_class: Annotated[
+        int | None,
+        typer.Option(help="Also store this many images per class and train on them again; 0: none any more."),
+    ] = None
+    method: Annotated[
+        str | None, typer.Option(help="Method of a new model; see `engram methods`. Default: engram.")
+    ] = None
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar=NETWORK_METAVAR, help="Network of a new model; see `engram networks`. Default: efficientnet-lite0."
+        ),
+    ] = None
+    tune: Tune = None
+    classifier: Annotated[
+        str | None,
+        typer.Option(
+            help="nearest-mean, ridge, lda, random-projection, softmax, svm, or auto: chosen by cross-validation on "
+            "the stored features. Default: auto with a pretrained network."
+        ),
+    ] = None
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels. Default: by the images.")] = None
+    epochs: Annotated[str, typer.Option(help="Passes over the images where the network is trained, or auto.")] = "auto"
+    from_weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Start a new model from the weights in a .safetensors or .pth file."),
+    ] = None
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Print each class before and after; reject the update below --at-least.")
+    ] = False
+    at_least: Annotated[
+        float | None,
+        typer.Option(help=f"Least mean accuracy over classes. Default: {LEAST_ACCURACY}. Implies --validate."),
+    ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Publish the update even if accuracy on old classes falls.")
+    ] = False
+    hold_out: Annotated[float, typer.Option(help="Share of the images to hold out where the network is trained.")] = 0.1
+    set: Settings = None
+    seed: Annotated[int | None, typer.Option(help="Random seed of a new model. Default: 0.")] = None
+    device: Device = "auto"
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan: classes, time and memory.")] = False
+    json: Json = False
+    quiet: Quiet = False
+
+    def learn_options(self) -> LearnOptions:
+        """What `engram.model.learn` is called with."""
+        from engram.methods import parse_bytes
+        from engram.model import LearnOptions
+
+        settings = parse_settings(self.set)
+        named = {name: getattr(self, name) for name in NAMED}
+        _refuse_contradictions(named, settings)
+        return LearnOptions(
+            **named,
+            **{name: getattr(self, name) for name in ("method", "image_size", "seed", "force", "hold_out", "device")},
+            weights=self.from_weights,
+            at_least=LEAST_ACCURACY if self.validate and self.at_least is None else self.at_least,
+            epochs=_parse_epochs(settings.pop("epochs", self.epochs)),
+            budget=None if self.budget is None else parse_bytes(self.budget),
+            settings=settings,
+        )
+
+
+@command(LearnCommandOptions)
+def learn(given: LearnCommandOptions) -> None:
     """Teach a model new classes, or more about known ones. The images may be deleted afterwards.
 
     It stores a short feature vector of some images per class, and no image unless asked. Features are not anonymous.
     """
-    from engram.methods import parse_bytes
-    from engram.model import LearnOptions, ModelFolder
+    from engram.model import ModelFolder
     from engram.network import parallel
 
     parallel.refuse_torchrun("engram learn")
-    settings = parse_settings(set)
-    named = {
-        **{"features_per_class": features_per_class, "images_per_class": images_per_class},
-        **{"network": network, "tune": tune, "classifier": classifier},
-    }
-    _refuse_contradictions(named, settings)
-    least = LEAST_ACCURACY if validate and at_least is None else at_least
-    new = {"method": method, "image_size": image_size, "weights": from_weights, "seed": seed}
-    options = LearnOptions(
-        **{**named, **new, "force": force, "hold_out": hold_out, "at_least": least, "device": device},  # type: ignore[arg-type]
-        epochs=_parse_epochs(settings.pop("epochs", epochs)),
-        budget=None if budget is None else parse_bytes(budget),
-        settings=settings,
-    )
-    folder = ModelFolder(model)
+    options, folder = given.learn_options(), ModelFolder(given.model)
     folder.check_place()
-    (_dry_run if dry_run else _learn)(folder, source, options, quiet=quiet, json=json)
+    (_dry_run if given.dry_run else _learn)(folder, given.source, options, quiet=given.quiet, json=given.json)
 
 
 def _refuse_contradictions(named: Mapping[str, object], settings: Mapping[str, object]) -> None:

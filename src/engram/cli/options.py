@@ -1,13 +1,22 @@
-"""Arguments and options that several commands share, declared once."""
+"""Arguments and options that several commands share, declared once; and commands whose options are a dataclass."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
 from engram.errors import UsageError
+
+if TYPE_CHECKING:
+    from engram.data import DecodeOptions
+
+Options = TypeVar("Options")
 
 NETWORK_METAVAR = "NAME|hf:OWNER/NAME|FOLDER"
 
@@ -41,3 +50,75 @@ def parse_settings(texts: list[str] | None) -> dict[str, Any]:
             raise UsageError(f"--set wants KEY=VALUE, such as --set learning_rate=0.5; found '{text}'.")
         settings[key.strip().replace("-", "_")] = value
     return settings
+
+
+def command(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Turn a function of a dataclass into a command whose options are the fields of the dataclass."""
+    hints = get_type_hints(options, include_extras=True)
+
+    def decorate(function: Callable[[Options], None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def called(**values: Any) -> None:
+            function(options(**values))
+
+        called.__annotations__ = {}
+        called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(
+                    each.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty if each.default is MISSING else each.default,
+                    annotation=hints[each.name],
+                )
+                for each in fields(options)  # type: ignore[arg-type]
+            ]
+        )
+        return called
+
+    return decorate
+
+
+@dataclass(kw_only=True)
+class ExperimentOptions:
+    """The data set, how its files are decoded, and how to run and report."""
+
+    dataset: Annotated[str, typer.Option(help="Data set; `engram datasets` lists them.")] = "digits"
+    data: Annotated[Path | None, typer.Option(help="Where its files are: a folder, or for arrays the file.")] = None
+    image_size: Annotated[int | None, typer.Option(help="For image files: decode to squares of so many pixels.")] = None
+    fit: Annotated[
+        Literal["middle", "stretch"] | None,
+        typer.Option(help="For image files: take the middle square, or stretch the image to a square."),
+    ] = None
+    class_list: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For image files: use only the classes in FILE, one a line.")
+    ] = None
+    cache: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="For image files: decode once, into a file of at most BYTES, such as 30GB."),
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="For image files: threads that read and decode. Default: torch's.")
+    ] = None
+    preset: Annotated[
+        Literal["paper", "short"], typer.Option(help="paper: the paper's settings; short: a few epochs, one cycle.")
+    ] = "short"
+    seed: Annotated[
+        int, typer.Option(min=0, help="The first seed, from which the class order and weights are drawn.")
+    ] = 0
+    tasks: Annotated[int | None, typer.Option(help="Stop after so many tasks of the same stream.")] = None
+    device: Device = "auto"
+    set: Settings = None
+    out: Annotated[Path | None, typer.Option(help="The folder for results. Default: one under runs/.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Continue what was interrupted in the folder.")] = False
+    json: Json = False
+    quiet: Quiet = False
+
+    def decoding(self) -> DecodeOptions:
+        """How image files are decoded."""
+        from engram.data import DecodeOptions
+        from engram.methods import parse_bytes
+
+        cache = None if self.cache is None else parse_bytes(self.cache)
+        return DecodeOptions(
+            size=self.image_size, fit=self.fit, class_list=self.class_list, cache=cache, workers=self.workers
+        )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from engram.errors import EngramError, UsageError
+from engram.cli.options import Json
+from engram.cli.output import print_json
+from engram.errors import UsageError
 
 
 def report(
@@ -19,7 +20,7 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(help="A folder for every figure (SVG, PDF, PNG) and table (LaTeX, CSV).")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Make one page with tables and figures of results. It needs nothing but a browser."""
     if out.is_dir() or out.suffix == ".json":  # results are .json: none is overwritten by mistake
@@ -29,13 +30,10 @@ def report(
     made = make_report(runs)
     for note in made.notes:
         typer.echo(f"note: {note}", err=True)
-    try:
-        made.save(out)
-        files = [] if figures is None else made.save_figures(figures)
-    except OSError as error:
-        raise EngramError(f"'{error.filename or out}' cannot be written: {error.strerror}.") from error
+    made.save(out)
+    files = [] if figures is None else made.save_figures(figures)
     if json:
-        typer.echo(json_format.dumps({"report": str(out), **made.to_json()}))
+        print_json({"report": str(out), **made.to_json()})
         return
     typer.echo(f"report: {out}")
     if figures is not None:

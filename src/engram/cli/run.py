@@ -4,24 +4,80 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.experiment_options import RunCommandOptions, command, print_skipped
-from engram.cli.output import print_json
+from engram.cli.options import NETWORK_METAVAR, ExperimentOptions, Tune, command, parse_settings
+from engram.cli.output import print_json, skipped_lines
+from engram.text import format_bytes
 
 if TYPE_CHECKING:
     from engram.cli.display import Display
-    from engram.experiments import Measurement, Result
+    from engram.experiments import Measurement, Plan, Result
 
-HEADER = "task  classes  accuracy  top-5   head  ω(t-1)   ω(1)  ceiling     gap    stored   seconds"
+HEADER = (
+    *("task", "classes", "accuracy", "top-5", " head", "ω(t-1)", " ω(1)", "ceiling", "   gap"),
+    *("   stored", "seconds"),
+)
 STORED = {"images_per_class": "a class", "images_total": "in all", "features_per_class": "a class"}
+PLANNED = ("method", "preset", "classes_per_task", "first_task", "tasks", "class_order", "validation", "seed")
+SETTINGS = ("network", "tune", "epochs", "features_per_class", "images_per_class", "images_total", "device")
 
 
-@command(RunCommandOptions)
-def run(options: RunCommandOptions) -> None:
+@dataclass(kw_only=True)
+class RunOptions(ExperimentOptions):
+    """The options of `engram run`."""
+
+    method: Annotated[str, typer.Argument(help="Method; `engram methods` lists them.")] = "features"
+    network: Annotated[
+        str | None,
+        typer.Option(metavar=NETWORK_METAVAR, help="`engram networks` lists them. Default: from scratch, by the data."),
+    ] = None
+    tune: Tune = None
+    classes_per_task: Annotated[int | None, typer.Option(help="Classes per task. Default: by the data.")] = None
+    first_task: Annotated[int | None, typer.Option(help="Classes of the first task, if another number.")] = None
+    class_order: Annotated[
+        str, typer.Option(help="seed: drawn from the seed; 1993: the field's; or a file, one class a line.")
+    ] = "seed"
+    validation: Annotated[
+        float, typer.Option(help="Hold out this share of the training samples, and test on it instead.")
+    ] = 0.0
+    epochs: Annotated[int | None, typer.Option(help="Epochs per task. Default: by the preset.")] = None
+    features_per_class: Annotated[
+        int | None, typer.Option(help="Features stored per class. Default: by the preset.")
+    ] = None
+    images_per_class: Annotated[int | None, typer.Option(help="Exemplars per class. Default: by the preset.")] = None
+    images_total: Annotated[int | None, typer.Option(help="Exemplars in all, shared out among the classes seen.")] = (
+        None
+    )
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="Memory for all classes, such as 6MB: chooses these numbers, and a codec."),
+    ] = None
+    seeds: Annotated[int | None, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = None
+    trainings: Annotated[
+        Path | None, typer.Option(help="A folder of trained networks, shared by runs that differ only after training.")
+    ] = None
+    track: Annotated[bool, typer.Option("--track", help="Also write TensorBoard scalars to the run's folder.")] = False
+
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        from engram.experiments import Plan
+        from engram.methods import parse_bytes
+
+        given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+        return Plan(
+            settings={**given, **parse_settings(self.set)},
+            budget=None if self.budget is None else parse_bytes(self.budget),
+            **{name: getattr(self, name) for name in PLANNED},
+        )
+
+
+@command(RunOptions)
+def run(options: RunOptions) -> None:
     """Learn a data set task by task with one method, and measure it after every task."""
     from engram.cli.display import Display
     from engram.network import parallel
@@ -44,7 +100,7 @@ def run(options: RunCommandOptions) -> None:
         _print(options, out, results)
 
 
-def _run(options: RunCommandOptions, out: Path, display: Display) -> list[Result]:
+def _run(options: RunOptions, out: Path, display: Display) -> list[Result]:
     from engram.data import load
     from engram.experiments import TensorBoard
     from engram.experiments.plan import RunOptions
@@ -52,7 +108,8 @@ def _run(options: RunCommandOptions, out: Path, display: Display) -> list[Result
 
     plan, decoding = options.plan(), options.decoding()
     dataset = parallel.main_first(lambda: load(options.dataset, options.data, display, decoding))
-    print_skipped(dataset, display)
+    for line in skipped_lines(dataset.skipped):
+        display.say(line)
     if plan.budget is not None:
         stream = plan.stream(dataset)
         chosen = _chosen(plan.chosen(dataset, stream))
@@ -78,22 +135,18 @@ class _Heading:
     def on_event(self, event: str, values: dict[str, Any]) -> None:
         if event == "begin":
             self.display.say("{method} on {dataset}, seed {seed}, in {folder}".format(**values))
-            self.display.say(HEADER)
+            self.display.say("  ".join(HEADER))
 
 
 def _line(task: int, measured: Measurement, seconds: dict[str, float]) -> str:
     """One task as a row under HEADER."""
-
-    def number(value: float | None, width: int) -> str:
-        return f"{value:{width}.3f}" if value is not None else " " * (width - 1) + "–"
-
     gap = None if measured.ceiling is None else measured.ceiling - measured.accuracy
-    quality = number(measured.omega_previous, 6) + "  " + number(measured.omega_first, 5)
-    return (
-        f"{task + 1:4}  {measured.classes:7}  {measured.accuracy:8.3f}  {measured.accuracy_top5:5.3f}  "
-        f"{number(measured.head_accuracy, 5)}  {quality}  {number(measured.ceiling, 7)}  {number(gap, 6)}  "
-        f"{measured.memory_bytes / 2**20:5.2f} MB  {f'{sum(seconds.values()):.0f}' if seconds else 'before':>8}"
-    )
+    shares = (measured.accuracy, measured.accuracy_top5, measured.head_accuracy, measured.omega_previous)
+    shares += (measured.omega_first, measured.ceiling, gap)
+    numbers = ("–" if share is None else f"{share:.3f}" for share in shares)
+    spent = f"{sum(seconds.values()):.0f}" if seconds else "before"
+    cells = (str(task + 1), str(measured.classes), *numbers, format_bytes(measured.memory_bytes), spent)
+    return "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, HEADER, strict=True))
 
 
 def _chosen(chosen: dict[str, Any]) -> str:
@@ -106,7 +159,7 @@ def _chosen(chosen: dict[str, Any]) -> str:
     return f"{numbers or 'as given'}{codec}"
 
 
-def _print(options: RunCommandOptions, out: Path, results: list[Result]) -> None:
+def _print(options: RunOptions, out: Path, results: list[Result]) -> None:
     from engram.experiments import summarise
 
     summary = summarise(results)
@@ -117,7 +170,7 @@ def _print(options: RunCommandOptions, out: Path, results: list[Result]) -> None
         typer.echo(
             f"{result.method} on {result.dataset}, seed {result.seed}: average incremental accuracy "
             f"{result.average_incremental_accuracy:.3f}, at the end {result.curve[-1]:.3f}, "
-            f"forgetting {result.forgetting:.3f}, stored {result.memory_mb:.2f} MB"
+            f"forgetting {result.forgetting:.3f}, stored {format_bytes(result.memory_bytes)}"
         )
         if result.drift_gap and result.omega_previous and result.omega_previous[-1] is not None:
             typer.echo(

@@ -5,18 +5,46 @@ from __future__ import annotations
 import shlex
 import statistics
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engram.cli.experiment_options import SuiteCommandOptions, command, print_skipped
-from engram.cli.output import print_json, table
-from engram.text import format_duration, plural
+from engram.cli.options import ExperimentOptions, command, parse_settings
+from engram.cli.output import print_json, skipped_lines, table
+from engram.text import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
     from engram.experiments import Result
-    from engram.experiments.suite_plan import SuitePlan
+    from engram.experiments.suite_plan import SuiteOptions, SuitePlan
     from engram.experiments.workers import Outcome
+
+
+@dataclass(kw_only=True)
+class SuiteCommandOptions(ExperimentOptions):
+    """The options of `engram suite`."""
+
+    name: Annotated[str, typer.Argument(help="Table or figure; `engram suites` lists them.")]
+    seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = 1
+    methods: Annotated[str, typer.Option(metavar="A,B", help="Only these methods of the suite.")] = ""
+    plan: Annotated[bool, typer.Option("--plan", help="Print the runs, their time and memory; run nothing.")] = False
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time. Default: 1; on Ray as many as there is room for.")
+    ] = None
+    on: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local"
+
+    def suite_options(self) -> SuiteOptions:
+        """What to run."""
+        from engram.experiments.suite_plan import SuiteOptions
+
+        same = ("dataset", "data", "out", "preset", "seeds", "seed", "tasks")
+        return SuiteOptions(
+            suite=self.name,
+            decoding=self.decoding(),
+            methods=tuple(method for method in self.methods.split(",") if method),
+            settings={**({} if self.device == "auto" else {"device": self.device}), **parse_settings(self.set)},
+            **{name: getattr(self, name) for name in same},
+        )
 
 
 @command(SuiteCommandOptions)
@@ -34,7 +62,8 @@ def suite(options: SuiteCommandOptions) -> None:
     with Display(quiet=options.quiet) as display:
         try:
             dataset = wanted.load(display)
-            print_skipped(dataset, display)
+            for line in skipped_lines(dataset.skipped):
+                display.say(line)
             plan = plan_suite(wanted, dataset)
             if options.plan:
                 _print_plan(plan, options.json)
@@ -71,11 +100,10 @@ def _print_plan(plan: SuitePlan, json: bool) -> None:
         return
     lines = [("", "runs", "done", "time", "memory")]
     for row in plan.rows:
-        counts, memory = (str(len(row.runs)), str(row.done)), f"{row.estimate.memory_bytes / 2**20:7.2f} MB"
-        lines.append((row.variant.label, *counts, format_duration(row.seconds), memory))
+        costs = format_duration(row.seconds), format_bytes(row.estimate.memory_bytes)
+        lines.append((row.variant.label, str(len(row.runs)), str(row.done), *costs))
     typer.echo(table(lines, right=(1, 2, 3), overflow="none"))
-    left = format_duration(plan.seconds)
-    typer.echo(f"about {left} for what is left, one run after another, from steps timed now")
+    typer.echo(f"about {format_duration(plan.seconds)} for what is left, one run after another, from steps timed now")
 
 
 def _print_results(plan: SuitePlan, failed: list[Outcome], json: bool) -> None:
@@ -104,4 +132,5 @@ def _line(results: list[Result]) -> str:
     averages = [result.average_incremental_accuracy for result in results]
     spread = f" ± {statistics.stdev(averages):.3f}" if len(averages) > 1 else ""
     last = statistics.fmean(result.curve[-1] for result in results)
-    return f"average {statistics.fmean(averages):.3f}{spread}, last {last:.3f}, {results[0].memory_mb:.2f} MB"
+    stored = format_bytes(results[0].memory_bytes)
+    return f"average {statistics.fmean(averages):.3f}{spread}, last {last:.3f}, {stored}"
