@@ -141,8 +141,8 @@ class _Heading:
 def _line(task: int, measured: Measurement, seconds: dict[str, float]) -> str:
     """One task as a row under HEADER."""
     gap = None if measured.ceiling is None else measured.ceiling - measured.accuracy
-    shares = (measured.accuracy, measured.accuracy_top5, measured.head_accuracy, measured.omega_previous)
-    shares += (measured.omega_first, measured.ceiling, gap)
+    shares = [measured.accuracy, measured.accuracy_top5, measured.head_accuracy, measured.omega_previous]
+    shares += [measured.omega_first, measured.ceiling, gap]
     numbers = ("–" if share is None else f"{share:.3f}" for share in shares)
     spent = f"{sum(seconds.values()):.0f}" if seconds else "before"
     cells = (str(task + 1), str(measured.classes), *numbers, format_bytes(measured.memory_bytes), spent)
