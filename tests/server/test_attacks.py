@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from images_made import chunk, encoded, gradient, png
-from models_made import DAISY, TULIP
+from models_made import DAISY, TULIP, copied
 from server_made import Serve, files, listening, picture, update_form, wait_for_job, wait_until
 from starlette.testclient import TestClient
 
@@ -198,7 +198,21 @@ def test_bytes_that_are_not_http_get_a_problem_document(model: ModelFolder) -> N
         response = b""
         while received := connection.recv(65536):
             response += received
-        assert b" 400 " in response and b"application/problem+json" in response and b"openapi" in response
+        assert b" 400 " in response and b"application/problem+json" in response
+        assert b"openapi" in response and b"nosniff" in response
+
+
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(model: ModelFolder) -> None:
+    """What follows could be a request that a proxy did not see."""
+    head = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with (
+        listening(model) as port,
+        opened(port, head + b"0\r\n\r\n" + head.split(b"Content")[0] + b"\r\n") as connection,
+    ):
+        response = b""
+        while received := connection.recv(65536):
+            response += received
+    assert response.count(b"HTTP/1.1") == 1 and b" 400 " in response
 
 
 HOSTILE = {
@@ -266,8 +280,20 @@ def test_uploads_to_a_full_disk_are_refused(serve: Serve, small_disk: Path, monk
     for path, form in (("classify", {}), ("teach", {"data": {"classes": ["grey"]}})):
         response = client.post(f"/api/{path}", files=files(large), **form)
         assert response.status_code == 507
+        assert response.headers["x-content-type-options"] == "nosniff"
+    assert 'path="/api/teach",status="507"' in client.get("/metrics").text
     assert not list(small_disk.iterdir())
     assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 200
+
+
+def test_an_edit_on_a_full_disk_is_refused(serve: Serve, model: ModelFolder, small_disk: Path) -> None:
+    folder = copied(model, small_disk / "model")
+    client = serve(folder)
+    with (small_disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1024))
+    assert client.post("/api/rename", json={"from": TULIP, "to": "tulip"}).status_code == 507
+    assert verify(folder).intact
 
 
 @pytest.mark.parametrize("small_disk", [32], indirect=True)  # there is room for the network, of 14 MB

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from unittest.mock import Mock
+
 import httpx2
 import pytest
 from models_made import TULIP
@@ -62,7 +65,12 @@ def test_a_cross_site_change_without_an_origin_is_refused(client: TestClient) ->
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/api/model", "/made/up", "/static/none"])
-def test_every_response_has_security_headers(client: TestClient, path: str) -> None:
+@pytest.mark.parametrize("failing", [None, RuntimeError("defect"), OSError(errno.ENOSPC, "full")])
+def test_every_response_has_security_headers(
+    client: TestClient, path: str, failing: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if failing is not None:
+        monkeypatch.setattr("engram.server.api.inspect", Mock(side_effect=failing))
     headers = client.get(path).headers
     assert headers["content-security-policy"].startswith("default-src 'self'")
     assert "frame-ancestors 'none'" in headers["content-security-policy"]

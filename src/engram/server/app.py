@@ -27,24 +27,11 @@ from engram.model import ModelFolder
 from engram.server.api import Services, api, edits, health
 from engram.server.config import Config
 from engram.server.connections import CLOSE, Server, address_of
-from engram.server.problems import MEDIA_TYPE, Problem, as_problem, problem_response
+from engram.server.problems import HEADERS, MEDIA_TYPE, as_problem, problem_response
 
 PAGE = Path(__file__).parent / "page"
 PRELOADED = ["engram.server.decoding", "engram.server.updating"]  # by the fork server
 TOKEN = "ENGRAM_TOKEN"  # environment variable
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
-        "frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
-    "Cache-Control": "no-store",
-}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": "What is wrong.", "content": {MEDIA_TYPE: {}}}
     for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 429, 500, 503, 507)
@@ -62,7 +49,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begin, status = time.perf_counter(), 500
+        begin, status = time.perf_counter(), 0
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -79,11 +66,14 @@ class RequestMiddleware:
                 self.services.connections.authenticated(address_of(scope))
             with self.services.limits.admit(scope, receive) as limited_receive:
                 await self.app(scope, limited_receive, send_with_headers)
-        except Problem as problem:
+        except Exception as error:  # Starlette's own handler of any exception is outside of this middleware
+            if status:
+                raise
+            problem = as_problem(error, self.services.folder.path)
             problem.headers = {**(problem.headers or {}), **CLOSE}
             await problem_response(problem)(scope, receive, send_with_headers)
         finally:
-            self.services.metrics.record(scope, status, time.perf_counter() - begin)
+            self.services.metrics.record(scope, status or 500, time.perf_counter() - begin)
 
 
 def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
@@ -108,7 +98,7 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
         responses=PROBLEMS,
-        exception_handlers=dict.fromkeys((HTTPException, RequestValidationError, EngramError, Exception), handle),
+        exception_handlers=dict.fromkeys((HTTPException, RequestValidationError, EngramError), handle),
         middleware=[Middleware(RequestMiddleware, services=services)],
     )
     app.state.services = services

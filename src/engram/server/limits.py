@@ -60,6 +60,8 @@ class RequestLimits:
 
 
 def _check_length(headers: Headers, limit: int) -> None:
+    if "content-length" in headers and "transfer-encoding" in headers:  # RFC 9112, 6.1; the connection is closed
+        raise Problem(400, "A request must not have both Content-Length and Transfer-Encoding.")
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal()) or len(length) > 18:
         raise Problem(400, "The Content-Length header is not a number.")

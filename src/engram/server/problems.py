@@ -25,6 +25,19 @@ MESSAGES = {
     405: "This address does not support this method. See /openapi.json.",
     500: "Internal error. Saved models are intact. See the server's log.",
 }
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+    "Cache-Control": "no-store",
+}
 
 log = logging.getLogger("engram.server")
 
@@ -50,7 +63,7 @@ def problem_response(error: StarletteHTTPException) -> JSONResponse:
     status = error.status_code
     detail = error.detail if isinstance(error, Problem) else MESSAGES.get(status, MESSAGES[400])
     body = {"type": "about:blank", "title": http.HTTPStatus(status).phrase, "status": status, "detail": detail}
-    return JSONResponse(body, status, headers=error.headers, media_type=MEDIA_TYPE)
+    return JSONResponse(body, status, headers={**HEADERS, **(error.headers or {})}, media_type=MEDIA_TYPE)
 
 
 def as_problem(error: Exception, folder: Path) -> StarletteHTTPException:
@@ -60,7 +73,7 @@ def as_problem(error: Exception, folder: Path) -> StarletteHTTPException:
             return error
         case RequestValidationError():
             return Problem(422, _invalid(error))
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+        case _ if _is_disk_full(error):
             log.error("The disk is full: %s", error)
             return Problem(507, "The server's disk is full. Nothing was changed. Its operator has to free space.")
         case MemoryError():
@@ -72,6 +85,14 @@ def as_problem(error: Exception, folder: Path) -> StarletteHTTPException:
             return Problem(status, _public_message(error, folder))
     log.error("Internal error.", exc_info=error)
     return Problem(500, MESSAGES[500])
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _public_message(error: EngramError, folder: Path) -> str:
