@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import BusyError, DataError, EngramError
+from engram.text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -234,10 +235,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_file(path)
     try:
         return load_file(path)
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}.") from error
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from error
 
@@ -253,6 +253,13 @@ def parse_tensors(content: bytes, name: str) -> dict[str, Tensor]:
         return load(content)
     except errors as error:
         raise DataError(f"{name} cannot be read as safetensors: {error!r}") from error
+
+
+def check_file(path: Path) -> None:
+    """DataError unless `path` is a regular file: reading a pipe or a device may never end."""
+    if not path.is_file():
+        place = printable(path)
+        raise DataError(f"{place} is not a regular file." if path.exists() else f"There is no file {place}.")
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:

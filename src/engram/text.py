@@ -8,6 +8,8 @@ from pathlib import Path
 LONGEST_NAME = 10_000  # letters
 NOT_IN_NAMES = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control characters, half characters, breaks of lines, paragraphs
 UNSEEN = frozenset({"Cf", "Mn", "Zs"})  # joiners, accents, blanks: between letters, not alone
+BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that are shown as blanks
+FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r")  # how spreadsheets' formulas begin
 
 
 def printable(text: object) -> str:
@@ -19,7 +21,7 @@ def printable(text: object) -> str:
 
 def csv_text(text: str) -> str:
     """The text for a CSV cell, so that no spreadsheet takes it for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return f"'{text}" if text.startswith(FORMULAS) else text
 
 
 def composed(name: str) -> str:
@@ -28,7 +30,9 @@ def composed(name: str) -> str:
 
 
 def names_in(path: Path) -> list[str]:
-    """The names that a file has, one a line; of whatever system it comes from, if it is in UTF-8."""
+    """The names in a UTF-8 text file, one per line, with the line ends of any system."""
+    if not path.is_file():  # reading a pipe or a device may never end
+        raise OSError(f"{printable(path)} is not a regular file")
     return [name for line in path.read_text(encoding="utf-8-sig").splitlines() if (name := composed(line))]
 
 
@@ -38,7 +42,7 @@ def unfit(name: str) -> str | None:
         return "A class cannot have an empty name."
     if len(name) > LONGEST_NAME:
         return f"The name of a class has {LONGEST_NAME:,} letters at most; '{printable(name[:20])}…' has {len(name):,}."
-    kinds = {unicodedata.category(letter) for letter in name}
+    kinds = {"Zs" if letter in BLANKS else unicodedata.category(letter) for letter in name}
     if kinds & NOT_IN_NAMES or not kinds - UNSEEN:
         return f"'{printable(name)}' cannot be the name of a class: it has characters that cannot be shown on a line."
     return None

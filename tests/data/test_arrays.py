@@ -187,10 +187,9 @@ def test_one_sample_per_class_cannot_be_divided(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"There is no file {tmp_path}/none\.npz\. .*--data FILE\.npz"):
-        arrays.load(tmp_path / "none.npz")
-    with pytest.raises(DataError, match="There is no file"):
-        arrays.load(tmp_path)
+    for path in (tmp_path / "none.npz", tmp_path):
+        with pytest.raises(DataError, match=str(path)):
+            arrays.load(path)
 
 
 def test_what_is_no_npz_is_refused_without_unpickling_it(tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_what_is_no_npz_is_refused_without_unpickling_it(tmp_path: Path) -> None
     (tmp_path / "empty.npz").write_bytes(b"")
     (tmp_path / "pickle.npz").write_bytes(pickle.dumps(Malice(tmp_path / "proof")))
     for name in ("one.npy", "text.npz", "empty.npz", "pickle.npz"):
-        with pytest.raises(DataError, match=rf"{name} is not an \.npz file\. Write one with numpy\.savez"):
+        with pytest.raises(DataError, match=rf"{name}.*numpy\.savez"):
             arrays.load(tmp_path / name)
     assert not (tmp_path / "proof").exists()
 
@@ -209,15 +208,60 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 4] ^= 255
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"cannot be read: .*Write it again"):
+    with pytest.raises(DataError, match=r"flowers\.npz"):
         arrays.load(path)
+
+
+@pytest.mark.parametrize("prefix", [b"\0", b"\x80", b"\x93NUMPY"])
+def test_a_file_with_a_damaged_beginning_is_refused(prefix: bytes, tmp_path: Path) -> None:
+    path = saved(tmp_path, **WHOLE)
+    path.write_bytes(prefix + path.read_bytes()[len(prefix) :])
+    with pytest.raises(DataError, match=path.name):
+        arrays.load(path)
+
+
+def test_an_array_after_which_a_zip_archive_follows_is_read_as_the_archive(tmp_path: Path) -> None:
+    path = saved(tmp_path, **WHOLE)
+    np.save(tmp_path / "one.npy", IMAGES)
+    path.write_bytes((tmp_path / "one.npy").read_bytes() + path.read_bytes())
+    assert len(arrays.load(path).train) == 6
+
+
+def test_arrays_larger_than_the_memory_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, inputs=np.zeros((10, 100_000), np.uint8), labels=LABELS)
+    assert path.stat().st_size < 10_000
+    monkeypatch.setattr(os, "sysconf", lambda _: 900)  # 900 pages of 900 bytes
+    with pytest.raises(DataError, match=r"bomb\.npz.* 810,000 bytes"):
+        arrays.load(path)
+
+
+@pytest.mark.parametrize("error", [MemoryError("too large"), RuntimeError("DefaultCPUAllocator: can't allocate")])
+def test_arrays_that_cannot_be_allocated_are_refused(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Samples, "of", refuse)
+    with pytest.raises(DataError, match=r"flowers\.npz"):
+        arrays.load(saved(tmp_path, **WHOLE))
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(DataError, match=r"pipe\.npz"):
+        arrays.load(tmp_path / "pipe.npz")
 
 
 def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, **{key: value for key, value in WHOLE.items() if key != "test_labels"})
     with zipfile.ZipFile(path, "a") as file:
         file.writestr("test_labels.npy", b"text")
-    with pytest.raises(DataError, match="'test_labels' is not an array"):
+    with pytest.raises(DataError, match="'test_labels'"):
         arrays.load(path)
 
 

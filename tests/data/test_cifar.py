@@ -151,6 +151,20 @@ def test_a_file_with_unexpected_content_is_refused_by_name(
         cifar.load(release, tmp_path)
 
 
+# An array whose type claims to hold objects, with numbers in place of their addresses: numpy would follow them.
+POINTERS = (
+    b"\x80\x02}U\x04datacnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
+    b"(K\x01K\x01\x85cnumpy\ndtype\nU\x02V8K\x00K\x01\x87R"
+    b"(K\x03U\x01|NU\x01a\x85}U\x01acnumpy\ndtype\nU\x02O8K\x00K\x01\x87RK\x00\x86sK\x08K\x01K\x01tb"
+    b"\x89U\x08AAAAAAAAtbs."
+)
+
+
+def test_a_pickle_that_crashes_numpy_is_refused(make_release: MakeRelease, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cifar-100-python/train .*data"):
+        cifar.load(make_release(train=POINTERS), tmp_path)
+
+
 def test_a_missing_file_is_named(make_release: MakeRelease, tmp_path: Path) -> None:
     release = make_release()
     (tmp_path / release.folder / "test").unlink()

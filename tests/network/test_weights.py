@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -120,3 +121,13 @@ def test_weights_of_another_network_say_which_one_does_not_fit(tmp_path: Path) -
     torch.save(weights("small"), tmp_path / "small.pth")
     with pytest.raises(DataError, match=r"small\.pth"):
         load_weights(NETWORKS["resnet32"].make(3), tmp_path / "small.pth")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["pipe.pth", "pipe.safetensors"])
+def test_a_pipe_or_a_device_is_refused(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    (tmp_path / f"device-{name}").symlink_to("/dev/null")
+    for path in (tmp_path / name, tmp_path / f"device-{name}"):
+        with pytest.raises(DataError, match=path.name):
+            extractor_for_weights(path)

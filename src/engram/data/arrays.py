@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from engram.data.files import DecodeOptions
 from engram.data.samples import Dataset, Samples, Source, hold_out
 from engram.errors import DataError
 from engram.progress import Progress
+from engram.storage import check_file
 from engram.text import printable
 
 Array = npt.NDArray[Any]
@@ -29,23 +31,32 @@ def load(path: Path, options: DecodeOptions | None = None, progress: Progress | 
     It holds `train_inputs, train_labels, test_inputs, test_labels`, or `inputs, labels`, of which a fixed fifth of each
     class is held out for testing. Labels are integers or text; `class_names` may name the integers.
     """
-    if not path.is_file():
-        raise DataError(f"There is no file {path}. Name an .npz file with --data FILE.npz.")
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is not an .npz file. Write one with numpy.savez, which takes several arrays by name.")
+    check_file(path)
     try:
         train, test, names = _splits(_read(path))
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+    except (MemoryError, RuntimeError) as error:  # torch raises the second if it cannot allocate
+        raise DataError(f"{path} needs more memory than there is: {error}") from error
     return Dataset(printable(path.stem), train, test, names)
 
 
 def _read(path: Path) -> dict[str, Array]:
+    # Not by np.load: it looks at the first bytes, and takes a damaged file for a pickle.
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: _array(file, key) for key in _keys(file.files)}
+        with zipfile.ZipFile(path) as archive:
+            members = {name.removesuffix(".npy"): archive.getinfo(name) for name in archive.namelist()}
+            keys = _keys(list(members))
+            size, memory = sum(members[key].file_size for key in keys), _machine_memory()
+            if size > memory:
+                raise DataError(f"Its arrays take {size:,} bytes; this machine has {memory:,} bytes of memory.")
+            return {key: _array(archive, members[key], key) for key in keys}
     except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"It cannot be read: {error}. Write it again with numpy.savez.") from error
+        raise DataError(f"It is not an .npz file, or damaged: {error}. Write it with numpy.savez.") from error
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _keys(found: list[str]) -> list[str]:
@@ -59,17 +70,14 @@ def _keys(found: list[str]) -> list[str]:
     return [*needed, *(key for key in (NAMES_KEY,) if key in found)]
 
 
-def _array(file: Mapping[str, Any], key: str) -> Array:
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, key: str) -> Array:
     """One array, in this machine's byte order, and text as str."""
     try:
-        array = file[key]
-        if not isinstance(array, np.ndarray):  # numpy returns the bytes of a member that is not an array
-            raise DataError(f"'{key}' is not an array. Write it again with numpy.savez.")
+        with archive.open(member) as file:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
         if array.dtype.kind == "S":
             return np.char.decode(array, "utf-8")
         return array.astype(array.dtype.newbyteorder("="), copy=False)
-    except DataError:
-        raise
     except UnicodeDecodeError as error:
         raise DataError(f"'{key}' holds text that is not UTF-8. Save it with .astype(str).") from error
     except Exception as error:  # damaged, encrypted or odd members raise errors of any type

@@ -79,11 +79,36 @@ CIFAR10 = Release(
     },
 )
 
-# The only globals that an array's pickle refers to. The first has moved within numpy, so it is taken from an array.
-GLOBALS = {
-    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+
+class _Type:
+    """What a pickle says about the type of an array."""
+
+    def __init__(self, name: bytes, *_: object) -> None:
+        self.name = name
+
+    def __setstate__(self, state: object) -> None:
+        """Ignore byte order and alignment: a byte has none."""
+
+
+class _Array:
+    """An array as its pickle describes it. numpy's own unpickling can crash on a forged state."""
+
+    pixels: npt.NDArray[np.uint8] | None = None
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], _Type, bool, bytes]) -> None:
+        _, shape, kind, is_fortran, content = state
+        if kind.name == b"u1" and not is_fortran:
+            self.pixels = np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+# The only globals that the pickle of an array refers to, and what stands for them here.
+GLOBALS: dict[tuple[str, str], object] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): None,  # an argument of _reconstruct
+    ("numpy", "dtype"): _Type,
 }
 
 
@@ -122,15 +147,16 @@ def _samples(folder: Path, files: tuple[str, ...], release: Release, classes: in
     targets = inputs.split_with_sizes([len(pixels) for pixels, _ in batches])
     for target, (pixels, _) in zip(targets, batches, strict=True):
         # In place: a torch.cat of transposed images would need the memory a third time.
-        target.copy_(torch.from_numpy(pixels).reshape(-1, CHANNELS, SIDE, SIDE).permute(0, 2, 3, 1))
+        target.numpy()[:] = pixels.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)
     return Samples.of(inputs, labels)
 
 
 def _batch(path: Path, release: Release, classes: int) -> tuple[npt.NDArray[np.uint8], Tensor]:
     """The pixels (n, 3072), one channel after the other, and the labels (n,) of one file."""
     content = _read(path, release)
-    pixels, labels = content.get(b"data"), content.get(release.labels_key.encode())
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
+    array, labels = content.get(b"data"), content.get(release.labels_key.encode())
+    pixels = array.pixels if isinstance(array, _Array) else None
+    if pixels is None or pixels.shape[1:] != (PIXELS,):
         raise _invalid(path, f"has no uint8 array (n, {PIXELS}) under 'data'")
     if (
         not isinstance(labels, list)

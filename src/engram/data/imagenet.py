@@ -30,7 +30,7 @@ from engram.data.scanning import ImageIndex, open_index
 from engram.data.tasks import FIELD_SEED
 from engram.errors import DataError, UsageError
 from engram.progress import SILENT, Progress
-from engram.text import printable
+from engram.text import names_in, printable
 
 WHOLE, SUBSET, TINY = "imagenet1000", "imagenet100", "tiny-imagenet-200"
 CLASSES, CHOSEN = 1000, 100
@@ -148,7 +148,7 @@ def _names(root: Path, identifiers: Sequence[str]) -> list[str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return names_in(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{printable(path)} cannot be read: {error}. Unpack the data set again.") from error
 

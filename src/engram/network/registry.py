@@ -18,7 +18,7 @@ from engram.network import hub
 from engram.network.backbones import MLP, PaddedVectors, Pretrained, SmallCNN, resnet18, resnet32
 from engram.network.efficientnet import VARIANTS, EfficientNetLite, Variant, load_efficientnet
 from engram.progress import SILENT, Progress
-from engram.storage import load_tensors
+from engram.storage import check_file, load_tensors
 from engram.text import printable
 
 DEFAULT_PRETRAINED = "efficientnet-lite0"
@@ -232,10 +232,9 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, or of a PyTorch file that is read without running code in it."""
     if path.suffix.lower() not in PYTORCH:
         return load_tensors(path)
+    check_file(path)
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file {printable(path)}.") from error
     except Exception as error:  # damaged bytes lead the unpickler to errors of any kind
         raise DataError(
             f"{printable(path)} cannot be read as PyTorch weights: it is damaged, or holds objects other than tensors, "
