@@ -22,21 +22,6 @@ from engram.network.parallel.collectives import (
 from engram.network.parallel.data_parallel import distributed_step
 from engram.network.parallel.torchrun import process_group, refuse_torchrun
 
-__all__ = [
-    "all_gather",
-    "broadcast",
-    "broadcast_module",
-    "check_same",
-    "distributed_step",
-    "is_distributed",
-    "is_main",
-    "main_first",
-    "mean",
-    "mean_weight",
-    "on_main",
-    "part",
-    "process_group",
-    "refuse_torchrun",
-    "share",
-    "world_size",
-]
+__all__ = ["all_gather", "broadcast", "broadcast_module", "check_same", "distributed_step", "is_distributed", "is_main"]
+__all__ += ["main_first", "mean", "mean_weight", "on_main", "part", "process_group", "refuse_torchrun", "share"]
+__all__ += ["world_size"]

@@ -17,6 +17,8 @@ from engram.storage import parse_tensors, serialise_tensors
 
 Value = TypeVar("Value")
 
+TENSOR = " tensor"  # the key, in JSON, of the name of a tensor that is sent separately
+
 
 def world_size() -> int:
     """The number of processes; 1 outside of a `process_group`."""
@@ -63,22 +65,30 @@ def share(count: int) -> Share:
 def broadcast(compute: Callable[[], Value]) -> Value:
     """The value that rank 0 computes, on all ranks; an `EngramError` is raised on all ranks.
 
-    A value consists of None, numbers, strings, tensors (received on the CPU), and lists, tuples and dicts of these.
-    `compute` runs on rank 0 alone, so it must not call a collective operation; it may take any time.
+    A value consists of None, numbers, strings, tensors (received on the CPU), and lists, tuples (received as lists) and
+    dicts of these. `compute` runs on rank 0 alone, so it must not call a collective operation; it may take any time.
     """
     if not is_distributed():
         return compute()
-    value, error, tensors = None, None, dict[str, Tensor]()
+    value, error = None, None
     try:
         value = compute() if is_main() else None
     except EngramError as raised:
         error = raised
     failure = None if error is None else (type(error).__name__, str(error))
-    failure, packed = json.loads(_broadcast_bytes(json.dumps((failure, _pack(value, tensors))).encode()))
+    tensors: dict[str, Tensor] = {}
+
+    def pack(tensor: Tensor) -> dict[str, str]:
+        name = str(len(tensors))
+        tensors[name] = tensor
+        return {TENSOR: name}
+
+    text = _broadcast_bytes(json.dumps((failure, value), default=pack).encode())
+    received = parse_tensors(_broadcast_bytes(serialise_tensors(tensors)), "A broadcast value")
+    failure, copy = json.loads(text, object_hook=lambda each: received[each[TENSOR]] if TENSOR in each else each)
     if failure is not None:
         raise error or getattr(errors, failure[0], EngramError)(failure[1])
-    received = parse_tensors(_broadcast_bytes(serialise_tensors(tensors)), "A broadcast value")
-    return cast(Value, value if is_main() else _unpack(packed, received))
+    return cast(Value, value if is_main() else copy)
 
 
 def on_main(act: Callable[[], Value]) -> Value | None:
@@ -175,28 +185,3 @@ def _broadcast_bytes(content: bytes) -> bytes:
         buffer = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     distributed.broadcast(buffer, src=0)
     return buffer.numpy().tobytes()
-
-
-def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The value as JSON, its tensors moved to `tensors`."""
-    if isinstance(value, Tensor):
-        name = str(len(tensors))
-        tensors[name] = value
-        return {"tensor": name}
-    if isinstance(value, dict):
-        return {"dict": {name: _pack(each, tensors) for name, each in value.items()}}
-    if isinstance(value, list | tuple):
-        return {"list" if isinstance(value, list) else "tuple": [_pack(each, tensors) for each in value]}
-    return value
-
-
-def _unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `_pack`."""
-    if not isinstance(packed, dict):
-        return packed
-    ((kind, content),) = packed.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {name: _unpack(each, tensors) for name, each in content.items()}
-    return (list if kind == "list" else tuple)(_unpack(each, tensors) for each in content)
