@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import BusyError, DataError, EngramError
-from engram.text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -258,8 +257,7 @@ def parse_tensors(content: bytes, name: str) -> dict[str, Tensor]:
 def check_file(path: Path) -> None:
     """DataError unless `path` is a regular file: reading a pipe or a device may never end."""
     if not path.is_file():
-        place = printable(path)
-        raise DataError(f"{place} is not a regular file." if path.exists() else f"There is no file {place}.")
+        raise DataError(f"{path} is not a regular file." if path.exists() else f"There is no file {path}.")
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
