@@ -213,6 +213,37 @@ def test_old_finished_jobs_are_deleted(serve: Serve) -> None:
     assert client.get(f"/api/jobs/{ids[2]}").status_code == 200
 
 
+def failed(client: TestClient, *classes: str) -> str:
+    """The id of a finished job that was sent files that are not images."""
+    sent = client.post("/api/teach", files=files(*[b"x"] * len(classes)), data={"classes": list(classes)})
+    id: str = sent.json()["id"]
+    wait_for_job(client, id)
+    return id
+
+
+def test_remembered_jobs_are_limited_in_bytes(serve: Serve) -> None:
+    """Names of emoji take the most memory for a character."""
+    client = serve(finished_bytes=100_000)
+    ids = [failed(client, *(f"{'😀' * 295}{job}{name:03}" for name in range(60))) for job in range(4)]
+    response = client.get("/api/jobs")
+    assert [job["id"] for job in response.json()["jobs"]] == ids[-1:]
+    assert len(response.content) < 200_000
+    failed(client, "small")
+    assert len(client.get("/api/jobs").json()["jobs"]) == 2
+
+
+def test_jobs_are_listed_in_pages(client: TestClient) -> None:
+    ids = [failed(client, f"c{number}") for number in range(5)]
+
+    def page(query: str) -> list[str]:
+        return [job["id"] for job in client.get(f"/api/jobs?{query}").json()["jobs"]]
+
+    assert page("limit=2") == ids[3:]
+    assert page(f"limit=2&before={ids[3]}") == ids[1:3]
+    assert page(f"limit=2&before={ids[1]}") == ids[:1]
+    assert client.get("/api/jobs?before=none").status_code == 404
+
+
 def test_uploads_never_have_a_name_on_disk(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The upload is larger than what Starlette keeps in memory."""
     place = tmp_path / "temporary"

@@ -30,6 +30,8 @@ from engram.server.security import COOKIE, Authenticator, session_cookie
 from engram.text import LONGEST_NAME, composed, printable, unfit
 
 LONGEST_FILE_NAME = 200  # characters in responses
+LONGEST_NEW_NAME = 300  # characters of a class; models made on the command line may have longer ones
+NAME_TOO_LONG = f"The name of a class may have {LONGEST_NEW_NAME} characters at most. Shorten it."
 
 
 class Services:
@@ -126,6 +128,7 @@ def _form(**fields: dict[str, Any]) -> dict[str, Any]:
 
 
 FILE = {"type": "string", "format": "binary"}
+CLASS_NAME = {"type": "string", "minLength": 1, "maxLength": LONGEST_NEW_NAME}
 
 
 @api.post("/classify", openapi_extra=_form(files=FILE))
@@ -175,12 +178,14 @@ async def _read_form(request: Request, config: Config) -> AsyncIterator[FormData
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise Problem(415, "Send the images as multipart/form-data, in fields named 'files'.")
     try:
-        form = await request.form(max_files=config.files, max_fields=config.files, max_part_size=4 * LONGEST_NAME)
+        form = await request.form(max_files=config.files, max_fields=config.files, max_part_size=4 * LONGEST_NEW_NAME)
     except (Problem, OSError):  # a limit was exceeded, or the disk is full
         raise
     except Exception as error:
-        if "Too many" in str(getattr(error, "detail", "")):
+        if "Too many" in (reason := str(getattr(error, "detail", ""))):
             raise Problem(413, f"A request may have {config.files:,} files at most. Send fewer at a time.") from None
+        if "exceeded maximum size" in reason:
+            raise Problem(422, NAME_TOO_LONG) from None
         raise Problem(400, "The form is malformed. See /openapi.json.") from None
     try:
         yield form
@@ -202,7 +207,7 @@ def _file_name(file: UploadFile) -> str:
     return printable(file.filename or "")[:LONGEST_FILE_NAME]
 
 
-@api.post("/teach", status_code=202, openapi_extra=_form(files=FILE, classes={"type": "string", "minLength": 1}))
+@api.post("/teach", status_code=202, openapi_extra=_form(files=FILE, classes=CLASS_NAME))
 async def teach(
     request: Request,
     server: Server,
@@ -219,8 +224,8 @@ async def _read_upload(form: FormData, config: Config) -> Upload:
     classes = [composed(name) for name in form.getlist("classes") if isinstance(name, str)]
     if not len(files) == len(classes) == len(form.getlist("classes")):
         raise Problem(422, f"There are {len(files)} files and {len(classes)} classes. Send one class for each file.")
-    for problem in map(unfit, classes):
-        if problem is not None:
+    for name in classes:
+        if problem := unfit(name) or (NAME_TOO_LONG if len(name) > LONGEST_NEW_NAME else None):
             raise Problem(422, problem)
     try:
         check_class_names(dict.fromkeys(classes, "sent"))
@@ -237,9 +242,13 @@ async def _read_upload(form: FormData, config: Config) -> Upload:
 
 
 @api.get("/jobs")
-def list_jobs(server: Server) -> dict[str, list[JobStatus]]:
-    """All jobs that are remembered, oldest first."""
-    return {"jobs": [job.status for job in server.jobs.all()]}
+def list_jobs(
+    server: Server,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+    before: Annotated[str | None, Query(max_length=100)] = None,
+) -> dict[str, list[JobStatus]]:
+    """The newest jobs that are remembered, oldest first; with `before`, those older than that job."""
+    return {"jobs": server.jobs.page(limit, before)}
 
 
 @api.get("/jobs/{id}")
@@ -267,7 +276,7 @@ class Rename(BaseModel, extra="forbid"):
     """A class and its new name."""
 
     old: Annotated[Name, Field(alias="from")]
-    new: Annotated[Name, Field(alias="to")]
+    new: Annotated[str, Field(alias="to", min_length=1, max_length=LONGEST_NEW_NAME)]
 
 
 class Merge(BaseModel, extra="forbid"):

@@ -54,7 +54,8 @@ class Config:
 
     queue: int = 4  # updates that wait
     queue_bytes: int = 1 << 30  # of all their images
-    finished_jobs: int = 100  # jobs to remember
+    finished_jobs: int = 100  # to remember
+    finished_bytes: int = 8 << 20  # of them, as JSON
     lock_seconds: float = 1_800.0  # an update waits for another process that locks the model
     nice: int = 10  # added to the niceness of an update's process
 

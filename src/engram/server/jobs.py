@@ -101,6 +101,7 @@ class Job:
     upload: Upload | None  # None once it is finished
     digest: str
     key: str | None  # its Idempotency-Key
+    bytes: int = 0  # of the status as JSON, once it is finished
     saved: bool = False  # it failed after a new generation was saved
     cancelled: threading.Event = field(default_factory=threading.Event)
     process: BaseProcess | None = None
@@ -121,6 +122,9 @@ class Job:
             timer = threading.Timer(KILL_SECONDS, self.process.kill)
             timer.daemon = True
             timer.start()
+
+
+STATUS = TypeAdapter(JobStatus)
 
 
 class Cancelled(Exception):
@@ -156,15 +160,19 @@ class Jobs:
                 progress=JobProgress("queued", 0, len(upload.names)),
             )
             job = self._jobs[status.id] = Job(status=status, upload=upload, digest=upload.digest, key=key)
-            finished = [id for id, job in self._jobs.items() if job.finished]
-            for id in finished[: max(0, len(finished) - self.config.finished_jobs)]:
-                del self._jobs[id]
             job.future = self._thread.submit(self._run, job)
             return status
 
     def all(self) -> list[Job]:
         with self._lock:
             return list(self._jobs.values())
+
+    def page(self, limit: int, before: str | None = None) -> list[JobStatus]:
+        """The newest jobs, or the newest that are older than another, oldest first."""
+        with self._lock:
+            ids = list(self._jobs)
+            end = len(ids) if before is None else ids.index(self.get(before).status.id)
+            return [self._jobs[id].status for id in ids[max(0, end - limit) : end]]
 
     def get(self, id: str) -> Job:
         with self._lock:
@@ -228,6 +236,17 @@ class Jobs:
             if state != "done" and not job.saved:
                 job.key = None  # it may be sent again
             job.set(state=state, progress=None, **outcome)
+            job.bytes = len(STATUS.dump_json(job.status))
+            self._delete_old()
+
+    def _delete_old(self) -> None:
+        """Delete the oldest finished jobs above the limits of number and bytes, but not the last one."""
+        kept = total = 0
+        for id, job in reversed(list(self._jobs.items())):
+            if job.finished:
+                kept, total = kept + 1, total + job.bytes
+                if kept > max(1, self.config.finished_jobs) or (kept > 1 and total > self.config.finished_bytes):
+                    del self._jobs[id]
 
     def _update(self, job: Job) -> UpdateResult:
         while True:

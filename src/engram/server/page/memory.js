@@ -111,7 +111,7 @@ function field(text, control) {
 }
 
 function rename(each) {
-  const input = make("input", { type: "text", value: each.name, dir: "auto", autocomplete: "off", maxLength: 10000 });
+  const input = make("input", { type: "text", value: each.name, dir: "auto", autocomplete: "off", maxLength: 300 });
   question({
     heading: "Rename a class",
     body: [...field(["New name of ", named(each.name)], input), "Earlier generations and the history keep the old name."],

@@ -35,7 +35,7 @@ export function setUpTeach(whenChanged) {
 
 function addGroup(name = "", files = []) {
   const label = make("label", { textContent: "Class" });
-  const input = make("input", { type: "text", list: "known-classes", autocomplete: "off", value: name, dir: "auto", maxLength: 10000 });
+  const input = make("input", { type: "text", list: "known-classes", autocomplete: "off", value: name, dir: "auto", maxLength: 300 });
   input.id = `class-${crypto.getRandomValues(new Uint32Array(1))[0]}`;
   label.htmlFor = input.id;
   const drop = make("div", { className: "drop" });
