@@ -15,7 +15,7 @@ export PIP_USER := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench wheel clean FORCE
+.PHONY: help demo test lint bench docs wheel release clean FORCE
 
 help: ## Say what can be made
 	@echo "make TARGET, where TARGET is one of:"
@@ -43,13 +43,18 @@ bench: .venv/installed-dev ## Measure speed beside the alternatives, in twenty m
 	@echo "==> Running the benchmarks of benchmarks/speed"
 	@$(python) benchmarks/speed/all.py
 
+docs: .venv/installed-dev ## Build the site into site/ and check its links
+	@echo "==> Building the site into site/"
+	@$(python) -m sphinx -q -W --keep-going -j auto -d site/.doctrees -b html docs site
+	@$(python) docs/check_site.py site
+
 wheel: .venv/installed-dev ## Build the wheel into dist/
 	@echo "==> Building the wheel into dist/"
 	@$(python) -m build --wheel --no-isolation --outdir dist .
 
 clean: ## Remove the environment, builds and caches; runs/ stays
 	@echo "==> Removing .venv, dist, build and caches (runs/ stays)"
-	@rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv dist build site docs/generated .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 # The environment. It is made anew when its Python no longer runs or when the checkout has moved: its files hold paths.

@@ -16,17 +16,10 @@ TEN = RESULTS / "cifar100-10-tasks"
 README = {
     "finetune": TABLE1 / "finetune",
     "LwF": TABLE1 / "lwf",
-    "γ-LwF": TEN / "gamma-lwf",
-    "**features** (the paper's)": TABLE1 / "features",
-    "**engram** (ours)": TABLE1 / "engram",
     "iCaRL": TABLE1 / "icarl",
-    "γ-iCaRL": TABLE1 / "gamma-icarl",
-    "**hybrid** (the paper's)": TABLE1 / "hybrid",
-    "LUCIR": TABLE1 / "lucir",
-    "BiC": TABLE1 / "bic",
     "EEIL": TABLE1 / "eeil",
-    "hybrid on LUCIR's training": TABLE1 / "hybrid-on-lucir",
-    "joint": TABLE1 / "joint",
+    "features (the paper's)": TABLE1 / "features",
+    "**engram** (ours)": TABLE1 / "engram",
 }
 TABLE_1 = {
     "finetune": TABLE1 / "finetune",
@@ -94,7 +87,7 @@ def test_every_link_leads_to_something_that_is_there(document: Path) -> None:
 
 def rows(document: str, heading: str) -> dict[str, list[str]]:
     """The rows of the tables under a heading, by their first cell; of two that begin alike, the first."""
-    text = (ROOT / document).read_text().split(f"\n{heading}\n", 1)[1]
+    text = f"\n{(ROOT / document).read_text()}".split(f"\n{heading}\n", 1)[1]
     section = re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
     found: dict[str, list[str]] = {}
     for line in re.findall(r"^\|(.*)\|$", section, re.MULTILINE):
@@ -112,7 +105,7 @@ def near(cell: str, value: float) -> bool:
 @pytest.mark.parametrize(
     ("document", "heading", "table", "classes"),
     [
-        ("README.md", "## Results", README, (None, "MB", 10, 30, 50, "average")),
+        ("README.md", "# engram", README, (None, "MB", 10, 30, 50, "average")),
         ("RESULTS.md", "## The systems of Table 1", TABLE_1, (10, 20, 30, 40, 50, "average", "forgetting", "MB")),
         ("RESULTS.md", "### All ten tasks", ALL_TEN, (*range(10, 101, 10), "average", "MB")),
     ],

@@ -26,7 +26,7 @@ def methods(
         print_json({"method": name, "settings": settings})
         return
     typer.echo(table([(key, _setting_text(value)) for key, value in settings.items()], overflow="none"))
-    typer.echo("Presets may change these defaults. docs/guide.md describes the settings.", err=True)
+    typer.echo("Presets may change these defaults. The reference of methods describes each.", err=True)
 
 
 def datasets(json: Json = False) -> None:
