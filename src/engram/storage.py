@@ -65,11 +65,13 @@ def _aside(path: Path) -> Path:
     return path.with_name(f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed writers left. Only for the holder of the folder's lock."""
-    for leftover in folder.glob(f"{ASIDE}*"):
+def sweep(folder: Path) -> list[Path]:
+    """Remove what killed writers left, and return it. Only for the holder of the folder's lock."""
+    leftovers = sorted(folder.glob(f"{ASIDE}*"))
+    for leftover in leftovers:
         is_folder = leftover.is_dir() and not leftover.is_symlink()  # of a link, only the link is removed
         shutil.rmtree(leftover) if is_folder else leftover.unlink(missing_ok=True)
+    return leftovers
 
 
 def sweep_old(folder: Path) -> None:
@@ -289,12 +291,14 @@ def waiting(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for one writer; BusyError if another has it. The kernel releases it when the process ends."""
+def locked(folder: Path) -> Iterator[list[Path]]:
+    """Hold the folder for one writer; BusyError if another has it. The kernel releases it when the process ends.
+
+    Yields what killed writers left, which is removed.
+    """
     descriptor = _lock(folder)
     try:
-        sweep(folder)
-        yield
+        yield sweep(folder)
     finally:
         with suppress(OSError):
             os.close(descriptor)

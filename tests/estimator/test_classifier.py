@@ -705,7 +705,7 @@ def test_saving_again_adds_a_generation(blobs: tuple[Array, Array], tmp_path: Pa
     classifier = quick().partial_fit(X[y < 2], y[y < 2])
     classifier.save(folder.path)
     classifier.partial_fit(X[y > 1], y[y > 1]).save(str(folder.path))
-    assert folder.generations() == [1, 2] and not folder.verify()
+    assert folder.generations() == [1, 2] and not folder.problems()
     assert [change.action for change in folder.history()] == ["save", "save"]
     assert load(folder, generation=1).names == ("0", "1")
     with pytest.raises(DataError, match="There is no model in"):

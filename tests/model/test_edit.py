@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from engram import storage
 from engram.data.labelled import read_images, scan
-from engram.errors import DataError, EngramError, UsageError
+from engram.errors import DataError, EngramError, EngramWarning, UsageError
 from engram.model import (
     LearnOptions,
     Model,
@@ -303,7 +304,7 @@ for step in range(1, 100):
 """
 
 
-def test_a_kill_before_any_step_leaves_the_class_whole_or_verify_finishes_its_removal(
+def test_after_a_kill_before_any_step_no_read_finds_the_class_or_all_do_and_the_next_writer_removes_it(
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     sought = traces(load(small_model), DAISY)
@@ -318,6 +319,12 @@ def test_a_kill_before_any_step_leaves_the_class_whole_or_verify_finishes_its_re
         assert forgotten or load(folder).names == NAMES
         assert verify(folder).problems == ()
         assert folder.generations() == ([3] if forgotten else [1, 2])
+        if forgotten:
+            with pytest.raises(UsageError):
+                load(folder, generation=2)
+            assert not any(DAISY in manifest.classes for manifest in folder.manifests())
+        with warnings.catch_warnings(action="ignore"):
+            rollback(folder, folder.number_in_use())
         assert any(found(folder.path, sought).values()) != forgotten
         outcomes.append(forgotten)
     assert outcomes == sorted(outcomes) and outcomes.count(False) >= 8 and outcomes.count(True) >= 3
@@ -354,11 +361,13 @@ def test_a_removal_that_the_disk_refuses_is_said_with_how_to_finish_it(
 
     with monkeypatch.context() as refusing:
         refusing.setattr(storage, "remove", refuse)
-        with pytest.raises(EngramError, match=r"cannot be removed: Permission denied\. .* finish with: engram verify "):
+        with pytest.raises(EngramError, match=r"Permission denied\. .* engram rollback .* --to 3"):
             forget(model, [DAISY])
-        assert any("cannot be removed" in problem for problem in verify(model).problems)
+        assert verify(model).leftovers[:2] == ("generations/000001", "generations/000002")
     assert load(model).names == (TULIP, FORMULA)
-    assert verify(model).problems == ()
+    with pytest.warns(EngramWarning, match="generations/000001"):
+        rollback(model, 3)
+    assert verify(model).leftovers == verify(model).problems == ()
     assert not any(found(model.path, sought).values())
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 
 from engram import storage
-from engram.errors import BusyError, DataError, EngramError, UsageError
+from engram.errors import BusyError, DataError, EngramError, EngramWarning, UsageError
 from engram.model import ModelFolder
 from engram.model.folder import Writer
 from engram.model.manifest import MAX_BYTES, File, Manifest, Pointer, seal
@@ -94,7 +94,7 @@ def test_what_was_published_comes_back(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert loaded[name].dtype == tensor.dtype
         assert torch.equal(loaded[name], tensor)
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_a_model_is_these_files_and_no_others(tmp_path: Path) -> None:
@@ -145,12 +145,12 @@ def test_going_back_and_on_again(tmp_path: Path) -> None:
         assert weight(folder) == 2
         assert folder.generations() == [1, 2, 3, 4, 5]
         assert [change.generation for change in folder.history()] == [1, 2, 3, 4, 5]
-        assert folder.verify() == []
+        assert folder.problems() == []
         on = publish(writer, 6, keep=3)
     assert (on.generation, on.parent) == (6, 2)
     assert [change.generation for change in on.history] == [1, 2, 3, 4, 5, 6]
     assert folder.generations() == [1, 2, 6]  # what this came from is worth more than what one left
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_what_one_went_back_to_stays_while_one_goes_on_from_it(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_where_no_model_is_that_is_said(tmp_path: Path) -> None:
             DataError, match=r"There is no model in .*\. Make one with: engram learn '.*my flowers' FOLD"
         ):
             read()
-    assert folder.verify() == [f"There is no model in {folder.path}."]
+    assert folder.problems() == [f"There is no model in {folder.path}."]
     assert not folder.path.exists()
     with folder.writing() as writer, pytest.raises(DataError, match="There is no model in"):
         writer.use(1)
@@ -191,7 +191,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
         ModelFolder(tmp_path).writing(),
     ):
         pass
-    assert ModelFolder(tmp_path).verify() == [f"There is no model in {tmp_path}."]
+    assert ModelFolder(tmp_path).problems() == [f"There is no model in {tmp_path}."]
     assert tree(tmp_path).keys() == {"holiday.jpg"}
 
 
@@ -237,10 +237,10 @@ def test_a_generation_published_alone_leaves_no_byte_of_the_others(tmp_path: Pat
             assert trace not in content, name
     entries = [(change.generation, change.action, change.details) for change in folder.history()]
     assert entries == [(1, "learn", {}), (2, "learn", {}), (3, "forget", {"n": 1}), (4, "learn", {})]
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
-def test_what_cannot_be_removed_is_said_and_removed_by_the_next_verify(
+def test_what_cannot_be_removed_is_named_and_removed_by_the_next_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path, 2)
@@ -250,14 +250,14 @@ def test_what_cannot_be_removed_is_said_and_removed_by_the_next_verify(
 
     with folder.writing() as writer:
         monkeypatch.setattr(storage, "remove", refuse)
-        with pytest.raises(
-            EngramError, match=r"was changed, but .* cannot be removed: Permission denied. .* engram veri"
-        ):
+        with pytest.raises(EngramError, match=r"Permission denied.*engram rollback .* --to 3"):
             publish(writer, 3, alone=True)
     assert weight(folder) == 3
-    assert folder.verify()[0].startswith("The files of a killed writer cannot be removed: ")
+    assert folder.leftovers()[:2] == ["generations/000001", "generations/000002"]
     monkeypatch.undo()
-    assert folder.verify() == []
+    with folder.writing() as writer:
+        writer.use(3)  # as the command in the message does
+    assert folder.problems() == folder.leftovers() == []
     assert folders(tmp_path) == ["000003"]
 
 
@@ -278,7 +278,7 @@ def test_what_was_forgotten_does_not_come_back_with_a_damaged_pointer(
     with folder.writing() as writer:
         assert writer.use(3).generation == 3
         assert folders(tmp_path) == ["000003"]
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_no_forgotten_generation_is_offered_though_it_is_the_only_whole_one(
@@ -306,31 +306,33 @@ def test_a_second_writer_is_refused_and_readers_are_not(tmp_path: Path) -> None:
         assert weight(folder) == 1
         (tmp_path / f"{storage.ASIDE}of-the-writer").write_text("half")
         (tmp_path / "generations" / "000002").mkdir()
-        assert folder.verify() == []  # what the writer is about is no damage
+        assert folder.problems() == []  # what the writer is about is no damage
         assert (tmp_path / f"{storage.ASIDE}of-the-writer").exists()
         assert folders(tmp_path) == ["000001", "000002"]
 
 
-def test_what_a_killed_writer_left_is_swept_by_verify_and_by_the_next_writer(tmp_path: Path) -> None:
+def test_the_next_writer_removes_what_a_killed_writer_left_and_reading_does_not(tmp_path: Path) -> None:
     folder = made(tmp_path)
+    with folder.writing() as writer:
+        publish(writer, 2, keep=1)
     whole = tree(tmp_path)
 
     def litter() -> None:
         for place in (tmp_path, tmp_path / "generations", tmp_path / "networks"):
             (place / f"{storage.ASIDE}half").mkdir()
             (place / f"{storage.ASIDE}half" / "learner.safetensors").write_text("half")
-        shutil.copytree(tmp_path / "generations" / "000001", tmp_path / "generations" / "000002")
+        shutil.copytree(tmp_path / "generations" / "000002", tmp_path / "generations" / "000001")
 
     def unused_network() -> None:
         (tmp_path / "networks" / f"{'0' * 64}.safetensors").write_text("")
 
     for left in (litter, unused_network):
         left()
-        assert folder.verify() == []
-        assert tree(tmp_path) == whole and folders(tmp_path) == ["000001"]
-        left()
-        with folder.writing():
-            assert tree(tmp_path) == whole and folders(tmp_path) == ["000001"]
+        littered = tree(tmp_path)
+        assert folder.problems() == [] and folder.leftovers()
+        assert tree(tmp_path) == littered
+        with pytest.warns(EngramWarning, match="removed: "), folder.writing():
+            assert tree(tmp_path) == whole and folders(tmp_path) == ["000002"]
 
 
 @pytest.mark.parametrize("file", ["learner.safetensors", "networks"])
@@ -370,7 +372,7 @@ FILES = ("current.json", "generations/000002/manifest.json", "generations/000002
 
 def refused(folder: ModelFolder, name: str) -> None:
     """Make sure that verifying names the file, and that nobody loads the generation in use."""
-    problems = folder.verify()
+    problems = folder.problems()
     assert any(problem.startswith(name) for problem in problems), problems
     with pytest.raises(DataError, match=f"The model {folder.path} is damaged: {name}"):
         folder.load()
@@ -383,11 +385,11 @@ def test_every_changed_byte_is_found_and_refused(tmp_path: Path) -> None:
         path, content = tmp_path / name, whole[name]
         for position, byte in enumerate(content):
             path.write_bytes(content[:position] + bytes([byte ^ 1]) + content[position + 1 :])
-            assert folder.verify(), (name, position)
+            assert folder.problems(), (name, position)
             with pytest.raises(DataError):
                 folder.load()
         path.write_bytes(content)
-    assert folder.verify() == []
+    assert folder.problems() == []
     assert tree(tmp_path) == whole
 
 
@@ -424,7 +426,7 @@ def test_a_link_is_refused_even_to_the_very_same_content(name: str, tmp_path: Pa
     folder = made(tmp_path / "model", 2)
     (folder.path / name).rename(tmp_path / "elsewhere")
     (folder.path / name).symlink_to(tmp_path / "elsewhere")
-    assert any("a link leads there" in problem for problem in folder.verify())
+    assert any("a link leads there" in problem for problem in folder.problems())
     with pytest.raises(DataError, match="a link leads there"):
         folder.load()
 
@@ -433,7 +435,7 @@ def test_a_model_reached_by_a_link_is_a_model(tmp_path: Path) -> None:
     made(tmp_path / "model")
     (tmp_path / "link").symlink_to("model")
     assert weight(ModelFolder(tmp_path / "link")) == 1
-    assert ModelFolder(tmp_path / "link").verify() == []
+    assert ModelFolder(tmp_path / "link").problems() == []
 
 
 @pytest.mark.parametrize("name", ["generations", "networks"])
@@ -445,7 +447,7 @@ def test_no_writer_follows_a_link_out_of_the_folder(name: str, tmp_path: Path) -
     (tmp_path / "elsewhere" / "000007").mkdir()
     (tmp_path / "elsewhere" / f"{'0' * 64}.safetensors").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    folder.verify()
+    folder.problems()
     with folder.writing() as writer:
         with pytest.raises(DataError, match=f"{name} is a link"):
             publish(writer, 3)
@@ -462,7 +464,7 @@ def test_files_of_two_generations_that_changed_places_are_found(name: str, tmp_p
     os.rename(two, one)
     os.rename(tmp_path / "third", two)
     refused(folder, f"generations/000002/{name}")
-    assert len(folder.verify()) == 2
+    assert len(folder.problems()) == 2
     with pytest.raises(DataError, match=r"No generation of it is intact\. Restore the folder from a copy\."):
         folder.load(1)
 
@@ -480,7 +482,7 @@ def test_a_whole_generation_in_the_place_of_another_is_found(tmp_path: Path) -> 
     shutil.copytree(tmp_path / "generations" / "000001", tmp_path / "generations" / "000002")
     refused(folder, "generations/000002/manifest.json")
     (tmp_path / "current.json").unlink()  # and without it, by its own number
-    assert "generations/000002/manifest.json is the manifest of generation 1." in folder.verify()
+    assert "generations/000002/manifest.json is the manifest of generation 1." in folder.problems()
 
 
 @pytest.mark.parametrize(
@@ -494,7 +496,7 @@ def test_a_whole_generation_in_the_place_of_another_is_found(tmp_path: Path) -> 
 def test_what_does_not_belong_is_named(name: str, folder: bool, tmp_path: Path) -> None:
     model = made(tmp_path, 2)
     (tmp_path / name).mkdir() if folder else (tmp_path / name).write_text("")
-    assert model.verify() == [f"{name} does not belong to the model. Remove it."]
+    assert model.problems() == [f"{name} does not belong to the model. Remove it."]
     if name.startswith("generations/000002"):
         with pytest.raises(DataError, match="does not belong to the model"):
             model.load()
@@ -505,10 +507,10 @@ def test_what_does_not_belong_is_named(name: str, folder: bool, tmp_path: Path) 
 def test_a_lock_that_is_no_lock_is_named_and_leads_nowhere(tmp_path: Path) -> None:
     folder = made(tmp_path / "model")
     (folder.path / ".lock").write_text("hidden")
-    assert folder.verify() == [".lock is not an empty file. Remove it."]
+    assert folder.problems() == [".lock is not an empty file. Remove it."]
     (folder.path / ".lock").unlink()
     (folder.path / ".lock").symlink_to(tmp_path / "outside")
-    assert folder.verify() == [".lock is not an empty file. Remove it."]
+    assert folder.problems() == [".lock is not an empty file. Remove it."]
     with pytest.raises(EngramError, match="is not writable"), folder.writing():
         pass
     assert not (tmp_path / "outside").exists()
@@ -520,7 +522,7 @@ def test_several_problems_are_all_named(tmp_path: Path) -> None:
     (tmp_path / "generations" / "000002" / "learner.safetensors").unlink()
     (tmp_path / "generations" / "000002" / "extra").write_text("")
     shutil.rmtree(tmp_path / "generations" / "000003")
-    assert folder.verify() == [
+    assert folder.problems() == [
         "generations/000001/manifest.json is missing.",
         "generations/000002/learner.safetensors is missing.",
         "generations/000002/extra does not belong to the model. Remove it.",
@@ -541,11 +543,11 @@ def test_damage_is_said_with_the_way_back(tmp_path: Path) -> None:
         assert folder.pointer().current == 3
         writer.use(2)
     assert weight(folder) == 2
-    assert folder.verify() == ["generations/000003/learner.safetensors was cut short: it has 0 of 80 bytes."]
+    assert folder.problems() == ["generations/000003/learner.safetensors was cut short: it has 0 of 80 bytes."]
     with folder.writing() as writer:
         assert publish(writer, 4, keep=2).generation == 4
     assert folder.generations() == [2, 4]
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 @pytest.mark.parametrize("damage", ["removed", "emptied", "doubled", "a pipe", "a link to nothing"])
@@ -565,7 +567,7 @@ def test_a_damaged_pointer_is_mended_by_going_back(damage: str, tmp_path: Path) 
     assert weight(folder) == 3
     assert folder.generations() == [1, 3, 4]
     assert [change.generation for change in folder.history()] == [1, 2, 3, 4]
-    assert folder.verify() == ["generations/000004/learner.safetensors was cut short: it has 0 of 80 bytes."]
+    assert folder.problems() == ["generations/000004/learner.safetensors was cut short: it has 0 of 80 bytes."]
 
 
 def test_a_history_that_is_damaged_goes_on_from_what_can_be_read(tmp_path: Path) -> None:
@@ -613,7 +615,7 @@ def test_tensors_that_cannot_be_read_are_refused_though_their_checksum_is_right(
     if isinstance(content, tuple):
         content = len(content[0]).to_bytes(8, "little") + content[0] + content[1]
     rewritten(folder, {"learner.safetensors": content})
-    assert folder.verify()[0].startswith("generations/000001/learner.safetensors cannot be read as safetensors: ")
+    assert folder.problems()[0].startswith("generations/000001/learner.safetensors cannot be read as safetensors: ")
     with pytest.raises(DataError, match="cannot be read as safetensors: "):
         folder.load()
 
@@ -631,7 +633,7 @@ def test_a_file_of_json_that_is_too_long_is_not_even_read(tmp_path: Path) -> Non
     folder = made(tmp_path, 2)
     os.truncate(tmp_path / "current.json", 2**40)
     refused(folder, "current.json")
-    assert folder.verify()[0] == f"current.json is longer than the {MAX_BYTES} bytes it may have."
+    assert folder.problems()[0] == f"current.json is longer than the {MAX_BYTES} bytes it may have."
 
 
 # Other versions
@@ -643,7 +645,7 @@ def test_a_model_of_a_newer_engram_is_neither_read_nor_changed(tmp_path: Path) -
     (tmp_path / "generations" / "000009").mkdir()
     before = tree(tmp_path)
     sentence = r"current.json has schema 2, written by engram 9\.0\.0; engram .* reads schema 1\. Update engram"
-    assert len(folder.verify()) == 1
+    assert len(folder.problems()) == 1
     for read in (folder.load, folder.current, folder.history):
         with pytest.raises(DataError, match=f"The model {tmp_path} cannot be read: {sentence}"):
             read()
@@ -663,7 +665,7 @@ def test_a_generation_of_a_newer_engram_is_told_from_damage(tmp_path: Path) -> N
         DataError, match=r"cannot be read: generations/000001/manifest.json has schema 2, written by en"
     ):
         folder.load()
-    assert "Update engram" in folder.verify()[0]
+    assert "Update engram" in folder.problems()[0]
 
 
 def test_a_folder_may_be_named_by_text(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def names(path: Path) -> set[str]:
 
 def check_tidy(folder: ModelFolder) -> None:
     """That all is as it was saved, and nothing else is there."""
-    assert folder.verify() == []
+    assert folder.problems() == []
     assert verify(folder).intact
     places = [f"generations/{number:06d}" for number in folder.generations()]
     files = [f"{place}/{file}" for place in places for file in ("manifest.json", "learner.safetensors")]
@@ -153,7 +153,7 @@ def check_first(lessons: Lessons, folder: ModelFolder, ended: Ended, call: Call,
         left = tuple(sorted(alike(name, folder.path) for name in names(folder.path.parent)))
         assert ended.code < 0 or lasting or set(left) <= (set() if call.changes else {"model", "model/.lock"})
         if folder.path.exists():
-            assert folder.verify() != []
+            assert folder.problems() != []
             assert not [name for name in names(folder.path) if storage.ASIDE in name]
         if left not in lessons.resumed:
             lessons.resumed.add(left)

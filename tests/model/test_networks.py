@@ -15,7 +15,7 @@ from models_made import network_path
 from safetensors.torch import load_file
 
 from engram import storage
-from engram.errors import DataError, EngramError, UsageError
+from engram.errors import DataError, EngramError, EngramWarning, UsageError
 from engram.model import ModelFolder, rollback, verify
 from engram.model.folder import Writer
 from engram.model.manifest import Manifest
@@ -87,7 +87,7 @@ def test_ten_updates_of_a_frozen_network_store_it_once(tmp_path: Path) -> None:
     size = sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file())
     assert 4 * NUMBERS < size < 2 * 4 * NUMBERS
     assert {network(folder, number) for number in folder.generations()} == {0.5}
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_a_network_file_holds_the_extractor_and_is_named_by_its_checksum(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_changed_network_makes_a_second_file_and_pruning_removes_the_first(tmp
         publish(writer, 2.0, keep=2)
     assert files(folder) == [second]
     assert (network(folder, 2), network(folder)) == (2.0, 2.0)
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_forgetting_leaves_no_network_of_an_older_generation(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_forgetting_leaves_no_network_of_an_older_generation(tmp_path: Path) -> 
     assert files(folder) == [path_of(folder, 5)]
     old = [torch.full((2,), value).numpy().tobytes() for value in (1.0, 2.0)]
     assert not any(each in files(folder)[0].read_bytes() for each in old)
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_without_an_extractor_there_is_no_network_file(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_without_an_extractor_there_is_no_network_file(tmp_path: Path) -> None:
         publish(writer, 1.0)
         publish(writer, None, keep=1)
     assert files(folder) == []
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_each_network_file_is_read_once_to_load_verify_and_publish(
@@ -145,7 +145,7 @@ def test_each_network_file_is_read_once_to_load_verify_and_publish(
     folder.load()
     assert reads == [first]
     reads.clear()
-    assert folder.verify() == []
+    assert folder.problems() == []
     assert reads == [first, second]
     reads.clear()
     verify(folder)
@@ -156,7 +156,7 @@ def test_each_network_file_is_read_once_to_load_verify_and_publish(
     assert reads == [first]
     (tmp_path / first).write_bytes(bytes((tmp_path / first).stat().st_size))
     reads.clear()
-    assert len(folder.verify()) == 1
+    assert len(folder.problems()) == 1
     assert reads == [first, second]  # a damaged file is not hashed again for each generation either
 
 
@@ -178,7 +178,7 @@ def test_a_damaged_network_is_named_with_the_way_back(damage: str, tmp_path: Pat
     do, words = DAMAGES[damage]
     do(file)
     name = f"networks/{file.name}"
-    problems = folder.verify()
+    problems = folder.problems()
     assert problems[0].startswith(name) and words in problems[0]
     assert len([problem for problem in problems if words in problem]) == 1  # though two generations use it
     with pytest.raises(DataError, match=rf"damaged: {name} .*{words}.* engram rollback .* --to 1$"):
@@ -196,7 +196,7 @@ def test_publishing_replaces_a_damaged_file_of_the_same_network(damage: str, tmp
     with folder.writing() as writer:
         publish(writer, 2.0)
     assert [network(folder, number) for number in (1, 2, 3)] == [2.0, 2.0, 2.0]
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_no_network_is_swept_while_a_generation_cannot_say_which_it_uses(tmp_path: Path) -> None:
@@ -208,11 +208,10 @@ def test_no_network_is_swept_while_a_generation_cannot_say_which_it_uses(tmp_pat
         damaged.write_bytes(b"")
         with folder.writing():
             assert files(folder) == before
-        folder.verify()
-        assert files(folder) == before
         damaged.write_bytes(intact)
-    assert folder.verify() == []
-    assert len(files(folder)) == 2
+    assert folder.leftovers() == [f"networks/{'0' * 64}.safetensors"]
+    with pytest.warns(EngramWarning, match="0" * 64), folder.writing():
+        assert len(files(folder)) == 2
 
 
 def test_a_lost_pointer_is_found_again_with_the_networks(tmp_path: Path) -> None:
@@ -220,7 +219,7 @@ def test_a_lost_pointer_is_found_again_with_the_networks(tmp_path: Path) -> None
     (tmp_path / "current.json").unlink()
     assert rollback(folder, 2).generation == 2
     assert (network(folder, 1), network(folder)) == (1.0, 2.0)
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_networks_alone_are_no_model_and_are_left_alone(tmp_path: Path) -> None:
@@ -249,7 +248,7 @@ def test_a_first_network_that_cannot_be_saved_leaves_the_model_as_it_was(
         with pytest.raises(EngramError, match="No space left on device"):
             publish(writer, 2.0)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_a_network_loaded_by_the_writer_is_published_again_without_a_new_checksum(
@@ -269,7 +268,7 @@ def test_a_network_loaded_by_the_writer_is_published_again_without_a_new_checksu
         assert writer.publish(tensors, action="learn", method="m", settings={}, classes=[]).network != known
         signed = {"network.extractor.weight": torch.full((NUMBERS,), 1.0).bfloat16()}  # equal numbers, other bits
         assert writer.publish(signed, action="learn", method="m", settings={}, classes=[]).network != known
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_a_network_damaged_after_it_was_loaded_is_replaced(tmp_path: Path) -> None:
@@ -278,4 +277,4 @@ def test_a_network_damaged_after_it_was_loaded_is_replaced(tmp_path: Path) -> No
         writer.load()
         path_of(folder, 1).write_bytes(b"")
         publish(writer, 1.0)
-    assert folder.verify() == [] and network(folder) == 1.0
+    assert folder.problems() == [] and network(folder) == 1.0

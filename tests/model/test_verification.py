@@ -9,16 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from models_made import copied
+from models_made import DAISY, copied
 from torch import Tensor
 
 from engram import storage
 from engram.data import Stream
+from engram.errors import EngramWarning
 from engram.methods import METHODS, make, setting_names
-from engram.model import Metadata, Model, ModelFolder, forget, inspect, merge, save, verify
+from engram.model import Metadata, Model, ModelFolder, forget, inspect, merge, rename, rollback, save, verify
 from engram.model.inspection import VerifyResult
 
 State = dict[str, Tensor]
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    """Every file of a folder, with its content."""
+    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def publish(folder: ModelFolder, change: Callable[[State], object] = lambda stat
     }
     with folder.writing() as writer:
         writer.publish(tensors, action="learn", **{**known, **fields})
-    assert folder.verify() == []  # the files are as they were saved
+    assert folder.problems() == []  # the files are as they were saved
     return folder
 
 
@@ -47,7 +53,7 @@ def test_a_model_that_is_as_it_was_saved_is_whole(kind: str, request: pytest.Fix
     folder: ModelFolder = request.getfixturevalue(kind)
     size = sum(each.stat().st_size for each in folder.path.rglob("*") if each.is_file())
     found = verify(folder)
-    assert found == VerifyResult(generations=(1, 2), in_use=2, bytes=size, problems=())
+    assert found == VerifyResult(generations=(1, 2), in_use=2, newer=(), leftovers=(), bytes=size, problems=())
     assert found.intact and found.to_json()["intact"] is True
 
 
@@ -73,11 +79,37 @@ def test_where_no_model_is_that_is_the_problem(tmp_path: Path) -> None:
     assert not (tmp_path / "absent").exists()
 
 
-def test_what_a_killed_writer_left_is_swept(model: ModelFolder) -> None:
-    shutil.copytree(model.path / "generations" / "000001", model.path / "generations" / "000003")
+def test_verify_lists_leftovers_and_the_next_writer_removes_them(model: ModelFolder) -> None:
+    forget(model, [DAISY])  # generation 3, the only one
+    shutil.copytree(model.path / "generations" / "000003", model.path / "generations" / "000002")
     (model.path / "generations" / f"{storage.ASIDE}half").mkdir()
-    assert verify(model).intact
-    assert sorted(each.name for each in (model.path / "generations").iterdir()) == ["000001", "000002"]
+    before = files_of(model.path)
+    found = verify(model)
+    assert found.intact and found.leftovers == (f"generations/{storage.ASIDE}half", "generations/000002")
+    assert files_of(model.path) == before
+    with pytest.warns(EngramWarning, match="generations/000002"):
+        rollback(model, 3)
+    assert [each.name for each in (model.path / "generations").iterdir()] == ["000003"]
+
+
+def test_an_older_copy_of_current_json_loses_no_generation(model: ModelFolder) -> None:
+    older = (model.path / "current.json").read_bytes()
+    rename(model, DAISY, "daisy")
+    rename(model, "daisy", "bellis")
+    (model.path / "current.json").write_bytes(older)
+    before = files_of(model.path)
+    found = verify(model)
+    assert found.intact and (found.in_use, found.newer, found.leftovers) == (2, (3, 4), ())
+    assert files_of(model.path) == before
+    rename(model, DAISY, "marguerite")  # a writer
+    assert model.generations() == [1, 2, 3, 4, 5] and verify(model).newer == ()
+    assert rollback(model, 4).classes[1] == "bellis"
+
+
+def test_verify_changes_nothing_where_there_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / f"{storage.ASIDE}theirs").write_text("not ours")
+    assert not verify(ModelFolder(tmp_path)).intact
+    assert files_of(tmp_path) == {f"{storage.ASIDE}theirs": b"not ours"}
 
 
 def times(name: str, factor: float) -> Callable[[State], object]:
@@ -172,9 +204,9 @@ def test_the_images_that_are_kept_are_looked_at_too(hybrid_model: ModelFolder, t
 
 
 def test_verifying_changes_neither_the_model_nor_its_files(model: ModelFolder) -> None:
-    before = {each: each.read_bytes() for each in model.path.rglob("*") if each.is_file()}
+    before = files_of(model.path)
     assert verify(model) == verify(model)
-    assert {each: each.read_bytes() for each in model.path.rglob("*") if each.is_file()} == before
+    assert files_of(model.path) == before
 
 
 QUICK = {

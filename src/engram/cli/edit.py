@@ -95,8 +95,8 @@ def forget(
     try:
         done = forget_classes(folder, classes)
     except KeyboardInterrupt:
-        again = f"engram verify {shlex.quote(str(model))}"
-        typer.echo(f"Interrupted. If the preview_forget had begun, this completes it: {again}", err=True)
+        command = f"engram verify {shlex.quote(str(model))}"
+        typer.echo(f"Interrupted. Whether the classes were forgotten, and files of them are left: {command}", err=True)
         raise typer.Exit(130) from None
     lines = [f"forgotten: {_quoted(done.details['forgotten'])}; {format_bytes(done.details['bytes'])} less memory"]
     if done.details["not_in_use"]:

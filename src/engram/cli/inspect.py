@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 def verify(model: ModelPath, json: Json = False) -> None:
     """Check every file of a model against its checksum, and its parts against each other.
 
-    This finds damage, not forgery: whoever can write the folder can write the checksums too. Files of an interrupted
-    write are removed. Exits with 1 if anything is wrong.
+    This finds damage, not forgery: whoever can write the folder can write the checksums too. Nothing is changed:
+    leftovers of an interrupted write are listed, and removed by the next command that changes the model. Exits with 1
+    if anything is wrong.
     """
     from engram.model import ModelFolder
     from engram.model import verify as verify_model
@@ -32,6 +34,16 @@ def verify(model: ModelPath, json: Json = False) -> None:
         typer.echo(f"intact: {generations}, current {found.in_use}, {format_bytes(found.bytes)}")
     else:
         typer.echo("\n".join(map(printable, found.problems)))
+    if not json:
+        for number in found.newer:
+            typer.echo(
+                f"generation {number} is newer than current.json, which an interruption or an older copy explains; "
+                f"to use it: engram rollback {shlex.quote(printable(model))} --to {number}"
+            )
+        if found.leftovers:
+            what = f"left by an interrupted command, not in use: {', '.join(map(printable, found.leftovers))}"
+            how = "" if found.in_use is None else f"; to remove them now: {ModelFolder(model).finishing()}"
+            typer.echo(f"{what}{how}")
     raise typer.Exit(0 if found.intact else 1)
 
 

@@ -11,7 +11,8 @@ Checksums find damage, not forgery: whoever can write to the folder can write ch
 
 A writer renames a new network file into place, then the generation's folder, then replaces `current.json`, then
 removes what is no longer used. Each is written aside and synced first. A kill at any moment leaves the old model or the
-new one, and temporary files that the next writer removes.
+new one, and files that the next writer removes and names in a warning. Generations newer than all that `current.json`
+names are never removed as leftovers: the file may be an older copy. The next publication lists them again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import os
 import shlex
 import stat
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -31,7 +33,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from engram import storage
-from engram.errors import BusyError, DataError, EngramError, UsageError
+from engram.errors import BusyError, DataError, EngramError, EngramWarning, UsageError
 from engram.model.generations import (
     EXTRACTOR,
     GENERATIONS,
@@ -50,6 +52,7 @@ from engram.model.generations import (
     write_generation,
 )
 from engram.model.manifest import MAX_BYTES, TIME, Change, File, Manifest, NewerError, Pointer
+from engram.text import printable
 
 CURRENT = "current.json"
 LOCK = ".lock"
@@ -96,7 +99,7 @@ class ModelFolder:
     def manifests(self) -> list[Manifest]:
         """The manifests of all generations that can be read, oldest first."""
         found = []
-        for number, digest in sorted(self.digests().items()):
+        for number, digest in sorted(self._all_digests().items()):
             with suppress(DataError):
                 found.append(read_manifest(self.path, number, digest))
         return found
@@ -128,7 +131,12 @@ class ModelFolder:
         try:
             return self.pointer().generations
         except DataError:
-            return self._recovered()
+            return self._on_disk()
+
+    def _all_digests(self) -> dict[int, str]:
+        """`digests`, and generations on disk that are newer than these. The digest of a damaged manifest is ""."""
+        digests = self.digests()
+        return {**digests, **self._on_disk(after=max(digests, default=0))}
 
     def problems(self, check: Check = lambda manifest, tensors: ()) -> list[str]:
         """A sentence for each problem of the folder or found by `check`. Unfinished writes are not problems."""
@@ -141,22 +149,27 @@ class ModelFolder:
                 break
         return list(dict.fromkeys(map(str, found)))  # generations may share a damaged network file
 
-    def verify(self, check: Check = lambda manifest, tensors: ()) -> list[str]:
-        """`problems`, after removing what a killed writer left, if nobody is writing and the folder is writable."""
-        left: list[str] = []
-        asides: list[Path] = []
-        with suppress(OSError):  # what cannot be listed cannot be swept
-            for folder in (self.path, self.path / GENERATIONS, self.path / NETWORKS):
-                asides += folder.glob(f"{storage.ASIDE}*")
-        if asides or self._unused():
-            try:
-                with storage.locked(self.path):
-                    Writer(self.path).sweep()
-            except EngramError:  # another process is writing, or this one has no permission
-                pass
-            except OSError as error:
-                left = [f"The files of a killed writer cannot be removed: {error}."]
-        return left + self.problems(check)
+    def leftovers(self) -> list[str]:
+        """What interrupted writers left, relative to the folder: the next writer removes it."""
+        if not self._begun():
+            return []
+        asides = [
+            path
+            for folder in (self.path, self.path / GENERATIONS, self.path / NETWORKS)
+            for path in list_folder(folder, lambda entry: entry.name.startswith(storage.ASIDE))
+        ]
+        return sorted(str(path.relative_to(self.path)) for path in (*asides, *self._unused()))
+
+    def newer(self) -> list[int]:
+        """The generations on disk that come after all that `current.json` names."""
+        with suppress(DataError):
+            last = max(self.pointer().generations, default=0)
+            return sorted(number for number in self._folders() if number > last)
+        return []
+
+    def finishing(self) -> str:
+        """A command that changes nothing but removes what an interrupted writer left."""
+        return f"engram rollback {self._quoted} --to {self.number_in_use()}"
 
     @contextmanager
     def writing(self) -> Iterator[Writer]:
@@ -171,10 +184,14 @@ class ModelFolder:
         try:
             with ExitStack() as stack:
                 with storage.disk_errors(f"The folder {self.path} cannot be written to"):
-                    stack.enter_context(storage.locked(self.path))
+                    removed = stack.enter_context(storage.locked(self.path))
                     stack.callback(self._remove_if_empty)
                     writer = Writer(self.path)
-                    writer.sweep()
+                    removed += writer.sweep()
+                if removed:
+                    names = ", ".join(printable(path.relative_to(self.path)) for path in removed)
+                    what = f"An interrupted command left files in {printable(self.path)}; removed: {names}"
+                    warnings.warn(what, EngramWarning, stacklevel=3)
                 yield writer
         finally:
             with suppress(OSError, EngramError):
@@ -227,7 +244,7 @@ class ModelFolder:
         if isinstance(error, NewerError):
             return NewerError(f"The model {self.path} cannot be read: {error}")
         reader = GenerationReader(self.path)
-        newest_first = sorted(self.digests().items(), reverse=True)
+        newest_first = sorted(self._all_digests().items(), reverse=True)
         intact = next((number for number, digest in newest_first if not reader.read(number, digest).problems), None)
         if intact is None:
             remedy = "No generation of it is intact. Restore the folder from a copy."
@@ -258,13 +275,19 @@ class ModelFolder:
         paths = list_folder(self.path / GENERATIONS, is_folder)
         return {number: path for path in paths if (number := generation_number(path.name)) is not None}
 
-    def _recovered(self) -> dict[int, str]:
-        """The generations on disk that may be used without a pointer, with "" for those whose manifest is damaged.
+    def _with_newer(self, pointer: Pointer) -> Pointer:
+        """The pointer with the generations on disk that are newer than all it names, if their manifests are intact."""
+        newer = self._on_disk(after=max(pointer.generations, default=0)).items()
+        intact = {number: digest for number, digest in newer if digest}
+        return dataclasses.replace(pointer, generations={**pointer.generations, **intact})
+
+    def _on_disk(self, after: int = 0) -> dict[int, str]:
+        """The generations on disk after this number, with "" for those whose manifest is damaged.
 
         None from before a `forget`: such are there if its writer was killed before removing them.
         """
         found: dict[int, str] = {}
-        for number in sorted(self._folders()):
+        for number in sorted(number for number in self._folders() if number > after):
             found[number] = ""
             with suppress(DataError):
                 content = storage.read_inside(self.path, f"{generation_path(number)}/{MANIFEST}", MAX_BYTES)
@@ -274,14 +297,15 @@ class ModelFolder:
         return found
 
     def _unused(self) -> list[Path]:
-        """Folders of generations that `current.json` does not name, and network files that no generation uses."""
+        """Folders of older generations that `current.json` does not name, and network files that no generation uses."""
         try:
             pointer = self.pointer()
         except DataError:  # any of them may be in use
             return []
-        unused = [path for number, path in self._folders().items() if number not in pointer.generations]
+        last = max(pointer.generations, default=0)
+        unused = [path for n, path in self._folders().items() if n < last and n not in pointer.generations]
         with suppress(DataError):  # with a damaged manifest any network may be in use
-            files = [self._manifest(pointer, number).network for number in pointer.generations]
+            files = [read_manifest(self.path, *each).network for each in self._all_digests().items()]
             used = {self.path / network_path(file) for file in files if file is not None}
             unused += [path for path in list_folder(self.path / NETWORKS, is_network_file) if path not in used]
         return unused
@@ -371,9 +395,9 @@ class Writer(ModelFolder):
         if keep < 1:
             raise UsageError(f"A model keeps 1 generation at least, not {keep}.")
         with storage.disk_errors(f"The model {self.path} could not be saved"):
-            before = self._open()
+            before = self._with_newer(self._open())
             now = time.strftime(TIME, time.gmtime())
-            number = max(before.generations, default=0) + 1
+            number = max((*before.generations, *self._folders()), default=0) + 1
             kept = [] if alone else self._most_useful(before, keep - 1)
             manifest = Manifest(
                 generation=number,
@@ -405,8 +429,8 @@ class Writer(ModelFolder):
         except NewerError as error:
             raise self._explained(error) from error
         except DataError:
-            digests = {number: digest for number, digest in self._recovered().items() if digest}
-            pointer, repaired = Pointer(current=None, generations=digests), True
+            pointer, repaired = Pointer(current=None, generations={}), True
+        pointer = self._with_newer(pointer)
         digest = pointer.generations[self._number(pointer, generation)]
         manifest, _, problems = GenerationReader(self.path).read(generation, digest)
         if manifest is None or problems:
@@ -417,17 +441,20 @@ class Writer(ModelFolder):
             self._remove_unused(essential=True)
         return manifest
 
-    def sweep(self) -> None:
-        """Remove unfinished writes, generations that `current.json` does not name, and unused network files."""
+    def sweep(self) -> list[Path]:
+        """Remove unfinished writes, older generations that `current.json` does not name, and unused network files."""
+        removed: list[Path] = []
         for name in (GENERATIONS, NETWORKS):
             folder = self.path / name
             if not folder.is_symlink():
-                storage.sweep(folder)
+                removed += storage.sweep(folder)
             unused = [path for path in self._unused() if path.parent == folder]  # after the generations are gone
             for path in unused:
                 storage.remove(path)
             if unused:
                 storage.sync(folder)
+            removed += unused
+        return removed
 
     def _open(self) -> Pointer:
         """The pointer. A new model gets one that names nothing, so that a missing one always means damage."""
@@ -477,6 +504,8 @@ class Writer(ModelFolder):
             self._point(Pointer(current=manifest.generation, generations={**others, manifest.generation: digest}))
         except BaseException:
             with suppress(OSError):
+                if self.number_in_use() != manifest.generation:
+                    storage.remove(path)
                 self.sweep()
             raise
         return Manifest.parse(contents[0], MANIFEST)
@@ -502,7 +531,7 @@ class Writer(ModelFolder):
             if essential:  # otherwise the next writer tries again
                 raise EngramError(
                     f"The model {self.path} was changed, but its earlier state cannot be removed: "
-                    f"{error.strerror or error}. Fix the cause, then finish with: engram verify {self._quoted}"
+                    f"{error.strerror or error}. Fix the cause, then finish with: {self.finishing()}"
                 ) from error
 
 

@@ -196,6 +196,8 @@ class VerifyResult:
 
     generations: tuple[int, ...]  # that were checked
     in_use: int | None
+    newer: tuple[int, ...]  # those that `current.json` does not name, but are newer than all it names
+    leftovers: tuple[str, ...]  # files and folders of interrupted writes, which the next writer removes
     bytes: int  # of the folder
     problems: tuple[str, ...]  # a sentence each
 
@@ -210,11 +212,13 @@ class VerifyResult:
 
 
 def verify(folder: ModelFolder) -> VerifyResult:
-    """Compare every file with its checksum, and check that each intact generation is consistent."""
-    problems = folder.verify(_check)
+    """Compare every file with its checksum, and check that each intact generation is consistent. This only reads."""
+    problems = folder.problems(_check)
     return VerifyResult(
         generations=tuple(sorted(folder.digests() if folder.exists() else ())),
         in_use=folder.number_in_use(),
+        newer=tuple(folder.newer()),
+        leftovers=tuple(folder.leftovers()),
         bytes=_folder_bytes(folder.path),
         problems=tuple(problems),
     )
