@@ -67,7 +67,11 @@ def primary_image(content: bytes) -> Reduced:
     ids = _needed(meta)
     items = [meta.items[each] for each in ids]
     for item in items:
-        _check_properties(item)
+        for essential, box in item.properties:
+            if essential and box[4:8] not in PROPERTIES:
+                raise Unsupported(box[4:8])
+        if len(item.properties) > MAX_PROPERTIES:
+            raise ValueError("too many properties")
     new_id = {old: new for new, old in enumerate(ids, 1)}
     references = [
         (name, new_id[source], [new_id[target] for target in targets if target in new_id])
@@ -106,14 +110,6 @@ def _needed(meta: _Meta) -> list[int]:
     return list(ids)
 
 
-def _check_properties(item: _Item) -> None:
-    for essential, box in item.properties:
-        if essential and box[4:8] not in PROPERTIES:
-            raise Unsupported(box[4:8])
-    if len(item.properties) > MAX_PROPERTIES:
-        raise ValueError("too many properties")
-
-
 def _is_alpha(item: _Item) -> bool:
     return any(box[12:].split(b"\0")[0] in ALPHA for box in item.boxes(b"auxC"))
 
@@ -141,24 +137,17 @@ def _data(item: _Item, file: bytes, idat: bytes) -> bytes:
 # Reading
 
 
-class _Cursor:
-    """Reads a box from start to end. Past the end, it raises EOFError."""
+class _Reader:
+    """Reads big-endian integers of a box, one after another. Past the end, it raises EOFError."""
 
-    def __init__(self, content: bytes) -> None:
-        self.content, self.place = content, 0
+    def __init__(self, body: bytes) -> None:
+        self.body, self.place = body, 0
 
-    def read(self, count: int) -> bytes:
-        piece = self.content[self.place : self.place + count]
-        if len(piece) < count:
+    def __call__(self, size: int) -> int:
+        self.place += size
+        if self.place > len(self.body):
             raise EOFError
-        self.place += count
-        return piece
-
-    def integer(self, count: int) -> int:
-        return int.from_bytes(self.read(count))
-
-    def version_and_flags(self) -> tuple[int, int]:
-        return self.integer(1), self.integer(3)
+        return int.from_bytes(self.body[self.place - size : self.place])
 
 
 def _boxes(content: bytes, place: int = 0) -> Iterator[tuple[bytes, bytes]]:
@@ -176,87 +165,71 @@ def _boxes(content: bytes, place: int = 0) -> Iterator[tuple[bytes, bytes]]:
         place += length
 
 
-def _meta_box(content: bytes) -> bytes:
-    for name, body in _boxes(content):
-        if name == b"meta":
-            return body
-        if name in (b"mini", b"moov"):  # a minimised file; a sequence without a still image
-            raise Unsupported(name)
-    raise EOFError
-
-
 def _read_meta(content: bytes) -> _Meta:
-    parts = dict(_boxes(_meta_box(content), 4))
+    name, body = next(box for box in _boxes(content) if box[0] in (b"meta", b"mini", b"moov"))
+    if name != b"meta":  # a minimised file; a sequence without a still image
+        raise Unsupported(name)
+    parts = dict(_boxes(body, 4))
     items = _read_items(parts[b"iinf"])
     properties, extents = _read_properties(parts[b"iprp"]), _read_extents(parts[b"iloc"])
     for number, item in items.items():
         item.properties, item.extents = properties.get(number, []), extents.get(number, [])
-    cursor = _Cursor(parts[b"pitm"])
-    version, _ = cursor.version_and_flags()
-    primary = cursor.integer(4 if version else 2)
+    read = _Reader(parts[b"pitm"])
+    version, _ = read(1), read(3)
+    primary = read(4 if version else 2)
     return _Meta(primary, items, _read_references(parts.get(b"iref", bytes(4))), parts.get(b"idat", b""))
 
 
 def _read_items(body: bytes) -> dict[int, _Item]:
     items = {}
-    count_size = 4 if body[0] else 2
-    for _, entry in _boxes(body, 4 + count_size):
-        cursor = _Cursor(entry)
-        version, _ = cursor.version_and_flags()
+    for _, entry in _boxes(body, 8 if body[0] else 6):
+        read = _Reader(entry)
+        version, _ = read(1), read(3)
         if version >= 2:  # older ones describe no images
-            number = cursor.integer(2 if version == 2 else 4)
-            cursor.read(2)  # protection scheme
-            items[number] = _Item(cursor.read(4))
+            number, _protection, kind = read(2 if version == 2 else 4), read(2), read(4)
+            items[number] = _Item(kind.to_bytes(4))
     return items
 
 
 def _read_properties(body: bytes) -> dict[int, list[tuple[bool, bytes]]]:
     parts = list(_boxes(body))
-    boxes = [
-        _box(name, content) for container, inner in parts if container == b"ipco" for name, content in _boxes(inner)
-    ]
+    boxes = [_box(*box) for container, inner in parts if container == b"ipco" for box in _boxes(inner)]
     properties: dict[int, list[tuple[bool, bytes]]] = {}
-    for cursor in (_Cursor(inner) for name, inner in parts if name == b"ipma"):
-        version, flags = cursor.version_and_flags()
+    for read in (_Reader(inner) for name, inner in parts if name == b"ipma"):
+        version, flags = read(1), read(3)
         size = 2 if flags & 1 else 1
         essential = 1 << 8 * size - 1  # this bit of an index marks an essential property
-        for _ in range(cursor.integer(4)):
-            number = cursor.integer(4 if version else 2)
-            indices = [cursor.integer(size) for _ in range(cursor.integer(1))]
+        for _ in range(read(4)):
+            number = read(4 if version else 2)
+            indices = [read(size) for _ in range(read(1))]
             chosen = [(index >= essential, boxes[index % essential - 1]) for index in indices if index % essential]
             properties.setdefault(number, []).extend(chosen)
     return properties
 
 
 def _read_extents(body: bytes) -> dict[int, list[tuple[int, int, int]]]:
-    cursor = _Cursor(body)
-    version, _ = cursor.version_and_flags()
-    offset_size, length_size = divmod(cursor.integer(1), 16)
-    base_size, index_size = divmod(cursor.integer(1), 16)
+    read = _Reader(body)
+    version, _ = read(1), read(3)
+    offset_size, length_size = divmod(read(1), 16)
+    base_size, index_size = divmod(read(1), 16)
     if length_size == 0:  # extents that take no bytes could be billions
         raise ValueError("extents without lengths")
-    items = {}
-    for _ in range(cursor.integer(4 if version == 2 else 2)):
-        number = cursor.integer(4 if version == 2 else 2)
-        method = cursor.integer(2) % 16 if version else 0
-        cursor.read(2)  # data reference
-        base = cursor.integer(base_size)
-        extents = []
-        for _ in range(cursor.integer(2)):
-            cursor.read(index_size if version else 0)
-            extents.append((method, base + cursor.integer(offset_size), cursor.integer(length_size)))
-        items[number] = extents
+    items: dict[int, list[tuple[int, int, int]]] = {}
+    for _ in range(read(4 if version == 2 else 2)):
+        number = read(4 if version == 2 else 2)
+        method = read(2) % 16 if version else 0
+        _data_reference, base = read(2), read(base_size)
+        items[number] = []
+        for _ in range(read(2)):
+            _index, offset, length = read(index_size if version else 0), read(offset_size), read(length_size)
+            items[number].append((method, base + offset, length))
     return items
 
 
 def _read_references(body: bytes) -> list[tuple[bytes, int, list[int]]]:
     size = 4 if body[0] else 2
-    references = []
-    for name, content in _boxes(body, 4):
-        cursor = _Cursor(content)
-        source = cursor.integer(size)
-        references.append((name, source, [cursor.integer(size) for _ in range(cursor.integer(2))]))
-    return references
+    readers = ((name, _Reader(content)) for name, content in _boxes(body, 4))
+    return [(name, read(size), [read(size) for _ in range(read(2))]) for name, read in readers]
 
 
 # Writing
