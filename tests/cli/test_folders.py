@@ -11,7 +11,7 @@ from commands import engram
 from folders_made import imagenet, settle, tiny_imagenet
 
 DATA = ["--dataset", "imagenet100", "--data", "imagenet", "--image-size", "16"]
-QUICK = ["--epochs", "1", "--network", "small", "--tasks", "2", "--set", "adapter_steps=5"]
+QUICK = ["--epochs", "1", "--network", "small", "--tasks", "2", "--set", "adapter_steps=5", "--set", "adapter_width=32"]
 QUICK_SUITE = ["--set", "network=small", "--set", "epochs=1", "--set", "adapter_steps=5", "--set", "adapter_width=32"]
 
 

@@ -18,7 +18,7 @@ def test_a_report_is_written_and_its_path_printed(tmp_path: Path) -> None:
     save(tmp_path / "runs", result("features"), result("lwf"))
     (tmp_path / "runs" / "bad").mkdir()
     (tmp_path / "runs" / "bad" / "result.json").write_text('{"schema": 1}')
-    done = engram("report", "runs", cwd=tmp_path, fresh=True)
+    done = engram("report", "runs", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "report: report.html\n"), done.stderr
     assert done.stderr.startswith("note: ") and "runs/bad/result.json" in done.stderr
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -87,7 +87,7 @@ def test_without_out_every_run_gets_its_own_folder_and_resume_takes_the_last(tmp
 
 
 def test_the_datasets_are_listed_one_line_each(tmp_path: Path) -> None:
-    lines = engram("datasets", cwd=tmp_path, fresh=True).stdout.splitlines()
+    lines = engram("datasets", cwd=tmp_path).stdout.splitlines()
     rows = json.loads(engram("datasets", "--json", cwd=tmp_path).stdout)["datasets"]
     names = ["digits", "cifar100", "cifar10", "arrays", "folder", "imagenet100", "imagenet1000", "tiny-imagenet-200"]
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows] == names
@@ -95,7 +95,7 @@ def test_the_datasets_are_listed_one_line_each(tmp_path: Path) -> None:
 
 def test_the_methods_are_listed_one_line_each_with_what_they_keep(tmp_path: Path) -> None:
     some = {"hybrid": "features and images", "lwf": "nothing", "lucir": "images", "joint": "every image"}
-    lines = engram("methods", cwd=tmp_path, fresh=True).stdout.splitlines()
+    lines = engram("methods", cwd=tmp_path).stdout.splitlines()
     rows = json.loads(engram("methods", "--json", cwd=tmp_path).stdout)["methods"]
     listed = [tuple(re.split(r" {2,}", line)) for line in lines]
     assert [name for name, _, _ in listed] == list(METHODS)
@@ -123,7 +123,7 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 
 DIGIT, FEATURE = 8 * 8, 64 * 4  # bytes
-QUICK_FEATURES = ["--set", "adapter_steps=5"]
+QUICK_FEATURES = ["--set", "adapter_steps=5", "--set", "adapter_width=32"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ NAMES = [
     *("frontier", "parts"),
 ]
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
-QUICK = [*DATA, "--set", "epochs=1", "--set", "adapter_steps=10", "--set", "learning_rate=0.2"]
+SETTINGS = ("epochs=1", "adapter_steps=10", "adapter_width=32", "learning_rate=0.2")
+QUICK = [*DATA, *(word for setting in SETTINGS for word in ("--set", setting))]
 SLOW = [*QUICK, *("--set", "epochs=40", "--set", "batch_size=2")]  # seconds, not milliseconds
 
 
@@ -68,7 +69,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_the_suites_are_listed_one_line_each(tmp_path: Path) -> None:
-    lines = engram("suites", cwd=tmp_path, fresh=True).stdout.splitlines()
+    lines = engram("suites", cwd=tmp_path).stdout.splitlines()
     rows = json.loads(engram("suites", "--json", cwd=tmp_path).stdout)["suites"]
     listed = [tuple(re.split(r" {2,}", line)) for line in lines]
     assert [name for name, _ in listed] == NAMES
@@ -115,7 +116,7 @@ def test_a_plan_counts_finished_runs(there: Path) -> None:
 
 
 def test_a_suite_prints_a_line_per_variant_to_stdout_and_its_progress_to_stderr(place: Path) -> None:
-    done = engram("suite", "quality", *QUICK, "--seeds", "2", "--out", "here", cwd=place, fresh=True)
+    done = engram("suite", "quality", *QUICK, "--seeds", "2", "--out", "here", cwd=place)
     assert done.returncode == 0, done.stderr
     *rows, last = done.stdout.splitlines()
     assert [row[:7] for row in rows] == ["P = 0  ", "P = 2  "]

@@ -16,7 +16,7 @@ from engram.methods import BudgetError, Learner, parse_bytes, setting_names
 
 VECTORS, IMAGES = blobs(), patterns()  # six classes of vectors of 12 numbers; four of images of 8 x 8 x 3
 VECTOR, IMAGE, FEATURE = 12 * 4, 8 * 8 * 3, 64 * 4  # bytes
-QUICK = {"epochs": 1, "batch_size": 32, "learning_rate": 0.1, "adapter_steps": 5}
+QUICK = {"epochs": 1, "batch_size": 32, "learning_rate": 0.1, "adapter_steps": 5, "adapter_width": 32}
 
 
 def planned(method: str, budget: int, **settings: Any) -> Plan:

@@ -22,7 +22,7 @@ if find_spec("ray") is None:
     pytest.skip("Ray is not installed (extra 'ray')", allow_module_level=True)
 workers.import_ray()  # before any other import of Ray, which would listen on all addresses
 
-SETTINGS = {"epochs": 40, "batch_size": 4, "adapter_steps": 50, "learning_rate": 0.2}
+SETTINGS = {"epochs": 40, "batch_size": 4, "adapter_steps": 50, "adapter_width": 32, "learning_rate": 0.2}
 
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, as /proc/net/tcp and tcp6 write it

@@ -23,7 +23,7 @@ from engram.network import Cache
 def small(method: str = "features", **settings: object) -> Learner:
     given = {"epochs": 3, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6, **settings}
     if method == "features":
-        given = {"features_per_class": 8, "adapter_steps": 10, **given}
+        given = {"features_per_class": 8, "adapter_steps": 10, "adapter_width": 32, **given}
     return make(method, **given)
 
 

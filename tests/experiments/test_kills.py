@@ -13,7 +13,8 @@ from engram.experiments import Result
 from engram.storage import ASIDE
 
 KILLS = 20
-SLOW_ENOUGH = ["--epochs", "40", "--set", "batch_size=4", "--set", "adapter_steps=200", "--set", "learning_rate=0.2"]
+ADAPTER = ["--set", "adapter_steps=50", "--set", "adapter_width=32"]
+SLOW_ENOUGH = ["--epochs", "40", "--set", "batch_size=4", "--set", "learning_rate=0.2", *ADAPTER]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def comparable(out: Path) -> tuple[dict[str, object], dict[str, bytes]]:
 
 
 def test_a_run_killed_twenty_times_ends_with_the_same_bytes(data: Path, tmp_path: Path) -> None:
-    whole = engram(*command(data, tmp_path / "whole"), cwd=tmp_path, fresh=True)
+    whole = engram(*command(data, tmp_path / "whole"), cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     draws = random.Random(0)
     out = tmp_path / "killed"

@@ -22,7 +22,7 @@ from engram.storage import load_tensors, save_tensors
 def small(method: str = "features", **settings: object) -> Learner:
     given = {"epochs": 2, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6, **settings}
     if method.startswith("features"):
-        given = {"features_per_class": 8, "adapter_steps": 10, **given}
+        given = {"features_per_class": 8, "adapter_steps": 10, "adapter_width": 32, **given}
     return make(method, **given)
 
 
@@ -134,6 +134,7 @@ def _cut_off_and_gone_on(method: str, stream: Stream, folder: Path, phase: str, 
         "epochs": 6,
         "features_per_class": 8,
         "adapter_steps": 10,
+        "adapter_width": 32,
         "learning_rate": 0.05,
         "tune": "every",
         **settings,

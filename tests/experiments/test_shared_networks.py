@@ -16,7 +16,7 @@ from engram.network import Cache, CorrectedHead
 
 QUICK = {
     **{"epochs": 1, "batch_size": 24, "learning_rate": 0.1, "expected_classes": 6},
-    **{"features_per_class": 6, "adapter_steps": 5, "images_per_class": 5},
+    **{"features_per_class": 6, "adapter_steps": 5, "adapter_width": 32, "images_per_class": 5},
 }
 
 

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than:engram.errors.Engra
 
 Finished = Callable[[SuiteOptions, Path], SuitePlan]
 
-QUICK = {"epochs": 1, "adapter_steps": 10, "learning_rate": 0.2}
+QUICK = {"epochs": 1, "adapter_steps": 10, "adapter_width": 32, "learning_rate": 0.2}
 ALPHA = SuiteOptions(suite="alpha", dataset="arrays", tasks=2, settings=QUICK)
 QUALITY = replace(ALPHA, suite="quality")  # features, and hybrid with two images of each class
 SLOW = {**QUICK, "epochs": 40, "batch_size": 2}  # seconds, not milliseconds
