@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -71,12 +67,6 @@ def test_digits_are_the_same_where_scikit_learn_keeps_the_file_elsewhere(monkeyp
     monkeypatch.setattr("engram.data.digits.FILE", "nowhere")
     for part, other in ((usual.train, load("digits").train), (usual.test, load("digits").test)):
         assert torch.equal(part.inputs, other.inputs) and torch.equal(part.labels, other.labels)
-
-
-def test_scikit_learn_is_not_imported_by_the_room_nor_for_digits() -> None:
-    program = "import sys, engram.data; engram.data.load('digits'); sys.exit('sklearn' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
 
 
 def test_digits_are_installed_so_a_folder_for_them_is_a_mistake() -> None:
