@@ -21,7 +21,7 @@ QUICK: Mapping[str, Any] = {
 
 def quick(method: str, **settings: Any) -> Learner:
     """A learner that has learned nothing yet; settings that the method does not have are left out."""
-    known = setting_names(method)
+    known = {"objective", *setting_names(method, settings.get("objective"))}
     return make(method, **{name: value for name, value in {**QUICK, **settings}.items() if name in known})
 
 

@@ -20,7 +20,7 @@ from engram.methods import METHODS, OBJECTIVES, setting_names
 
 DIVIDED = [
     *("features", "hybrid", "features-unadapted", "gamma-lwf", "lwf", "gamma-icarl", "icarl", "finetune", "joint"),
-    *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay"),
+    *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay", "ewc", "mas"),
 ]
 UNDIVIDED = ["eeil", "lucir", "engram", "bic", "bic-uncorrected"]  # not divided by the number of classes
 
@@ -57,7 +57,7 @@ def test_a_preset_drops_what_the_chosen_objective_does_not_know(method: str, obj
     for name in PRESETS:
         settings = preset(name, method, digits, objective)
         assert set(settings) <= setting_names(method, objective)
-        assert ("expected_classes" in settings) == (objective in ("classification", "distillation"))
+        assert ("expected_classes" in settings) == (objective not in ("eeil", "lucir", "bic"))
         plan = Plan(method=method, preset=name, settings={"objective": objective})
         assert type(plan.learner(digits).objective) is OBJECTIVES[objective]
 
@@ -228,7 +228,7 @@ def test_the_paper_preset_for_imagenet_is_the_papers(name: str, classes: int, me
     milestones = MILESTONES.get(own, [20, 30, 40, 50])
     assert [round(share * training.epochs) for share in training.milestones] == milestones
     assert (training.learning_rate, training.learning_rate_decay) == (
-        (2.0, 5.0) if own in ("distillation", "classification") else (0.1, 10.0)
+        (0.1, 10.0) if own in ("eeil", "lucir", "bic") else (2.0, 5.0)
     )
     assert (training.crop, training.crop_area, training.pad, training.flip) == (224, None, 0, True)
     assert learner.network == "resnet18"

@@ -137,11 +137,18 @@ class Memory:
     features: FeatureMemory
     images: ImageMemory
     statistics: Statistics = field(default_factory=Statistics.empty)
+    carried_bytes: int = 0  # of what the objective carries in the network from task to task
 
     @property
     def nbytes(self) -> int:
         """The bytes of all of it."""
-        return self.features.nbytes + self.images.nbytes + self.statistics.nbytes
+        return self.features.nbytes + self.images.nbytes + self.statistics.nbytes + self.carried_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """The part that belongs to no single class, such as a codebook."""
+        kinds = (self.features, self.images, self.statistics)
+        return self.carried_bytes + sum(kind.nbytes - len(kind) * kind.row_bytes for kind in kinds)
 
 
 def select(memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_class: int) -> tuple[Tensor, Tensor]:

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engram.errors import UsageError, unknown
+from engram.methods.adagauss import ProjectedDistillation
 from engram.methods.baselines import Joint, Memoryless
 from engram.methods.bic import BiasCorrection
 from engram.methods.budget import BudgetError, fit_budget, fit_update, parse_bytes
 from engram.methods.costs import Costs, measure_costs
 from engram.methods.eeil import CrossDistillation
+from engram.methods.efc import FeatureConsolidation
 from engram.methods.features import Features, Hybrid
 from engram.methods.gaussians import METHOD_SETTINGS, Gaussians
+from engram.methods.importance import EWC, MAS
 from engram.methods.learner import Learner, MemorySources, class_indices_of
 from engram.methods.lucir import Rebalancing
 from engram.methods.objectives import Classification, Distillation, Objective, TrainingContext
@@ -28,7 +31,11 @@ from engram.methods.tuning import Tuning, decide
 from engram.settings import build, fields, spoken
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (Classification, Distillation, CrossDistillation, Rebalancing, BiasCorrection)
+    kind.name: kind
+    for kind in (
+        *(Classification, Distillation, CrossDistillation, Rebalancing, BiasCorrection),
+        *(EWC, MAS, FeatureConsolidation, ProjectedDistillation),
+    )
 }
 
 
@@ -97,6 +104,8 @@ METHODS: dict[str, Method] = {
     "fecam": _statistics("fecam", "frozen network; Mahalanobis distance to each class"),
     "fetril": _statistics("fetril", "frozen network; an SVM on new features translated to old means", "means"),
     "gaussian-replay": _statistics("gaussian-replay", "Gaussians, moved by ridge regression; an SVM on samples drawn"),
+    "ewc": Method(Memoryless, "hold weights by their Fisher information", "importance of weights", "ewc"),
+    "mas": Method(Memoryless, "hold weights by their effect on the scores", "importance of weights", "mas"),
     "finetune": Method(Memoryless, "train on the new classes alone: the lower bound", "nothing", "classification"),
     "joint": Method(Joint, "train anew on everything seen: the upper bound", "every image", "classification"),
 }

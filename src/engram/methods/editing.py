@@ -62,6 +62,7 @@ def _regroup(learner: Learner, groups: Sequence[Sequence[int]]) -> None:
         _regrouped(features, features.rows, none, groups, learner.features_limit(len(groups))),
         _regrouped(images, vectors, held_out, groups, learner.images_limit(len(groups))),
         learner.memory.statistics.regrouped(groups),
+        learner.memory.carried_bytes,
     )
     classifier = learner.refit(network, memory, groups)
     learner.classes_ = tuple(learner.classes_[group[0]] for group in groups)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -134,7 +134,7 @@ class Learner(ABC):
         self.classes_ = self.classes_with(task)
         self.shape_ = task.train.shape
         self.network_ = self._with_all_rows(network, memory.features)
-        self.memory_ = memory
+        self.memory_ = replace(memory, carried_bytes=network.carried.nbytes)
         self.classifier_ = classifier
         self.pretrained_ = self.is_pretrained
         self.tasks_ += 1
@@ -199,12 +199,13 @@ class Learner(ABC):
             student,
             context.samples,
             context.class_indices,
-            self.objective.loss(context),
+            self.objective.training_loss(context),
             seed=self.seed,
             task=self.tasks_,
             progress=progress,
             checkpoints=checkpoints,
         )
+        student.auxiliary = nn.ModuleDict()
         averages = self.weight_averaging and context.old > self.weight_averaging_from * student.classes
         if start is not None and averages:
             student.average_with(start, self.weight_averaging)
@@ -342,7 +343,9 @@ class Learner(ABC):
         """The bytes of the memory once `arriving` samples of each class (K,), like these, are learned."""
         features = self.stored_features(arriving)
         stored = self.features_bytes(features, self.dimension(samples)) if features else 0
-        return self.stored_images(arriving) * samples.sample_bytes + stored + self.statistics_bytes(arriving, samples)
+        images = self.stored_images(arriving) * samples.sample_bytes
+        carried = self.objective.carried_bytes(self._network_for(samples)) if self.objective.carries else 0
+        return stored + images + self.statistics_bytes(arriving, samples) + carried
 
     def statistics_bytes(self, arriving: Tensor, samples: Samples) -> int:
         """The bytes of the statistics of classes once these samples are learned: none, unless a method says so."""
@@ -350,7 +353,10 @@ class Learner(ABC):
 
     def dimension(self, samples: Samples) -> int:
         """d: the length of the feature vectors of samples like these."""
-        return (self.network_ or self.initial_network(samples.select(torch.arange(1)))).dimension
+        return self._network_for(samples).dimension
+
+    def _network_for(self, samples: Samples) -> Network:
+        return self.network_ or self.initial_network(samples.select(torch.arange(1)))
 
     def work(self, images: int, task: int, *, tunes: bool) -> Work:
         """What learning so many images, stored ones included, takes as task `task` from 0."""
@@ -493,7 +499,8 @@ class Learner(ABC):
             self.network_ = self.restored_network(_part(state, "network"), self.shape_)
             features = FeatureMemory.restored(_part(state, "memory.features"))  # with the codec that it was saved with
             images = ImageMemory.restored(_part(state, "memory.images"))
-            self.memory_ = Memory(features, images, Statistics.restored(_part(state, "memory.statistics")))
+            statistics = Statistics.restored(_part(state, "memory.statistics"))
+            self.memory_ = Memory(features, images, statistics, self.network_.carried.nbytes)
             self.classifier_ = self.restored_classifier(_part(state, "classifier"))
         except (KeyError, RuntimeError, TypeError) as error:
             raise DataError(

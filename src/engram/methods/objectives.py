@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import NonNegativeFloat, PositiveInt
-from torch import Tensor
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.data import Samples
+from engram.errors import UsageError
 from engram.features import herd
-from engram.network import Loss, Network, Training, extract
+from engram.network import Loss, Network, Training, extract, unchanged_statistics
 from engram.network.losses import (
     feature_distillation,
     fine,
@@ -23,7 +24,7 @@ from engram.network.losses import (
     softmax_distillation,
 )
 from engram.progress import SILENT, Progress
-from engram.randomness import derive
+from engram.randomness import derive, seeded
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -83,8 +84,13 @@ class Objective(ABC):
     name: ClassVar[str] = ""  # the key in OBJECTIVES
     defaults: ClassVar[Mapping[str, Any]] = {}  # settings of the learner that its paper chose differently
     holds_out: ClassVar[bool] = False  # whether some samples of each class are never trained on
+    carries: ClassVar[bool] = False  # whether `finish` lets the network carry tensors to the next task
     # Settings without effect if there is no teacher: trainings that differ in them share the first task.
     of_later_tasks: ClassVar[frozenset[str]] = frozenset()
+
+    # The share of rotated images' loss: an auxiliary head learns class and rotation together (Zhu et al., PASS, CVPR
+    # 2021, §3.2). It doubles the time of training.
+    rotation_labels: NonNegativeFloat = 0.0
 
     def prepare(self, context: TrainingContext) -> None:  # noqa: B027 (most objectives have nothing to prepare)
         """Called before training."""
@@ -95,6 +101,15 @@ class Objective(ABC):
 
     def finish(self, context: TrainingContext) -> None:  # noqa: B027 (nor to finish)
         """Called after training."""
+
+    def training_loss(self, context: TrainingContext) -> Loss:
+        """The loss of a batch with that of its rotated images, if the settings ask for it."""
+        loss = self.loss(context)
+        return _with_rotations(loss, self, context) if self.rotation_labels else loss
+
+    def carried_bytes(self, network: Network) -> int:
+        """The bytes of what the network carries to the next task."""
+        return 0
 
     def classification(self, scores: Tensor, class_indices: Tensor, among: Tensor) -> Tensor:
         """L_cls of the adapter: the classification part of the loss, on its scale in training.
@@ -143,17 +158,19 @@ class Distillation(Classification):
     """
 
     name: ClassVar[str] = "distillation"
-    of_later_tasks: ClassVar = frozenset({"distillation", "feature_distillation", "exemplar_targets"})
+    of_later_tasks: ClassVar = frozenset({"distillation", "feature_distillation", "exemplar_targets", "temperature"})
 
     distillation: NonNegativeFloat = 1.0  # λ, Eq. 4
     feature_distillation: NonNegativeFloat = 0.05  # γ, Eq. 6; §5.4
     exemplar_targets: Literal["teacher", "label"] = "teacher"  # targets of exemplars for old classes
+    temperature: PositiveFloat = 1.0  # T of a softmax, by which scores are divided in L_KD; 2 is usual, with λ = 10
 
     def loss(self, context: TrainingContext) -> Loss:
         student, teacher, in_task, old = context.student, context.teacher, context.in_task, context.old
         if teacher is None:
             return super().loss(context)
         others = ~in_task[:old]  # (K_old,): classes that are distilled
+        penalty = self.drift_penalty(context)
 
         def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
             features, scores = student(inputs)
@@ -161,17 +178,20 @@ class Distillation(Classification):
                 teacher_features, teacher_scores = teacher(inputs)
             total = self._cross_entropy(scores, class_indices, in_task)
             total = total + self.distillation * self._distil(scores[:, :old], teacher_scores, class_indices, others)
-            distance = feature_distillation(features, teacher_features)
-            return total / self.expected_classes + self.feature_distillation * distance
+            return total / self.expected_classes + penalty(features, teacher_features)
 
         return loss
+
+    def drift_penalty(self, context: TrainingContext) -> Callable[[Tensor, Tensor], Tensor]:
+        """What features (n, d) cost that differ from the teacher's: γ L_FD."""
+        return lambda features, before: self.feature_distillation * feature_distillation(features, before)
 
     def _distil(self, scores: Tensor, teacher_scores: Tensor, class_indices: Tensor, others: Tensor) -> Tensor:
         """L_KD (Eq. 3) of scores (n, K_old), on the classes `others`."""
         if not bool(others.any()):
             return scores.new_zeros(())
         if self.loss_function == "softmax":
-            return softmax_distillation(scores[:, others], teacher_scores[:, others])
+            return softmax_distillation(scores[:, others], teacher_scores[:, others], self.temperature)
         targets = fine(teacher_scores).sigmoid()
         if self.exemplar_targets == "label":
             classes = max(len(others), int(class_indices.max()) + 1)
@@ -179,3 +199,30 @@ class Distillation(Classification):
             exemplars = (labels * others).sum(1, keepdim=True) > 0  # (n, 1): samples of classes not in the task
             targets = torch.where(exemplars, labels, targets)
         return sigmoid_cross_entropy(scores[:, others], targets[:, others])
+
+
+def _with_rotations(loss: Loss, objective: Objective, context: TrainingContext) -> Loss:
+    """The loss, plus that of every image rotated by 90, 180 or 270 degrees, as one of three more classes per class."""
+    if len(context.samples.shape) != 3:
+        raise UsageError(
+            "rotation_labels rotates images, and these inputs are vectors. Leave out --set rotation_labels."
+        )
+    student, classes = context.student, context.in_task.nonzero().squeeze(1)
+    with seeded(context.seed, "rotation head", context.task):
+        student.auxiliary["rotations"] = nn.Linear(student.dimension, 3 * len(classes)).to(classes.device)
+    every = torch.ones(3 * len(classes), dtype=torch.bool, device=classes.device)
+
+    def both(inputs: Tensor, class_indices: Tensor) -> Tensor:
+        turns = torch.randint(1, 4, (len(inputs),))  # seeded by the training loop
+        turned = torch.stack([torch.rot90(image, int(turn), (0, 1)) for image, turn in zip(inputs, turns, strict=True)])
+        with unchanged_statistics(student):  # of upright images, as in inference
+            scores: Tensor = student.auxiliary["rotations"](student.features(turned))
+        own = torch.searchsorted(classes, class_indices).clamp(max=len(classes) - 1)
+        among = classes[own] == class_indices  # exemplars of other classes have no such class
+        labels = 3 * own + turns.to(own.device) - 1
+        total = loss(inputs, class_indices)
+        if not bool(among.any()):
+            return total + 0 * scores.sum()
+        return total + objective.rotation_labels * objective.classification(scores[among], labels[among], every)
+
+    return both

@@ -117,7 +117,7 @@ def inspect(folder: ModelFolder) -> ModelSummary:
         classes=_classes(model),
         bytes=ByteCounts(
             features=memory.features.nbytes,
-            shared=sum(kind.nbytes - len(kind) * kind.row_bytes for kind in (memory.features, memory.statistics)),
+            shared=memory.shared_bytes,
             images=memory.images.nbytes,
             statistics=memory.statistics.nbytes,
             memory=memory.nbytes,

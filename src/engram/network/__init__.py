@@ -4,7 +4,15 @@ from engram.network import parallel
 from engram.network.cache import Cache
 from engram.network.extraction import extract
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
-from engram.network.network import Network, TrainableWeights, choose_device, make_network, restore_network
+from engram.network.network import (
+    Carried,
+    Network,
+    TrainableWeights,
+    choose_device,
+    make_network,
+    restore_network,
+    unchanged_statistics,
+)
 from engram.network.registry import (
     DEFAULT_PRETRAINED,
     NAMES,
@@ -21,7 +29,35 @@ from engram.network.registry import (
 )
 from engram.network.training import EpochCheckpoints, Loss, Training
 
-__all__ = ["DEFAULT_PRETRAINED", "HEADS", "NAMES", "NETWORKS", "Cache", "CorrectedHead", "CosineHead"]
-__all__ += ["EpochCheckpoints", "Head", "LinearHead", "Loss", "Network", "TrainableWeights", "Training", "check_name"]
-__all__ += ["choose_device", "choose_extractor", "describe_network", "extract", "extractor_for_weights", "input_size"]
-__all__ += ["is_pretrained", "make_network", "networks", "parallel", "portable_name", "restore_network", "threads_for"]
+__all__ = [
+    "DEFAULT_PRETRAINED",
+    "HEADS",
+    "NAMES",
+    "NETWORKS",
+    "Cache",
+    "Carried",
+    "CorrectedHead",
+    "CosineHead",
+    "EpochCheckpoints",
+    "Head",
+    "LinearHead",
+    "Loss",
+    "Network",
+    "TrainableWeights",
+    "Training",
+    "check_name",
+    "choose_device",
+    "choose_extractor",
+    "describe_network",
+    "extract",
+    "extractor_for_weights",
+    "input_size",
+    "is_pretrained",
+    "make_network",
+    "networks",
+    "parallel",
+    "portable_name",
+    "restore_network",
+    "threads_for",
+    "unchanged_statistics",
+]

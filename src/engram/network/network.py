@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -64,6 +65,24 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
+class Carried(nn.Module):
+    """Tensors by name, as buffers."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name.replace(".", "/"), tensor)  # the name of a buffer has no dots
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all of them."""
+        return sum(tensor.nbytes for tensor in self.buffers())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {name.replace("/", "."): tensor for name, tensor in self.named_buffers()}
+
+
 class Network(nn.Module):
     """A feature extractor and a head, with the normalisation of their inputs.
 
@@ -85,6 +104,8 @@ class Network(nn.Module):
         self.head = head
         self.register_buffer("mean", mean)  # (c,) of images in 0..1, or (d,) of vectors
         self.register_buffer("std", std)
+        self.carried = Carried({})  # what an objective carries from task to task; saved with the network
+        self.auxiliary = nn.ModuleDict()  # trained with the network, and dropped when training ends
 
     def features(self, inputs: Tensor) -> Tensor:
         """h_θ(x), (n, d), not normalised."""
@@ -129,6 +150,7 @@ class Network(nn.Module):
         if self.is_frozen:
             return self
         frozen = copy.deepcopy(self).eval()
+        frozen.carried = Carried({})
         frozen.extractor = fold_batch_norms(frozen.extractor)
         if isinstance(self.extractor, Pretrained) and not exact and has_bfloat16(self.mean.device):
             frozen.is_bfloat16 = True
@@ -161,6 +183,20 @@ class Network(nn.Module):
         for name, own in self.extractor.state_dict().items():
             if own.is_floating_point():  # not the batch counters
                 own.lerp_(others[name].to(own), share)
+
+
+@contextmanager
+def unchanged_statistics(network: nn.Module) -> Iterator[None]:
+    """Inside, batch norms in training do not update their running statistics."""
+    norms = [module for module in network.modules() if isinstance(module, NORM_LAYERS[0])]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
 
 def make_network(
@@ -210,6 +246,8 @@ def restore_network(
     extractor = _channels_last(restore_extractor(network, _cropped_shape(shape, crop), saved, last_relu=last_relu))
     restored = Network(extractor, make_head(head, dimension, scale=1.0), tensors["mean"], tensors["std"], crop)
     restored.head.grow(classes)
+    carried = "carried."
+    restored.carried = Carried({n.removeprefix(carried): t for n, t in tensors.items() if n.startswith(carried)})
     rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
     restored.load_state_dict(rest | {f"{prefix}{name}": tensor for name, tensor in extractor.state_dict().items()})
     return restored.eval()

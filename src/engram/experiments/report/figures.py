@@ -48,7 +48,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)
 # These keep their hue on every page. A method without its main idea has the same hue, dashed and hollow.
 METHODS = (
     *("features", "hybrid", "gamma-lwf", "gamma-icarl", "eeil", "lucir", "bic", "finetune", "engram"),
-    *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay"),
+    *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay", "ewc", "mas"),
 )
 ABLATIONS = {
     **{"features-unadapted": "features", "lwf": "gamma-lwf", "icarl": "gamma-icarl", "bic-uncorrected": "bic"},
