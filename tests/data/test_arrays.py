@@ -1,4 +1,4 @@
-"""An .npz file comes back as it was saved, and one that cannot is refused in words."""
+"""An .npz file is read as it was saved, or refused with a DataError that names it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_class_names_order_text_and_those_that_never_occur_are_skipped(tmp_path:
     assert dataset.train.labels.tolist() == [0, 2, 1, 1, 2, 0]
 
 
-def test_of_undivided_arrays_a_fixed_fifth_of_each_class_is_for_testing(tmp_path: Path) -> None:
+def test_without_a_split_a_fixed_fifth_of_each_class_is_the_test_split(tmp_path: Path) -> None:
     labels = np.repeat([0, 1, 2, 3], [100, 50, 2, 1])
     inputs = np.arange(153, dtype=np.float32).reshape(-1, 1)  # each sample is its own number
     dataset = arrays.load(saved(tmp_path, inputs=inputs, labels=labels))
@@ -109,7 +109,7 @@ def test_of_undivided_arrays_a_fixed_fifth_of_each_class_is_for_testing(tmp_path
     assert test[:20] != list(range(20)) and test[:20] != list(range(80, 100))
 
 
-def test_other_arrays_in_the_file_are_left_alone(tmp_path: Path) -> None:
+def test_other_arrays_in_the_file_are_ignored(tmp_path: Path) -> None:
     objects = np.array([{}, None], dtype=object)
     assert len(arrays.load(saved(tmp_path, **WHOLE, notes=objects)).train) == 6
 
@@ -126,9 +126,7 @@ class Malice:
 def test_arrays_of_objects_are_refused_without_unpickling_them(key: str, tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     path = saved(tmp_path, **{**WHOLE, key: np.array([Malice(proof)], dtype=object)})
-    with pytest.raises(
-        DataError, match=rf"flowers\.npz: '{key}' is an array of Python objects.*Save it as numbers or text"
-    ):
+    with pytest.raises(DataError, match=rf"flowers\.npz: '{key}' .*Python objects"):
         arrays.load(path)
     assert not proof.exists()
 
@@ -136,29 +134,29 @@ def test_arrays_of_objects_are_refused_without_unpickling_them(key: str, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_inputs": IMAGES[0]}, r"'train_inputs': .* found 4 samples"),
-        ({"train_inputs": np.zeros((6, 4, 5, 2), np.uint8)}, r"'train_inputs': Images must be .* found \(6, 4, 5, 2\)"),
-        ({"test_inputs": IMAGES[:2].astype(float)}, "'test_inputs': Images must be uint8"),
-        ({"train_inputs": np.zeros(6)}, r"'train_inputs': Inputs must be images .* found \(6,\)"),
-        ({"train_inputs": VECTORS * np.nan}, "'train_inputs': The vectors hold NaN"),
-        ({"train_inputs": VECTORS * 1j}, "'train_inputs' must be numbers; found complex128"),
-        ({"train_inputs": np.array(["a"] * 6)}, "'train_inputs' must be numbers; found <U1"),
+        ({"train_inputs": IMAGES[0]}, "'train_inputs': .* 4 "),
+        ({"train_inputs": np.zeros((6, 4, 5, 2), np.uint8)}, r"'train_inputs': .*\(6, 4, 5, 2\)"),
+        ({"test_inputs": IMAGES[:2].astype(float)}, "'test_inputs': .*uint8"),
+        ({"train_inputs": np.zeros(6)}, r"'train_inputs': .*\(6,\)"),
+        ({"train_inputs": VECTORS * np.nan}, "'train_inputs': .*NaN"),
+        ({"train_inputs": VECTORS * 1j}, "'train_inputs' .*complex128"),
+        ({"train_inputs": np.array(["a"] * 6)}, "'train_inputs' .*<U1"),
         ({"test_inputs": VECTORS[:2]}, r"\(4, 5, 3\).* \(7,\)"),
-        ({"train_labels": LABELS[:5]}, r"one label per sample; found 6 samples, labels \(5,\)"),
-        ({"train_labels": LABELS * 1.0}, r"'train_labels' must be .* found float64 \(6,\)"),
-        ({"train_labels": LABELS > 1}, r"'train_labels' must be .* found bool \(6,\)"),
-        ({"train_labels": LABELS[:, None]}, r"'train_labels' must be .* of shape \(n,\); found int64 \(6, 1\)"),
-        ({"train_labels": LABELS.astype(str)}, "train_labels and test_labels must both"),
-        ({"train_labels": LABELS[:0], "train_inputs": IMAGES[:0]}, "'train_labels' is empty"),
-        ({"test_labels": np.array([0, 9])}, "'test_labels' has 9, which 'train_labels' lacks"),
-        ({"train_labels": np.array([b"\xff"] * 6)}, "'train_labels' holds text that is not UTF-8"),
-        ({"class_names": np.array(["a", "b"])}, "'train_labels' has 2, which is not among the 2 of 'class_names'"),
-        ({"class_names": np.array(["a", "b", "a"])}, "'class_names' must be"),
-        ({"class_names": np.array([1, 2, 3])}, "'class_names' must be .* found int64"),
-        ({"class_names": np.array("abc")}, "'class_names' must be"),
+        ({"train_labels": LABELS[:5]}, r" 6 .*\(5,\)"),
+        ({"train_labels": LABELS * 1.0}, r"'train_labels' .*float64 \(6,\)"),
+        ({"train_labels": LABELS > 1}, r"'train_labels' .*bool \(6,\)"),
+        ({"train_labels": LABELS[:, None]}, r"'train_labels' .*int64 \(6, 1\)"),
+        ({"train_labels": LABELS.astype(str)}, "train_labels and test_labels"),
+        ({"train_labels": LABELS[:0], "train_inputs": IMAGES[:0]}, "'train_labels' .*empty"),
+        ({"test_labels": np.array([0, 9])}, "'test_labels' .*9.*'train_labels'"),
+        ({"train_labels": np.array([b"\xff"] * 6)}, "'train_labels' .*UTF-8"),
+        ({"class_names": np.array(["a", "b"])}, "'train_labels' .*2.*'class_names'"),
+        ({"class_names": np.array(["a", "b", "a"])}, "'class_names' "),
+        ({"class_names": np.array([1, 2, 3])}, "'class_names' .*int64"),
+        ({"class_names": np.array("abc")}, "'class_names' "),
     ],
 )
-def test_arrays_of_the_wrong_form_are_refused_in_words(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_arrays_of_the_wrong_shape_or_type_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = saved(tmp_path, **{**WHOLE, **changes})
     with pytest.raises(DataError, match=rf"{path.stem}.*{message}"):
         arrays.load(path)
@@ -167,21 +165,21 @@ def test_arrays_of_the_wrong_form_are_refused_in_words(changes: dict[str, Any], 
 @pytest.mark.parametrize(
     ("content", "lacking"),
     [
-        ({"x": LABELS, "y": LABELS}, "lacks train_inputs, train_labels, test_inputs, test_labels; found x, y"),
-        ({"inputs": IMAGES}, "lacks labels; found inputs"),
+        ({"x": LABELS, "y": LABELS}, "train_inputs, train_labels, test_inputs, test_labels; .*x, y"),
+        ({"inputs": IMAGES}, "labels; .*inputs"),
         (
             {"train_inputs": IMAGES, "labels": LABELS},
-            "lacks train_labels, test_inputs, test_labels; found train_inputs, labels",
+            "train_labels, test_inputs, test_labels; .*train_inputs, labels",
         ),
-        ({}, "found nothing"),
+        ({}, "nothing"),
     ],
 )
 def test_missing_keys_are_named_with_those_found(content: dict[str, Any], lacking: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{lacking}.*Save train_inputs, .* or just inputs and labels"):
+    with pytest.raises(DataError, match=f"{lacking}.*inputs and labels"):
         arrays.load(saved(tmp_path, **content))
 
 
-def test_one_sample_per_class_cannot_be_divided(tmp_path: Path) -> None:
+def test_one_sample_per_class_cannot_be_split(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="one sample per class"):
         arrays.load(saved(tmp_path, inputs=VECTORS[:3], labels=np.arange(3)))
 
@@ -192,7 +190,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             arrays.load(path)
 
 
-def test_what_is_no_npz_is_refused_without_unpickling_it(tmp_path: Path) -> None:
+def test_other_formats_are_refused_without_unpickling(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", IMAGES)
     (tmp_path / "text.npz").write_text("hello")
     (tmp_path / "empty.npz").write_bytes(b"")
@@ -271,15 +269,15 @@ def test_arrays_need_a_file(tmp_path: Path) -> None:
     assert load("arrays", str(saved(tmp_path, **WHOLE))).name == "flowers"
 
 
-def test_members_that_numpy_cannot_read_are_reported_whatever_it_says_of_them(tmp_path: Path) -> None:
+def test_a_member_that_numpy_cannot_read_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path, **WHOLE)
     content = path.read_bytes()
     path.write_bytes(content.replace(b"'shape': (6, 4, 5, 3), }", b"'shape': (6, 4, 5, 3   }"))  # of a part, its header
-    with pytest.raises(DataError, match=r"flowers\.npz: 'train_inputs' cannot be read"):
+    with pytest.raises(DataError, match=r"flowers\.npz: 'train_inputs' "):
         arrays.load(path)
 
 
-def test_labels_that_no_int64_holds_are_refused(tmp_path: Path) -> None:
+def test_labels_beyond_int64_are_refused(tmp_path: Path) -> None:
     labels = np.array([2**64 - 1, 0, 1, 1, 0, 2**64 - 1], dtype=np.uint64)
-    with pytest.raises(DataError, match=r"'labels' has 18446744073709551615, which is too large for a label"):
+    with pytest.raises(DataError, match=r"'labels' .*18446744073709551615"):
         arrays.load(saved(tmp_path, inputs=IMAGES, labels=labels))

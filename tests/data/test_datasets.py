@@ -50,9 +50,7 @@ def test_digits_do_not_depend_on_global_generators() -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(
-        UsageError, match=r"There is no data set 'cifar1000'\. Did you mean 'cifar100'\? See: engram datasets"
-    ):
+    with pytest.raises(UsageError, match=r"'cifar1000'.* 'cifar100'.*engram datasets"):
         load("cifar1000")
 
 
@@ -75,7 +73,7 @@ def test_digits_are_installed_so_a_folder_for_them_is_a_mistake() -> None:
 
 
 def test_decode_options_are_checked() -> None:
-    with pytest.raises(UsageError, match=r"There is no fit 'strech'\. Did you mean 'stretch'\?"):
+    with pytest.raises(UsageError, match=r"'strech'.* 'stretch'"):
         DecodeOptions(fit="strech")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"cache .* -5"):
         DecodeOptions(cache=-5)

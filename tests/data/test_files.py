@@ -147,9 +147,7 @@ def test_too_many_at_once_are_no_accident_and_end_the_run(root: Path) -> None:
         index.path(row).unlink()
     files = ImageFiles(index, 8, "stretch")
     assert len(warned(files, list(range(TOLERATED)))[1]) == TOLERATED
-    with pytest.raises(
-        DataError, match=rf"^Of 15 files, {TOLERATED + 1} cannot be read\. .*_0\.JPEG: There is no such file"
-    ):
+    with pytest.raises(DataError, match=rf"15 .* {TOLERATED + 1} .*_0\.JPEG"):
         files[torch.arange(15)]
 
 

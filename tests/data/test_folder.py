@@ -177,32 +177,30 @@ def test_a_folder_must_be_named_and_be_there(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"gone .*--data DIR"):
             load(name, tmp_path / "gone")
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="file is not a folder"):
+    with pytest.raises(DataError, match="file "):
         load("folder", tmp_path / "file")
 
 
 def test_a_wrong_layout_is_refused_with_what_was_found_and_what_is_expected(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data", classes=7, per_class=2)
     found = "n00000000, n00000001, n00000002, n00000003, n00000004, …"
-    with pytest.raises(DataError, match=f"data holds {found}. Expected train/CLASS/[*].JPEG and val/CLASS/[*].JPEG"):
+    with pytest.raises(DataError, match=f"data .*{found}.* train/CLASS/[*].JPEG .* val/CLASS/[*].JPEG"):
         load("imagenet1000", root)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        DataError, match=r"empty holds nothing\. Expected CLASS/\*\.jpg, or train/CLASS/\*\.jpg and val/"
-    ):
+    with pytest.raises(DataError, match=r"empty .* CLASS/\*\.jpg.* train/CLASS/\*\.jpg.* val/"):
         load("folder", tmp_path / "empty")
 
 
 def test_validation_images_that_are_not_sorted_into_classes_are_reported(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
     write(root / "val" / "ILSVRC2012_val_00000001.JPEG", 0, 0)
-    with pytest.raises(DataError, match=r"val .* 2 of the 2 classes, such as n00000000\. Expected val/CLASS"):
+    with pytest.raises(DataError, match=r"val .* 2 of the 2 .* n00000000.* val/CLASS"):
         load("imagenet1000", root)
 
 
 def test_train_without_anything_to_test_on_is_reported(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
-    with pytest.raises(DataError, match=r"data holds train, .*data/train"):
+    with pytest.raises(DataError, match=r"data .*data/train"):
         load("folder", root)
     assert len(load("folder", root / "train").test) == 2
 
@@ -211,7 +209,7 @@ def test_train_without_anything_to_test_on_is_reported(tmp_path: Path) -> None:
 def test_parts_of_a_data_set_are_not_learned_as_classes(parts: tuple[str, str], tmp_path: Path) -> None:
     for part in parts:
         class_folders(tmp_path / "data" / part, classes=2, per_class=2)
-    with pytest.raises(DataError, match=rf"data holds {' and '.join(sorted(parts))}"):
+    with pytest.raises(DataError, match=rf"data .*{' and '.join(sorted(parts))}"):
         load("folder", tmp_path / "data")
 
 
@@ -250,7 +248,7 @@ def test_a_class_list_may_come_from_another_system_and_blanks_around_a_name_are_
 def test_a_class_with_one_image_is_reported(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data", classes=2, per_class=3)
     write(root / "single" / "1.jpg", 0, 0)
-    with pytest.raises(DataError, match="class 'single' has 1 "):
+    with pytest.raises(DataError, match=r"'single' .* 1 "):
         load("folder", root)
 
 
@@ -263,7 +261,7 @@ def test_classes_that_differ_in_capitals_alone_are_refused_as_by_learn(tmp_path:
 
 
 def test_neither_a_hundred_nor_a_thousand_classes_need_a_list(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"1,000; found 4\. .* imagenet100\.txt"):
+    with pytest.raises(UsageError, match=r"1,000; found 4.* imagenet100\.txt"):
         load("imagenet100", imagenet(tmp_path / "data"))
 
 
@@ -274,15 +272,13 @@ def test_a_list_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     def attempt() -> Dataset:
         return load("imagenet100", root, options=DecodeOptions(class_list=listed))
 
-    with pytest.raises(UsageError, match=r"list\.txt cannot be read"):
+    with pytest.raises(UsageError, match=r"list\.txt"):
         attempt()
     listed.write_text("\n")
-    with pytest.raises(UsageError, match=r"list\.txt is empty"):
+    with pytest.raises(UsageError, match=r"list\.txt .*empty"):
         attempt()
     listed.write_text("n00000001\nn0000002\n")
-    with pytest.raises(
-        UsageError, match=r"There is no class 'n0000002'\. Did you mean 'n00000002'\? See: the lines of"
-    ):
+    with pytest.raises(UsageError, match=r"'n0000002'.* 'n00000002'.*list.txt"):
         attempt()
 
 

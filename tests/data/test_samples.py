@@ -93,21 +93,21 @@ def test_samples_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("inputs", "labels", "message"),
     [
-        (IMAGES.astype(np.float32) / 255, LABELS, r"Images must be uint8, 0 to 255; found torch\.float32"),
-        (IMAGES.transpose(0, 3, 1, 2)[..., :4], LABELS, r"1 or 3 channels\); found \(8, 3, 4, 4\)"),
-        (np.zeros((8, 4, 4)), LABELS, r"\(n, h, w, c\) or vectors \(n, d\); found \(8, 4, 4\)"),
-        (np.zeros(8), LABELS, r"found \(8,\)"),
-        (np.zeros((8, 2, 2, 2, 1), np.uint8), LABELS, r"found \(8, 2, 2, 2, 1\)"),
+        (IMAGES.astype(np.float32) / 255, LABELS, r"uint8.*torch\.float32"),
+        (IMAGES.transpose(0, 3, 1, 2)[..., :4], LABELS, r"channels.*\(8, 3, 4, 4\)"),
+        (np.zeros((8, 4, 4)), LABELS, r"\(n, h, w, c\) .*\(8, 4, 4\)"),
+        (np.zeros(8), LABELS, r"\(8,\)"),
+        (np.zeros((8, 2, 2, 2, 1), np.uint8), LABELS, r"\(8, 2, 2, 2, 1\)"),
         (np.array([[1.0, np.nan]] * 8), LABELS, "NaN or infinity"),
         (np.array([[1.0, np.inf]] * 8), LABELS, "NaN or infinity"),
         (np.array([[1.0, 1e300]] * 8), LABELS, "NaN or infinity"),  # infinite as float32
-        (IMAGES, LABELS[:7], r"one label per sample; found 8 samples, labels \(7,\)"),
-        (IMAGES, LABELS[:, None], r"one label per sample; found 8 samples, labels \(8, 1\)"),
-        (IMAGES, LABELS.astype(np.float64), r"integers; found torch\.float64"),
-        (IMAGES, LABELS > 1, r"integers; found torch\.bool"),
+        (IMAGES, LABELS[:7], r" 8 .*\(7,\)"),
+        (IMAGES, LABELS[:, None], r" 8 .*\(8, 1\)"),
+        (IMAGES, LABELS.astype(np.float64), r"torch\.float64"),
+        (IMAGES, LABELS > 1, r"torch\.bool"),
     ],
 )
-def test_what_cannot_be_samples_is_refused_in_words(inputs: Any, labels: Any, message: str) -> None:
+def test_wrong_shapes_types_and_values_are_refused(inputs: Any, labels: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Samples.of(inputs, labels)
 
@@ -150,32 +150,32 @@ def test_the_fingerprint_sees_the_last_of_many_samples() -> None:
 
 def test_a_data_set_refuses_labels_without_a_name_and_samples_of_two_shapes() -> None:
     Dataset("toys", images(), images(), ("a", "b", "c", "d", "e", "f"))
-    with pytest.raises(DataError, match=r"labels of toys run from 0 to 5, .* 5 class"):
+    with pytest.raises(DataError, match=r"toys .*0 to 5.* 5 "):
         Dataset("toys", images(), images(), ("a", "b", "c", "d", "e"))
     negative = Samples.of(IMAGES, changed(LABELS, 0, -1))
-    with pytest.raises(DataError, match="run from -1 to 5"):
+    with pytest.raises(DataError, match="-1 to 5"):
         Dataset("toys", images(), negative, ("a", "b", "c", "d", "e", "f"))
     smaller = Samples.of(IMAGES[:, :3].copy(), LABELS)
-    with pytest.raises(DataError, match=r"Training samples of toys are \(4, 5, 3\), test samples \(3, 5, 3\)"):
+    with pytest.raises(DataError, match=r"toys .*\(4, 5, 3\).*\(3, 5, 3\)"):
         Dataset("toys", images(), smaller, ("a", "b", "c", "d", "e", "f"))
 
 
-def test_images_may_be_views_that_are_turned_round() -> None:
+def test_images_may_have_negative_strides() -> None:
     samples = Samples.of(IMAGES[..., ::-1], LABELS)
     assert np.array_equal(content(samples), IMAGES[..., ::-1])
 
 
 @pytest.mark.parametrize(
-    ("inputs", "labels", "said"),
+    ("inputs", "labels", "fact"),
     [
-        (IMAGES, ["cat"] * 8, "The labels must be an array or a tensor of numbers"),
-        (np.array([None] * 8), LABELS, "The inputs must be an array or a tensor of numbers"),
-        (np.ones((8, 3), dtype=complex), LABELS, "Vectors must be real numbers; found torch.complex128"),
-        (np.ones((8, 0)), LABELS, r"A sample must have at least one number; found \(8, 0\)"),
-        (IMAGES[:, :0], LABELS, r"A sample must have at least one number; found \(8, 0, 5, 3\)"),
+        (IMAGES, ["cat"] * 8, "labels .*numbers"),
+        (np.array([None] * 8), LABELS, "inputs .*numbers"),
+        (np.ones((8, 3), dtype=complex), LABELS, "torch.complex128"),
+        (np.ones((8, 0)), LABELS, r"\(8, 0\)"),
+        (IMAGES[:, :0], LABELS, r"\(8, 0, 5, 3\)"),
     ],
     ids=["text", "objects", "complex", "no numbers", "no rows"],
 )
-def test_what_is_no_array_of_samples_is_refused_in_words(inputs: Any, labels: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_text_objects_and_empty_samples_are_refused(inputs: Any, labels: Any, fact: str) -> None:
+    with pytest.raises(DataError, match=fact):
         Samples.of(inputs, labels)

@@ -76,13 +76,13 @@ def test_a_task_has_all_samples_of_its_classes_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"classes_per_task": 0}, "animals has 11 classes; classes-per-task cannot be 0"),
-        ({"classes_per_task": 12}, "animals has 11 classes; classes-per-task cannot be 12"),
-        ({"classes_per_task": 2, "first_task": 0}, "first-task cannot be 0"),
-        ({"classes_per_task": 2, "first_task": 12}, "first-task cannot be 12"),
-        ({"classes_per_task": 2, "validation": 1.0}, "between 0 and 1; found 1.0"),
-        ({"classes_per_task": 2, "validation": -0.1}, "found -0.1"),
-        ({"classes_per_task": 2, "validation": float("nan")}, "found nan"),
+        ({"classes_per_task": 0}, "animals .* 11 .*classes-per-task .* 0"),
+        ({"classes_per_task": 12}, "animals .* 11 .*classes-per-task .* 12"),
+        ({"classes_per_task": 2, "first_task": 0}, "first-task .* 0"),
+        ({"classes_per_task": 2, "first_task": 12}, "first-task .* 12"),
+        ({"classes_per_task": 2, "validation": 1.0}, "validation .* 1.0"),
+        ({"classes_per_task": 2, "validation": -0.1}, "validation .* -0.1"),
+        ({"classes_per_task": 2, "validation": float("nan")}, "validation .* nan"),
     ],
 )
 def test_impossible_splits_are_refused(settings: dict[str, float], message: str) -> None:
@@ -155,7 +155,7 @@ def test_a_line_is_a_name_first_and_a_label_only_where_no_class_is_so_named(tmp_
     file.write_text("2\n1\n0\n")
     three = vectors([0, 1, 2])
     named_by_others = Dataset("three", three, three, ("1", "2", "zero"))
-    with pytest.raises(UsageError, match=r"once; missing: zero; twice: 1\."):  # "2" is 1, "1" is 0, "0" is 0
+    with pytest.raises(UsageError, match="missing: zero; twice: 1"):  # "2" is 1, "1" is 0, "0" is 0
         split(named_by_others, classes_per_task=1, class_order=str(file))
     file.write_text("2\nzero\n1\n")
     assert split(named_by_others, classes_per_task=1, class_order=str(file)).classes == (1, 2, 0)
@@ -164,15 +164,15 @@ def test_a_line_is_a_name_first_and_a_label_only_where_no_class_is_so_named(tmp_
 def test_a_class_order_that_cannot_be_used_is_refused_in_words(tmp_path: Path) -> None:
     file = tmp_path / "order.txt"
     file.write_text("ant\nbeee\n")
-    with pytest.raises(UsageError, match=r"There is no class 'beee'\. Did you mean 'bee'\? .*order\.txt"):
+    with pytest.raises(UsageError, match=r"'beee'.* 'bee'.*order\.txt"):
         split(animals(), classes_per_task=2, class_order=str(file))
-    with pytest.raises(UsageError, match=r"once; missing: kea\."):
+    with pytest.raises(UsageError, match="missing: kea"):
         split(animals(), classes_per_task=2, class_order=range(10))
-    with pytest.raises(UsageError, match=r"once; missing: kea; unknown: 11; twice: ant\."):
+    with pytest.raises(UsageError, match="missing: kea; unknown: 11; twice: ant"):
         split(animals(), classes_per_task=2, class_order=[*range(10), 11, 0])
     file.write_bytes(b"\xff\xff")
     for order in ("sead", str(file), str(tmp_path)):
-        with pytest.raises(UsageError, match=r"is neither 'seed', '1993' nor a readable file"):
+        with pytest.raises(UsageError, match=r"'seed'.*'1993'"):
             split(animals(), classes_per_task=2, class_order=order)
 
 
@@ -228,11 +228,11 @@ def test_what_is_held_out_of_a_class_does_not_depend_on_the_other_classes() -> N
 
 
 def test_a_task_refuses_foreign_labels_and_classes_without_samples() -> None:
-    with pytest.raises(DataError, match=r"Task 3 has training samples of classes \[7\], not its own"):
+    with pytest.raises(DataError, match=r"Task 3 .*training .*\[7\]"):
         Task(2, (0, 1), vectors([0, 1, 7]), vectors([0]))
-    with pytest.raises(DataError, match=r"Task 1 has test samples of classes \[2, 3\], not its own"):
+    with pytest.raises(DataError, match=r"Task 1 .*test .*\[2, 3\]"):
         Task(0, (0, 1), vectors([0, 1]), vectors([3, 2]))
-    with pytest.raises(DataError, match=r"Task 1 has no training samples of its classes \[1\]"):
+    with pytest.raises(DataError, match=r"Task 1 .*training .*\[1\]"):
         Task(0, (0, 1), vectors([0, 0]), vectors([1]))
 
 
@@ -244,7 +244,7 @@ def test_the_first_tasks_of_a_stream_are_those_of_the_whole() -> None:
     assert first.fingerprints() == stream.fingerprints()[:2]
     assert (first.name, first.class_names, first.classes_per_task) == ("animals", NAMES, 4)
     for tasks in (0, 4):
-        with pytest.raises(UsageError, match=f"This stream has 3 tasks; {tasks} were asked for"):
+        with pytest.raises(UsageError, match=f"3 .*{tasks} "):
             stream.first(tasks)
 
 

@@ -50,8 +50,8 @@ def test_a_class_list_chooses_by_identifier(root: Path, tmp_path: Path) -> None:
 
 def test_another_layout_is_refused_with_what_is_expected(root: Path, tmp_path: Path) -> None:
     expected = r"Expected wnids\.txt, train/CLASS/images/\*\.JPEG, val/images/\*\.JPEG and val/val_annotations\.txt"
-    with pytest.raises(DataError, match=rf"data holds train, val\. {expected}\."):
+    with pytest.raises(DataError, match=rf"data .*train, val.*{expected}"):
         load("tiny-imagenet-200", imagenet(tmp_path / "data"))
     (root / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn00000000\t0\t0\t9\t9\n")
-    with pytest.raises(DataError, match=rf"val has no images of 2 of the 3 classes, such as n00000001\. {expected}"):
+    with pytest.raises(DataError, match=rf"val .*2 of the 3 .*n00000001.*{expected}"):
         load("tiny-imagenet-200", root)

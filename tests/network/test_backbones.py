@@ -260,11 +260,11 @@ def test_auto_goes_by_the_shape_of_the_inputs(shape: tuple[int, ...], name: str)
 
 
 def test_a_name_that_does_not_fit_the_inputs_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match=r"There is no network 'resnet23'\. Did you mean 'resnet32'\?"):
+    with pytest.raises(UsageError, match=r"'resnet23'.* 'resnet32'"):
         make_extractor("resnet23", (32, 32, 3))
-    with pytest.raises(UsageError, match=r"'mlp' does not take images of shape \(32, 32, 3\)"):
+    with pytest.raises(UsageError, match=r"'mlp' .*images .*\(32, 32, 3\)"):
         make_extractor("mlp", (32, 32, 3))
-    with pytest.raises(UsageError, match=r"'resnet32' does not take vectors of shape \(5,\)"):
+    with pytest.raises(UsageError, match=r"'resnet32' .*vectors .*\(5,\)"):
         make_extractor("resnet32", (5,))
 
 
@@ -295,7 +295,7 @@ def test_a_users_module_is_copied_and_not_changed() -> None:
     [(nn.Identity(), r"Identity gave \(2, 3, 8, 8\)"), (nn.Flatten(0, 2), r"Flatten gave \(48, 8\)")],
 )
 def test_a_module_that_gives_no_vector_per_sample_is_a_usage_error(module: nn.Module, found: str) -> None:
-    with pytest.raises(UsageError, match=rf"must give features \(n, d\); {found}"):
+    with pytest.raises(UsageError, match=found):
         feature_dimension(module, torch.rand(2, 3, 8, 8))
 
 
@@ -304,7 +304,7 @@ def test_a_module_that_gives_no_tensor_is_a_usage_error() -> None:
         def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
             return images, images
 
-    with pytest.raises(UsageError, match=r"must give features \(n, d\); Both gave tuple"):
+    with pytest.raises(UsageError, match=r"Both .*tuple"):
         feature_dimension(Both(), torch.rand(2, 3, 8, 8))
 
 
@@ -323,11 +323,11 @@ def test_published_weights_are_loaded_without_their_fc(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layer3.0.bn2.bias": None}, r"layer3\.0\.bn2\.bias is on one side only"),
-        ({"layer5.weight": torch.ones(2)}, r"layer5\.weight is on one side only"),
+        ({"layer3.0.bn2.bias": None}, r"layer3\.0\.bn2\.bias"),
+        ({"layer5.weight": torch.ones(2)}, r"layer5\.weight"),
         (
             {"conv1.weight": torch.ones(64, 1, 7, 7)},
-            r"conv1\.weight is \(64, 1, 7, 7\), this network's \(64, 3, 7, 7\)",
+            r"conv1\.weight .*\(64, 1, 7, 7\).*\(64, 3, 7, 7\)",
         ),
     ],
 )

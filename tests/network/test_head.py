@@ -109,7 +109,7 @@ def test_new_rows_are_trained(kind: str) -> None:
 
 
 def test_an_unknown_head_suggests_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match=r"There is no head 'cosin'\. Did you mean 'cosine'\?"):
+    with pytest.raises(UsageError, match=r"'cosin'.* 'cosine'"):
         make_head("cosin", 3, scale=16.0)
 
 

@@ -64,15 +64,13 @@ def test_a_pretrained_network_says_the_size_of_its_images_and_others_take_any() 
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(name: str, nearest: str) -> None:
-    with pytest.raises(
-        UsageError, match=f"There is no network '{name}'. Did you mean '{nearest}'?.* See: engram networks"
-    ):
+    with pytest.raises(UsageError, match=f"'{name}'.* '{nearest}'.*engram networks"):
         check_name(name)
 
 
 def test_networks_for_vectors_and_for_images_do_not_take_the_other_kind() -> None:
     for name, shape in (("mlp", IMAGE), ("identity", IMAGE), ("resnet32", VECTOR), ("efficientnet-lite0", VECTOR)):
-        with pytest.raises(UsageError, match=f"The network '{name}' does not take"):
+        with pytest.raises(UsageError, match=f"'{name}'"):
             make_extractor(name, shape)
 
 

@@ -596,9 +596,7 @@ def test_training_stops_at_a_value_that_is_not_finite_and_names_the_batch(
             return spoil(scores)
         return scores.square().mean()
 
-    with pytest.raises(
-        TrainingError, match=f"The {what} is not finite at task 3, epoch 2, batch 3.*--set learning_rate"
-    ):
+    with pytest.raises(TrainingError, match=f"{what} .*task 3, epoch 2, batch 3.*learning_rate"):
         Training(epochs=3, batch_size=5, learning_rate=0.01).fit(network, samples, samples.labels, loss, seed=0, task=2)
     assert_same(state_of(network), before)  # no step was taken
 
