@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import select
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from images_made import chunk, encoded, gradient, png
@@ -240,6 +242,62 @@ def test_a_hostile_file_does_not_affect_the_next_picture(client: TestClient, kin
     assert "problem" in first or first["top"]
     assert second["top"]
     assert "/etc" not in response.text and "Traceback" not in response.text
+
+
+BOMB = encoded(np.zeros((7_900, 7_900, 3), np.uint8), "WebP", lossless=True)  # 2.4 KB, a CPU second
+
+
+def sent_bombs(port: int, count: int) -> socket.socket:
+    """A connection that has sent a request with this many bombs."""
+    body = b"".join(PART + BOMB + b"\r\n" for _ in range(count)) + b"--b--\r\n"
+    return opened(port, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+
+def images_answered(port: int) -> float:
+    text = httpx2.get(f"http://127.0.0.1:{port}/metrics").text
+    return float((re.search(r'engram_images_total\{outcome="answered"\} (\S+)', text) or [0, 0])[1])
+
+
+def test_a_client_that_decodes_bombs_does_not_delay_others(model: ModelFolder) -> None:
+    """If each image of another client waited for a bomb, twelve bombs would be decoded before these twenty images."""
+    with (
+        listening(model, decoders=2) as port,
+        sent_bombs(port, 12),
+        httpx2.Client(transport=httpx2.HTTPTransport(local_address="127.0.0.2"), timeout=20) as other,
+    ):
+        wait_until(lambda: images_answered(port) > 0)
+        for _ in range(20):
+            assert other.post(f"http://127.0.0.1:{port}/api/classify", files=files(picture(TULIP))).status_code == 200
+        assert images_answered(port) - 20 < 8
+
+
+def test_a_client_has_a_budget_of_cpu_time_for_decoding(serve: Serve) -> None:
+    client = serve(decode_budget=0.5, decode_share=0.01)
+    response = client.post("/api/classify", files=files(*[BOMB] * 20))
+    assert response.status_code == 429 and int(response.headers["retry-after"]) > 1
+    assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 429
+    decoders = client.app.state.services.decoders  # type: ignore[attr-defined]
+    assert not decoders.seconds_to_wait("192.0.2.1")
+    job = client.post("/api/teach", **update_form("grey")).json()["id"]  # it waits for the budget
+    time.sleep(0.5)
+    assert client.get(f"/api/jobs/{job}").json()["progress"] == {
+        "phase": "read",
+        "done": 0,
+        "of": 8,
+        "seconds_left": None,
+    }
+    client.delete(f"/api/jobs/{job}")
+    assert wait_for_job(client, job)["state"] == "cancelled"
+
+
+def test_decoding_stops_when_the_client_leaves(model: ModelFolder) -> None:
+    with listening(model) as port:
+        with sent_bombs(port, 20):
+            wait_until(lambda: images_answered(port) > 0)
+        time.sleep(1.5)  # the image in progress is finished
+        left = images_answered(port)
+        time.sleep(2)
+        assert images_answered(port) == left < 10
 
 
 def test_names_with_parent_folders_write_nothing_outside(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from prometheus_client import generate_latest
@@ -25,10 +25,11 @@ from engram.server.inference import Batcher, LoadedModel, ModelLoader
 from engram.server.jobs import Jobs, JobStatus, Upload
 from engram.server.limits import RequestLimits
 from engram.server.metrics import Metrics
-from engram.server.problems import NoModel, Problem
+from engram.server.problems import NoModel, Problem, too_many
 from engram.server.security import COOKIE, Authenticator, session_cookie
 from engram.text import LONGEST_NAME, composed, printable, unfit
 
+Result = TypeVar("Result")
 LONGEST_FILE_NAME = 200  # characters in responses
 LONGEST_NEW_NAME = 300  # characters of a class; models made on the command line may have longer ones
 NAME_TOO_LONG = f"The name of a class may have {LONGEST_NEW_NAME} characters at most. Shorten it."
@@ -147,20 +148,24 @@ async def classify(
             raise Problem(
                 409, "The model is not calibrated, so it cannot reject images. Teach it more, or omit 'reject'."
             )
-        limit = asyncio.Semaphore(2 * server.config.decoders)  # files of one request in memory
-        predictions = await asyncio.gather(*(_predict(server, loaded, file, top, reject, limit) for file in files))
+        client = address_of(request.scope)
+        predictions = await _while_connected(
+            request, [_predict(server, loaded, file, top, reject, client) for file in files]
+        )
     return Predictions(generation=loaded.generation, calibrated=loaded.model.is_calibrated, predictions=predictions)
 
 
 async def _predict(
-    server: Services, loaded: LoadedModel, file: UploadFile, top: int, reject: float, limit: asyncio.Semaphore
+    server: Services, loaded: LoadedModel, file: UploadFile, top: int, reject: float, client: str
 ) -> ImagePrediction | UnreadableFile:
     name, decoders = _file_name(file), server.decoders
     try:
-        async with limit:
-            content = await file.read()
+        async with decoders.turn(client):
+            if wait := decoders.seconds_to_wait(client):
+                raise too_many("These images take too long to decode for their size. Send other ones, or wait.", wait)
+            content, size = await file.read(), loaded.image_size
             loop = asyncio.get_running_loop()
-            image = await loop.run_in_executor(decoders.threads, decoders.decode, content, loaded.image_size)
+            image = await loop.run_in_executor(decoders.threads, decoders.decode, content, size, client)
     except UnreadableImage as error:
         server.metrics.images.labels("unreadable").inc()
         return UnreadableFile(name=name, problem=str(error))
@@ -171,6 +176,20 @@ async def _predict(
         top=[{"class": each.name, "probability": min(each.probability, 1.0)} for each in answers[:top]],
         rejected=answers[0].probability < reject,
     )
+
+
+async def _while_connected(request: Request, work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results in order. An error, or the end of the connection, cancels what is left."""
+    tasks = [asyncio.create_task(each) for each in work]
+    results, end = asyncio.gather(*tasks), asyncio.ensure_future(request.receive())  # the body is read: it is the end
+    try:
+        await asyncio.wait((results, end), return_when=asyncio.FIRST_COMPLETED)
+        if results.done():
+            return results.result()
+        raise Problem(400, "The connection was closed.")
+    finally:
+        for task in (*tasks, end):
+            task.cancel()
 
 
 @asynccontextmanager
@@ -215,11 +234,11 @@ async def teach(
 ) -> JobStatus:
     """Update the model with images, each with the class at the same position. This starts a job."""
     async with _read_form(request, server.config) as form:
-        upload = await _read_upload(form, server.config)
+        upload = await _read_upload(form, server.config, address_of(request.scope))
     return await run_in_threadpool(server.jobs.add, upload, idempotency_key)
 
 
-async def _read_upload(form: FormData, config: Config) -> Upload:
+async def _read_upload(form: FormData, config: Config, client: str) -> Upload:
     files = _files(form, config)
     classes = [composed(name) for name in form.getlist("classes") if isinstance(name, str)]
     if not len(files) == len(classes) == len(form.getlist("classes")):
@@ -231,7 +250,7 @@ async def _read_upload(form: FormData, config: Config) -> Upload:
         check_class_names(dict.fromkeys(classes, "sent"))
     except DataError as error:
         raise Problem(422, str(error)) from None
-    upload = Upload()
+    upload = Upload(client)
     try:
         for file, class_name in zip(files, classes, strict=True):
             await run_in_threadpool(upload.add, _file_name(file), class_name, await file.read())

@@ -45,9 +45,11 @@ class Config:
     address_connections: int = 64  # of these, from one address that is no trusted proxy
     reserved_connections: int = 64  # for addresses that have authenticated or have no other connection
 
-    decoders: int = 2  # processes
+    decoders: int = 3  # processes; one client uses all but one
     decode_seconds: int = 10  # CPU time for one image
     decode_bytes: int = 2 << 30  # memory for one image
+    decode_budget: float = 10.0  # CPU seconds that a client's images may take beyond what their bytes explain
+    decode_share: float = 0.25  # of a CPU: how fast the budget recovers
 
     batch_size: int = 64  # images in one forward pass
     batch_seconds: float = 0.003  # to wait for more images

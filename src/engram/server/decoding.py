@@ -2,21 +2,28 @@
 
 They send back plain bytes of a known length, so a crash costs one answer. Nothing else is limited: an exploited process
 has the rights of the server's user. Restrict that user as in `deploy/`.
+
+A few bytes can take seconds to decode. CPU time beyond what an ordinary image of the same bytes takes is charged to the
+client, who has to wait when it has used up its budget.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import multiprocessing
 import queue
 import resource
 import signal
 import struct
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -26,6 +33,9 @@ from engram.server.config import Config
 
 HEADER = struct.Struct("<IQ")  # side of the square, limit of pixels; the file's content follows
 PIXELS, REASON = b"p", b"r"  # first byte of a reply
+COST = struct.Struct("<cd")  # that byte and the CPU seconds taken
+FREE_SECONDS, FREE_SECONDS_PER_BYTE = 0.01, 0.5e-6  # of CPU time: more than photos take
+MAX_CLIENTS = 10_000  # with a debt, to remember
 LONGEST_REASON = 1_000
 START_SECONDS = 60.0
 TOO_COSTLY = "It needs too much time or memory to decode. Make it smaller, or save it again."
@@ -41,23 +51,49 @@ class Decoders:
         self._idle = queue.LifoQueue[DecoderProcess]()
         for process in self.processes:
             self._idle.put(process)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._paid: dict[str, float] = {}  # client → when its debt is paid
+        self._lock = threading.Lock()
 
-    def decode(self, content: bytes, size: int) -> Tensor:
+    def turn(self, client: str) -> asyncio.Semaphore:
+        """One client decodes in all processes but one at once, so that others do not wait for it."""
+        return self._turns.setdefault(client, asyncio.Semaphore(max(1, self.config.decoders - 1)))
+
+    def seconds_to_wait(self, client: str) -> float:
+        """Until this client has some of its budget again; 0 if it has."""
+        left = self._paid.get(client, 0.0) - time.monotonic()
+        budget = self.config.decode_budget / self.config.decode_share
+        return 0.0 if left < budget else left - budget / 2
+
+    def _charge(self, client: str, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        with self._lock:
+            begin = max(time.monotonic(), self._paid.pop(client, 0.0))
+            self._paid[client] = begin + seconds / self.config.decode_share
+            if len(self._paid) > MAX_CLIENTS:
+                del self._paid[next(iter(self._paid))]
+
+    def decode(self, content: bytes, size: int, client: str = "") -> Tensor:
         """An image as uint8 (size, size, 3); raises `UnreadableImage`."""
-        decoder = self._idle.get()
+        decoder, begin = self._idle.get(), time.monotonic()
         try:
             reply = decoder.request(HEADER.pack(size, self.config.pixels) + content)
-        except (EOFError, OSError):
+            kind, seconds = COST.unpack_from(reply)
+        except (EOFError, OSError, struct.error):
             decoder.close()
             self.on_restart()
+            self._charge(client, time.monotonic() - begin)
             raise UnreadableImage(TOO_COSTLY) from None
         finally:
             self._idle.put(decoder)
-        if reply[:1] == REASON:
-            raise UnreadableImage(reply[1 : 1 + LONGEST_REASON].decode("utf-8", "replace"))
-        if reply[:1] != PIXELS or len(reply) != 1 + size * size * 3:
+        self._charge(client, seconds - FREE_SECONDS - FREE_SECONDS_PER_BYTE * len(content))
+        pixels = memoryview(reply)[COST.size :]
+        if kind == REASON:
+            raise UnreadableImage(bytes(pixels[:LONGEST_REASON]).decode("utf-8", "replace"))
+        if kind != PIXELS or len(pixels) != size * size * 3:
             raise UnreadableImage(TOO_COSTLY)
-        return torch.frombuffer(bytearray(reply[1:]), dtype=torch.uint8).reshape(size, size, 3)
+        return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).reshape(size, size, 3)
 
     def close(self) -> None:
         self.threads.shutdown(cancel_futures=True)
@@ -117,10 +153,12 @@ def _work(pipe: Connection, seconds: int, memory: int) -> None:
 
 def _reply(message: bytes) -> bytes:
     size, pixels = HEADER.unpack_from(message)
+    begin = time.process_time()
     try:
-        return PIXELS + decode(message[HEADER.size :], size=size, limit=pixels).numpy().tobytes()
+        kind, content = PIXELS, decode(message[HEADER.size :], size=size, limit=pixels).numpy().tobytes()
     except UnreadableImage as error:
-        return REASON + str(error).encode("utf-8", "replace")
+        kind, content = REASON, str(error).encode("utf-8", "replace")
+    return COST.pack(kind, time.process_time() - begin) + content
 
 
 def _limit_memory(extra: int) -> None:

@@ -49,7 +49,8 @@ KILLED_LATE = "The update was killed after it was saved as generation {}. Check 
 class Upload:
     """Uploaded files with names and classes, in one temporary file that has no name on Linux."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: str = "") -> None:
+        self.client = client
         self.names: list[str] = []
         self.classes: list[str] = []
         self.bytes = 0
@@ -292,10 +293,12 @@ class Jobs:
         progress = JobProgress("read", 0, len(upload.names))
         job.set(progress=progress)
         for index, name in enumerate(upload.names):
+            while not job.cancelled.is_set() and (wait := self.decoders.seconds_to_wait(upload.client)):
+                job.cancelled.wait(wait)
             if job.cancelled.is_set():
                 raise Cancelled
             try:
-                images.append(self.decoders.decode(upload.content(index), image_size))
+                images.append(self.decoders.decode(upload.content(index), image_size, upload.client))
             except UnreadableImage as error:
                 skipped[index] = SkippedFile(Path(printable(name)), str(error))
             progress.advance()
