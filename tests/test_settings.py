@@ -16,7 +16,7 @@ from engram.methods import METHODS, OBJECTIVES, Replay, make, setting_names
 from engram.methods.bic import BiasCorrection
 from engram.methods.lucir import Rebalancing
 from engram.methods.objectives import Distillation
-from engram.settings import build, differences, fields, flatten
+from engram.settings import build, differences, fields, flatten, unused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +136,13 @@ def test_flattening_gives_plain_values_that_survive_json() -> None:
 def test_what_was_flattened_builds_the_same_again() -> None:
     cake = Cake(name="carrot", note=None, oven=Oven(fan=True, steps=(0.25,)))
     assert build(Cake, flatten(cake), "cake") == cake
+
+
+def test_settings_of_entries_that_are_not_chosen_are_unused() -> None:
+    learner = make("features", classifier="svm", shrinkage=0.3)
+    found = unused(learner)
+    assert {"penalty", "shrinkage", "codec_bytes"} <= found <= learner.settings().keys()
+    assert not {"C", "adapter_width", "classifier", "epochs"} & found
 
 
 def test_differences_name_each_setting_with_both_values() -> None:

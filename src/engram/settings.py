@@ -177,6 +177,19 @@ def flatten(settings: Any) -> dict[str, Any]:
     return flat
 
 
+def unused(settings: Any) -> set[str]:
+    """The flat settings without effect: those of registry entries that are not chosen."""
+    names: set[str] = set()
+    for field in _settable(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, Choice):
+            own = {name for name, _, _ in fields(value.registry[value.name])}
+            names |= value.settings().keys() - own
+        elif dataclasses.is_dataclass(value):
+            names |= unused(value)
+    return names
+
+
 def _plain(value: Any) -> Any:
     """As JSON would give it back; what is no plain value (a network of one's own) by the name of its class."""
     if value is None or isinstance(value, bool | int | float | str):

@@ -21,6 +21,7 @@ from engram.features import MEGABYTE
 from engram.methods import Learner
 from engram.network import Cache, Network, choose_device, parallel, threads_for
 from engram.progress import SILENT, Progress, Stopwatch
+from engram.settings import unused
 from engram.text import printable
 
 # (task, measurement, seconds by phase so far; empty for a task that was done before the run was resumed)
@@ -49,7 +50,8 @@ def run(
         _check(learner, stream)
         settings = learner.resolved_settings(stream.tasks[0].train)
         tasks = stream.fingerprints()
-        identity = {"method": learner.name, "dataset": stream.name, "settings": identifying(settings), "tasks": tasks}
+        own = identifying(learner, settings)
+        identity = {"method": learner.name, "dataset": stream.name, "settings": own, "tasks": tasks}
         parallel.check_same([__version__, identity], "the data or the settings")
         folder = parallel.on_main(
             lambda: None if out is None else stack.enter_context(open_run(Path(out), identity, resume=resume))
@@ -78,9 +80,13 @@ def _finish(folder: RunFolder | None, result: Result) -> Result:
     return result
 
 
-def identifying(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that identify a run: not the device, and the content of a file of weights instead of its path."""
-    own = {name: value for name, value in settings.items() if name != "device"}
+def identifying(learner: Learner, settings: dict[str, Any]) -> dict[str, Any]:
+    """The resolved settings that identify a run: those with an effect, and the content of a file instead of its path.
+
+    A new classifier, codec or adapter therefore leaves the identity of runs that do not use it as it was.
+    """
+    ignored = {"device", *unused(learner)}
+    own = {name: value for name, value in settings.items() if name not in ignored}
     if own["weights"] is not None:
         try:
             own["weights"] = storage.checksum(Path(own["weights"]))

@@ -292,7 +292,7 @@ def _run(label: str, plan: Plan, folder: Path, dataset: Dataset) -> SuiteRun:
     def digest(*identity: object) -> str:
         return hashlib.sha256(json.dumps([*identity, stream], sort_keys=True).encode()).hexdigest()[:10]
 
-    settings = {**identifying(learner.resolved_settings(dataset.train)), "seed": None}
+    settings = {**identifying(learner, learner.resolved_settings(dataset.train)), "seed": None}
     method = None if learner.shares_training else plan.method
     trainings = (digest(learner.training_settings(task), method) for task in (0, 1))
     name = f"{plan.method}-{digest(plan.method, settings)}"
