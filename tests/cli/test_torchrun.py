@@ -71,7 +71,7 @@ def wait_until_mid_training(out: Path, command: Command | subprocess.Popen[str],
         time.sleep(0.01)
 
 
-def test_two_processes_write_what_one_does_and_only_rank_0_prints_and_writes(
+def test_two_processes_write_the_same_as_one_and_only_rank_0_prints_and_writes(
     data: Path, places: list[Path], tmp_path: Path
 ) -> None:
     options = command(data, "--seeds", "2", "--out", "run", "--trainings", "trained", "--json")

@@ -38,7 +38,7 @@ def rows(samples: Samples) -> np.ndarray[Any, Any]:
     return samples.batch(torch.arange(len(samples))).numpy()
 
 
-def test_training_and_test_arrays_come_back_as_they_were_saved(tmp_path: Path) -> None:
+def test_training_and_test_arrays_are_read_as_saved(tmp_path: Path) -> None:
     dataset = arrays.load(saved(tmp_path, **WHOLE))
     assert np.array_equal(rows(dataset.train), IMAGES) and np.array_equal(rows(dataset.test), IMAGES[:2])
     assert dataset.train.labels.tolist() == LABELS.tolist() and dataset.test.labels.tolist() == [2, 0]
@@ -46,7 +46,7 @@ def test_training_and_test_arrays_come_back_as_they_were_saved(tmp_path: Path) -
     assert dataset.name == "flowers"
 
 
-def test_vectors_come_back_as_float32(tmp_path: Path) -> None:
+def test_vectors_are_read_as_float32(tmp_path: Path) -> None:
     content = {**WHOLE, "train_inputs": VECTORS, "test_inputs": VECTORS[:2]}
     assert np.array_equal(rows(arrays.load(saved(tmp_path, **content)).train), VECTORS.astype(np.float32))
 
@@ -80,13 +80,13 @@ def test_text_is_mapped_in_order_and_kept_as_names(kind: type, tmp_path: Path) -
     assert dataset.train.labels.tolist() == [2, 0, 1, 1, 0, 2] and dataset.test.labels.tolist() == [2, 0]
 
 
-def test_class_names_name_the_numbers(tmp_path: Path) -> None:
+def test_class_names_give_integer_labels_their_names(tmp_path: Path) -> None:
     dataset = arrays.load(saved(tmp_path, **WHOLE, class_names=np.array(["rose", "aster", "lily"])))
     assert dataset.class_names == ("rose", "aster", "lily")
     assert dataset.train.labels.tolist() == LABELS.tolist()
 
 
-def test_class_names_order_text_and_those_that_never_occur_are_skipped(tmp_path: Path) -> None:
+def test_class_names_order_text_labels_and_unused_names_are_skipped(tmp_path: Path) -> None:
     texts = np.array(["rose", "aster", "lily", "lily", "aster", "rose"])
     content = {**WHOLE, "train_labels": texts, "test_labels": texts[:2]}
     dataset = arrays.load(saved(tmp_path, **content, class_names=np.array(["rose", "violet", "lily", "aster"])))
@@ -218,7 +218,7 @@ def test_a_file_with_a_damaged_beginning_is_refused(prefix: bytes, tmp_path: Pat
         arrays.load(path)
 
 
-def test_an_array_after_which_a_zip_archive_follows_is_read_as_the_archive(tmp_path: Path) -> None:
+def test_an_array_followed_by_a_zip_archive_is_read_as_the_archive(tmp_path: Path) -> None:
     path = saved(tmp_path, **WHOLE)
     np.save(tmp_path / "one.npy", IMAGES)
     path.write_bytes((tmp_path / "one.npy").read_bytes() + path.read_bytes())
@@ -255,7 +255,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
         arrays.load(tmp_path / "pipe.npz")
 
 
-def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
+def test_a_member_that_is_not_an_array_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, **{key: value for key, value in WHOLE.items() if key != "test_labels"})
     with zipfile.ZipFile(path, "a") as file:
         file.writestr("test_labels.npy", b"text")

@@ -1,4 +1,4 @@
-"""Crops, flips and changes of light of a whole batch are those of each image on its own."""
+"""Crops, flips and jitter of a batch are those of each of its images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def one_by_one(images: Tensor, pad: int, flip: bool, draws: torch.Generator) -> 
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("pad", [0, 1, 4])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_batch_is_cropped_and_mirrored_as_its_images_one_by_one(pad: int, flip: bool, channels: int) -> None:
+def test_a_batch_is_cropped_and_mirrored_as_single_images_are(pad: int, flip: bool, channels: int) -> None:
     images = batch(channels=channels)
     result = crop_and_flip(images, pad, flip, generator())
     assert result.dtype == torch.uint8
@@ -46,7 +46,7 @@ def test_a_batch_is_cropped_and_mirrored_as_its_images_one_by_one(pad: int, flip
     assert torch.equal(result, one_by_one(images, pad, flip, generator()))
 
 
-def test_the_same_generator_gives_the_same_batch_and_another_another() -> None:
+def test_crops_and_flips_are_a_function_of_the_generator() -> None:
     images = batch()
     first = crop_and_flip(images, 2, True, generator(1))
     torch.rand(7)
@@ -54,13 +54,13 @@ def test_the_same_generator_gives_the_same_batch_and_another_another() -> None:
     assert not torch.equal(crop_and_flip(images, 2, True, generator(2)), first)
 
 
-def test_the_batch_given_is_left_as_it_was() -> None:
+def test_cropping_does_not_change_its_input() -> None:
     images = batch()
     crop_and_flip(images, 2, True, generator()).zero_()
     assert torch.equal(images, batch())
 
 
-def test_every_place_is_cropped_equally_often_and_half_are_mirrored() -> None:
+def test_crop_positions_are_uniform_and_half_of_the_images_are_mirrored() -> None:
     # One bright pixel in the middle shows where the crop was taken, another beside it which way round.
     images = torch.zeros(9000, 5, 5, 1, dtype=torch.uint8)
     images[:, 2, 2], images[:, 2, 3] = 2, 1
@@ -88,7 +88,7 @@ def differences(images: Tensor, changed: Tensor) -> Tensor:
     return (changed.int() - images.int()).flatten(1)
 
 
-def test_a_third_stay_as_they_are_a_third_are_brighter_or_darker_and_a_third_have_another_contrast() -> None:
+def test_a_third_is_unchanged_a_third_changes_brightness_and_a_third_contrast() -> None:
     images = striped(9000)
     moved = differences(images, jitter(images, 63, 0.8, generator()))
     alike = (moved == moved[:, :1]).all(1)  # by the same number everywhere
@@ -97,7 +97,7 @@ def test_a_third_stay_as_they_are_a_third_are_brighter_or_darker_and_a_third_hav
     assert (counts - 3000).abs().max() < 250  # over five deviations; a shift below one half is none
 
 
-def test_brightness_adds_one_number_to_all_of_an_image_up_to_its_bound() -> None:
+def test_brightness_adds_one_bounded_number_to_a_whole_image() -> None:
     images = torch.full((3000, 4, 4, 3), 128, dtype=torch.uint8)
     images[:, 0] = 100  # not of one value: contrast would change it
     moved = differences(images, jitter(images, 63, 0.0, generator()))
@@ -110,7 +110,7 @@ def test_brightness_adds_one_number_to_all_of_an_image_up_to_its_bound() -> None
     assert abs(float(changed.abs().mean()) - 32) < 3  # and of every size
 
 
-def test_contrast_keeps_the_mean_of_each_channel_and_scales_what_differs_from_it_within_its_bounds() -> None:
+def test_contrast_scales_deviations_from_the_mean_of_each_channel_within_bounds() -> None:
     images = striped(3000)
     result = jitter(images, 0.0, 0.8, generator()).float()
     means = result.mean((1, 2))
@@ -127,7 +127,7 @@ def test_contrast_keeps_the_mean_of_each_channel_and_scales_what_differs_from_it
     assert bool((spread.sign() == spread[:1].sign()).all())  # dark stays dark and bright bright
 
 
-def test_what_would_leave_the_range_of_a_pixel_stops_at_its_ends() -> None:
+def test_jittered_values_are_clipped_to_bytes() -> None:
     ends = torch.tensor([0, 255], dtype=torch.uint8).repeat_interleave(300)[:, None, None, None].expand(600, 2, 2, 1)
     black, white = jitter(ends, 63, 0.8, generator()).flatten(1).split(300)
     assert int(black.max()) in range(50, 64) and int(black.min()) == 0
@@ -139,12 +139,12 @@ def test_what_would_leave_the_range_of_a_pixel_stops_at_its_ends() -> None:
     assert int((result[:, 0] > 0).all(1).sum()) > 60  # less contrast is seen
 
 
-def test_without_bounds_nothing_changes() -> None:
+def test_jitter_of_zero_changes_nothing() -> None:
     images = batch()
     assert torch.equal(jitter(images, 0.0, 0.0, generator()), images)
 
 
-def test_the_same_generator_gives_the_same_light_and_another_another() -> None:
+def test_jitter_is_a_function_of_the_generator() -> None:
     images = batch()
     first = jitter(images, 63, 0.8, generator(1))
     assert (first.dtype, first.shape) == (torch.uint8, images.shape)
@@ -153,7 +153,7 @@ def test_the_same_generator_gives_the_same_light_and_another_another() -> None:
     assert not torch.equal(jitter(images, 63, 0.8, generator(2)), first)
 
 
-def test_an_images_light_does_not_depend_on_the_others() -> None:
+def test_the_jitter_of_an_image_does_not_depend_on_the_others() -> None:
     images = batch()
     others = images.clone()
     others[1:] = 255 - others[1:]
@@ -162,7 +162,7 @@ def test_an_images_light_does_not_depend_on_the_others() -> None:
     assert not torch.equal(first[1:], second[1:])
 
 
-def test_the_light_of_the_batch_given_is_left_as_it_was() -> None:
+def test_jitter_does_not_change_its_input() -> None:
     images = batch()
     jitter(images, 63, 0.8, generator()).zero_()
     assert torch.equal(images, batch())

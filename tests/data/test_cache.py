@@ -1,4 +1,4 @@
-"""Packed images are those that the files would give, are made once, and survive a kill."""
+"""Cached images are those of the files, are written once, and survive a kill."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def places(root: Path) -> list[str]:
     return sorted(path.name for path in folder_cache(root).glob("images-*"))
 
 
-def test_cached_images_are_those_of_the_files_and_so_is_what_tells_them_apart(root: Path) -> None:
+def test_cached_images_have_the_pixels_and_the_identity_of_their_files(root: Path) -> None:
     files = files_of(root)
     images = cache_images(files, ROWS, PLENTY)
     assert isinstance(images, CachedImages) and images.shape == files.shape
@@ -73,7 +73,7 @@ def test_nothing_is_decoded_twice(root: Path) -> None:
     assert len(images[ROWS]) == 8 and files.decoded == 0
 
 
-def test_other_rows_another_size_and_changed_files_are_cached_anew(root: Path) -> None:
+def test_other_rows_another_size_and_changed_files_get_their_own_cache(root: Path) -> None:
     cache_images(files_of(root), ROWS, PLENTY)
     cache_images(files_of(root), ROWS[:4], PLENTY)
     cache_images(files_of(root, size=4), ROWS, PLENTY)
@@ -85,7 +85,7 @@ def test_other_rows_another_size_and_changed_files_are_cached_anew(root: Path) -
     assert len(places(root)) == 2 * 4  # each with its record
 
 
-def test_images_that_others_of_the_same_size_have_replaced_are_cached_anew(root: Path) -> None:
+def test_a_file_replaced_by_one_of_the_same_size_is_cached_again(root: Path) -> None:
     path = root / "n00000000" / "n00000000_0.bmp"
     Image.new("RGB", (8, 8), "red").save(path)
     rows = torch.arange(13)
@@ -98,16 +98,14 @@ def test_images_that_others_of_the_same_size_have_replaced_are_cached_anew(root:
     assert torch.equal(cache_images(files, rows, PLENTY)[rows], files[rows])
 
 
-def test_more_than_is_allowed_is_not_cached_and_warned_of(root: Path) -> None:
+def test_images_beyond_the_limit_are_not_cached_with_a_warning(root: Path) -> None:
     files = files_of(root)
     with pytest.warns(EngramWarning, match=r"^8 images .*--cache"):
         assert cache_images(files, ROWS, 8 * LENGTH - 1) is files
     assert isinstance(cache_images(files, ROWS, 8 * LENGTH), CachedImages)
 
 
-def test_a_disk_that_is_full_is_reported_before_anything_is_decoded(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_before_anything_is_decoded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         free = 100
 
@@ -118,7 +116,7 @@ def test_a_disk_that_is_full_is_reported_before_anything_is_decoded(
     assert files.decoded == 0
 
 
-def test_what_was_used_least_lately_gives_way(root: Path) -> None:
+def test_the_least_recently_used_cache_is_deleted_first(root: Path) -> None:
     old, kept = (cache_images(files_of(root, size=size), ROWS, PLENTY) for size in (4, 5))
     assert isinstance(old, CachedImages) and isinstance(kept, CachedImages)
     os.utime(old.path, (1, 1))
@@ -131,7 +129,7 @@ def test_what_was_used_least_lately_gives_way(root: Path) -> None:
     assert len(old[ROWS]) == 8  # whoever has it open keeps it
 
 
-def test_files_that_are_not_whole_are_warned_of_each_time(root: Path) -> None:
+def test_damaged_files_are_reported_each_time_the_cache_is_opened(root: Path) -> None:
     index = build_index(root, ())
     index.path(3).write_bytes(b"x" * int(index.sizes[3]))
     sentence = r"^1 of the cached images .*_3\.JPEG: It is text"
@@ -142,7 +140,7 @@ def test_files_that_are_not_whole_are_warned_of_each_time(root: Path) -> None:
         assert any(re.search(sentence, str(each.message)) for each in caught)
 
 
-def test_a_file_that_was_cut_short_is_refused_with_a_remedy(root: Path) -> None:
+def test_a_truncated_cache_file_is_an_error(root: Path) -> None:
     images = cache_images(files_of(root), ROWS, PLENTY)
     assert isinstance(images, CachedImages)
     os.truncate(images.path, 7 * LENGTH)
@@ -174,7 +172,7 @@ files.cache_images(Mortal(build_index(Path(sys.argv[1])), 8, "stretch"), rows, 2
 """
 
 
-def test_after_a_kill_it_goes_on_where_it_was(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_the_cache_resumes_after_a_kill(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", KILLED, str(root)], env=environment, check=False)
     assert ended.returncode == -signal.SIGKILL
@@ -189,7 +187,7 @@ def test_after_a_kill_it_goes_on_where_it_was(root: Path, monkeypatch: pytest.Mo
     assert places(root) == [images.path.name, f"{images.path.name}.json"]
 
 
-def test_an_error_on_the_way_leaves_nothing_that_looks_whole(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_writing_leaves_no_complete_cache(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caching, "CHUNK", 2)
 
     class Failing(Counting):
@@ -205,7 +203,7 @@ def test_an_error_on_the_way_leaves_nothing_that_looks_whole(root: Path, monkeyp
     assert torch.equal(cache_images(files, ROWS, PLENTY)[ROWS], files[ROWS])
 
 
-def test_what_is_cached_already_waits_for_no_writer(root: Path) -> None:
+def test_a_complete_cache_is_read_without_waiting_for_a_writer(root: Path) -> None:
     first = cache_images(files_of(root), ROWS, PLENTY)
     with ThreadPoolExecutor() as threads, storage.waiting(folder_cache(root) / ".writing"):  # as another run holds it
         second = threads.submit(cache_images, files_of(root), ROWS, PLENTY).result(timeout=30)

@@ -40,7 +40,7 @@ def assert_same(samples: Samples, folder: Path, files: tuple[str, ...], labels_k
     assert samples.labels.tolist() == [label for content in contents for label in content[labels_key]]
 
 
-def test_a_release_reads_as_plain_pickle_and_numpy_read_it(
+def test_a_release_is_read_as_plain_pickle_and_numpy_read_it(
     official: Release, make_release: MakeRelease, tmp_path: Path
 ) -> None:
     release = make_release(official)
@@ -51,7 +51,7 @@ def test_a_release_reads_as_plain_pickle_and_numpy_read_it(
     assert dataset.name == release.name
 
 
-def test_the_tiny_releases_name_the_same_globals_as_the_official_files(
+def test_the_tiny_releases_refer_to_the_same_globals_as_the_official_files(
     make_release: MakeRelease, tmp_path: Path
 ) -> None:
     release = make_release()
@@ -85,7 +85,7 @@ class Malice:
 
 
 @pytest.mark.parametrize("file", ["train", "test", "meta"])
-def test_a_malicious_pickle_runs_nothing(file: str, make_release: MakeRelease, tmp_path: Path) -> None:
+def test_a_malicious_pickle_executes_nothing(file: str, make_release: MakeRelease, tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     malicious = pickle.dumps({"data": Malice(proof)}, protocol=2)
     release = make_release(**{file: malicious})
@@ -96,7 +96,7 @@ def test_a_malicious_pickle_runs_nothing(file: str, make_release: MakeRelease, t
     assert proof.exists(), "this pickle is harmless, so the test shows nothing"
 
 
-def test_a_file_with_the_wrong_checksum_is_not_even_unpickled(make_release: MakeRelease, tmp_path: Path) -> None:
+def test_a_file_with_the_wrong_checksum_is_not_unpickled(make_release: MakeRelease, tmp_path: Path) -> None:
     release = make_release()
     (tmp_path / release.folder / "train").write_bytes(pickle.dumps(Malice(tmp_path / "proof"), protocol=2))
     with pytest.raises(DataError, match="MD5"):
@@ -113,7 +113,7 @@ def test_a_file_with_the_wrong_checksum_is_not_even_unpickled(make_release: Make
         "numpy os.system",
     ],
 )
-def test_only_three_globals_are_admitted(name: str, make_release: MakeRelease, tmp_path: Path) -> None:
+def test_only_three_globals_are_allowed(name: str, make_release: MakeRelease, tmp_path: Path) -> None:
     release = make_release(train=b"\x80\x02c" + name.replace(" ", "\n").encode() + b"\n.")
     with pytest.raises(DataError, match=name.replace(" ", ".")):
         cifar.load(release, tmp_path)
@@ -172,7 +172,7 @@ def test_a_missing_file_is_named(make_release: MakeRelease, tmp_path: Path) -> N
         cifar.load(release, tmp_path)
 
 
-def test_the_official_releases_name_a_checksum_for_each_file(official: Release) -> None:
+def test_the_official_releases_have_a_checksum_for_each_file(official: Release) -> None:
     assert set(official.checksums) == {*official.train, *official.test, official.meta}
     assert all(len(md5) == 32 for md5 in (*official.checksums.values(), official.md5))
     assert replace(official, name="other") != official
@@ -185,7 +185,7 @@ needs_cifar100 = pytest.mark.skipif(
 
 
 @needs_cifar100
-def test_the_real_cifar100_is_whole() -> None:
+def test_the_real_cifar100_is_complete() -> None:
     dataset = load("cifar100")
     assert (len(dataset.train), len(dataset.test)) == (50_000, 10_000)
     assert dataset.train.shape == dataset.test.shape == (32, 32, 3)

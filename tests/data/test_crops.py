@@ -1,4 +1,4 @@
-"""Windows of images: the middle, one at random, one at random scaled to size."""
+"""Crops of images: centred, random, and random with resizing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def numbered(count: int, height: int, width: int) -> torch.Tensor:
     return images
 
 
-def test_the_middle_is_as_far_from_either_side_and_smaller_images_stay() -> None:
+def test_a_centre_crop_is_centred_and_keeps_smaller_images() -> None:
     images = numbered(2, 10, 13)
     seen = center_crop(images, 4)
     assert seen.shape == (2, 4, 4, 3)
@@ -34,7 +34,7 @@ def test_the_middle_is_as_far_from_either_side_and_smaller_images_stay() -> None
     assert torch.equal(center_crop(images, 64), images)
 
 
-def test_a_random_crop_is_a_window_of_its_own_image_anywhere_in_it() -> None:
+def test_a_random_crop_is_a_window_anywhere_in_its_image() -> None:
     images = numbered(200, 9, 12)
     crops = random_crop(images, 7, draws())
     assert crops.shape == (200, 7, 7, 3) and crops.is_contiguous()
@@ -65,7 +65,7 @@ def test_crops_are_a_function_of_the_generator_alone(crop: str) -> None:
     assert not torch.equal(cropped(1), cropped(2))
 
 
-def test_a_part_of_a_batch_gets_the_windows_that_it_has_in_the_whole() -> None:
+def test_a_shard_gets_the_same_windows_as_in_the_whole_batch() -> None:
     images, rows = torch.from_numpy(RANDOM.integers(0, 256, (7, 16, 16, 3), dtype=np.uint8)), slice(2, 5)
     area, ratio = (0.1, 1.0), (3 / 4, 4 / 3)
     part = random_crop(images[rows], 9, draws(), (rows, 7))
@@ -74,7 +74,7 @@ def test_a_part_of_a_batch_gets_the_windows_that_it_has_in_the_whole() -> None:
     assert torch.equal(part, random_resized_crop(images, 9, area, ratio, draws())[rows])
 
 
-def test_boxes_have_the_shares_and_shapes_that_are_asked_for_and_lie_inside() -> None:
+def test_boxes_have_the_requested_areas_and_ratios_and_lie_inside_the_image() -> None:
     boxes = _boxes(4000, 30, 40, (0.2, 0.6), (0.5, 2.0), draws()).double()
     top, left, height, width = boxes.unbind(1)
     shares, shapes = height * width / (30 * 40), width / height
@@ -85,13 +85,13 @@ def test_boxes_have_the_shares_and_shapes_that_are_asked_for_and_lie_inside() ->
     assert float(left.min()) >= 0 and float((left + width).max()) <= 40 + 1e-4
 
 
-def test_where_no_box_fits_the_largest_square_is_taken() -> None:
+def test_if_no_box_fits_the_largest_square_is_used() -> None:
     boxes = _boxes(50, 10, 40, (0.9, 1.0), (1.0, 1.0), draws())
     assert boxes[:, 2:].tolist() == [[10.0, 10.0]] * 50
     assert float(boxes[:, 1].max()) <= 30 and len(boxes[:, 1].unique()) == 50
 
 
-def test_a_resized_crop_is_the_window_as_pillow_scales_it_up() -> None:
+def test_a_resized_crop_is_scaled_up_as_by_pillow() -> None:
     smooth = torch.from_numpy(RANDOM.integers(0, 256, (8, 5, 5, 3), dtype=np.uint8))
     images = torch.stack(
         [

@@ -1,4 +1,4 @@
-"""Data sets are loaded by name; digits are always there."""
+"""Data sets are loaded by name; digits are always installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engram.data import DATASETS, DecodeOptions, load
 from engram.errors import UsageError
 
 
-def test_digits_are_all_there_a_fifth_of_each_class_for_testing() -> None:
+def test_digits_are_complete_and_a_fifth_of_each_class_is_the_test_split() -> None:
     from sklearn.datasets import load_digits
 
     reference = load_digits()
@@ -60,14 +60,14 @@ def test_every_data_set_is_described_in_one_line() -> None:
         assert source.summary and "\n" not in source.summary and len(source.summary) < 100
 
 
-def test_digits_are_the_same_where_scikit_learn_keeps_the_file_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_are_the_same_if_scikit_learn_stores_the_file_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = load("digits")
     monkeypatch.setattr("engram.data.digits.FILE", "nowhere")
     for part, other in ((usual.train, load("digits").train), (usual.test, load("digits").test)):
         assert torch.equal(part.inputs, other.inputs) and torch.equal(part.labels, other.labels)
 
 
-def test_digits_are_installed_so_a_folder_for_them_is_a_mistake() -> None:
+def test_digits_take_no_folder() -> None:
     with pytest.raises(UsageError, match=r"digits .*--data .*cifar100, .*folder"):
         load("digits", "photos")
 

@@ -1,4 +1,4 @@
-"""A download appears whole and verified or leaves nothing, and an archive gives only the files that are asked of it."""
+"""A download is complete and verified or leaves no file; only requested files of an archive are unpacked."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Recorder:
         self.steps += steps
 
 
-def test_a_download_is_what_the_server_sent(serve: Serve, tmp_path: Path) -> None:
+def test_a_download_has_the_bytes_that_the_server_sent(serve: Serve, tmp_path: Path) -> None:
     download.fetch(serve({"/file": body(CONTENT)}) + "/file", tmp_path / "file", MD5)
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert left(tmp_path) == ["file"]
@@ -85,7 +85,7 @@ def test_progress_counts_the_bytes(serve: Serve, tmp_path: Path) -> None:
     assert recorder.steps == len(CONTENT)
 
 
-def test_a_body_of_unknown_length_is_received(serve: Serve, tmp_path: Path) -> None:
+def test_a_body_of_unknown_length_is_downloaded(serve: Serve, tmp_path: Path) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.end_headers()
@@ -126,7 +126,7 @@ def broken_chunks(handler: BaseHTTPRequestHandler) -> None:
         (redirect("ftp://127.0.0.1/file"), "unknown url type: ftp"),
     ],
 )
-def test_a_failed_download_says_why_and_leaves_nothing(
+def test_a_failed_download_is_explained_and_leaves_no_file(
     answer: Answer, message: str, serve: Serve, tmp_path: Path
 ) -> None:
     address = serve({"/file": answer}) + "/file"
@@ -136,14 +136,14 @@ def test_a_failed_download_says_why_and_leaves_nothing(
     assert left(tmp_path) == []
 
 
-def test_a_failed_download_leaves_an_earlier_file_as_it_was(serve: Serve, tmp_path: Path) -> None:
+def test_a_failed_download_does_not_change_an_earlier_file(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"earlier")
     with pytest.raises(DataError):
         download.fetch(serve({}) + "/file", tmp_path / "file", MD5)
     assert (tmp_path / "file").read_bytes() == b"earlier"
 
 
-def test_a_silent_server_is_given_up(serve: Serve, tmp_path: Path) -> None:
+def test_a_silent_server_times_out(serve: Serve, tmp_path: Path) -> None:
     release = threading.Event()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -174,7 +174,7 @@ def test_only_http_and_https_are_fetched(scheme: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["http://", "http://bad host/", "http://[::1/"])
-def test_an_address_that_is_none_is_a_clear_error(address: str, tmp_path: Path) -> None:
+def test_an_invalid_address_is_a_data_error(address: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=tmp_path.name):
         download.fetch(address, tmp_path / "file", MD5)
 
@@ -207,7 +207,7 @@ def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return file.getvalue()
 
 
-def test_unpacking_ignores_all_but_the_regular_files_that_were_asked_for(tmp_path: Path) -> None:
+def test_only_the_requested_regular_files_are_unpacked(tmp_path: Path) -> None:
     root = tmp_path / "deep" / "root"
     root.mkdir(parents=True)
     (root / "archive").write_bytes(
@@ -271,7 +271,7 @@ def published(make_release: Callable[..., Release], tmp_path: Path, serve: Serve
 FILES = [FOLDER, f"{FOLDER}/meta", f"{FOLDER}/test", f"{FOLDER}/train"]
 
 
-def test_a_release_is_downloaded_once_into_a_folder_that_is_made(published: Release, tmp_path: Path) -> None:
+def test_a_release_is_downloaded_once_into_a_new_folder(published: Release, tmp_path: Path) -> None:
     root = tmp_path / "new" / "root"
     first = cifar.load(published, root)
     assert left(root) == FILES
@@ -279,14 +279,14 @@ def test_a_release_is_downloaded_once_into_a_folder_that_is_made(published: Rele
     assert cifar.load(offline, root).train.fingerprint() == first.train.fingerprint()
 
 
-def test_an_archive_that_a_person_put_there_is_used_and_kept(published: Release, tmp_path: Path) -> None:
+def test_an_archive_beside_the_folder_is_used_and_kept(published: Release, tmp_path: Path) -> None:
     download.fetch(published.url, tmp_path / "tiny.tar.gz", published.md5)
     offline = replace(published, url="http://127.0.0.1:1/tiny.tar.gz")
     assert len(cifar.load(offline, tmp_path).train) == 5
     assert left(tmp_path) == [*FILES, "tiny.tar.gz"]
 
 
-def test_an_archive_that_a_person_put_there_is_verified(published: Release, tmp_path: Path) -> None:
+def test_an_archive_beside_the_folder_is_verified(published: Release, tmp_path: Path) -> None:
     (tmp_path / "tiny.tar.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match=r"tiny\.tar\.gz .*MD5"):
         cifar.load(published, tmp_path)
@@ -300,7 +300,7 @@ def test_a_release_whose_archive_lacks_a_file_leaves_nothing(published: Release,
     assert left(tmp_path) == []
 
 
-def test_what_a_killed_download_left_is_swept_away_by_the_next(published: Release, tmp_path: Path) -> None:
+def test_the_next_download_removes_what_a_killed_one_left(published: Release, tmp_path: Path) -> None:
     (tmp_path / f"{storage.ASIDE}tiny.tar.gz-1234").write_bytes(b"half")
     half = tmp_path / f"{storage.ASIDE}{FOLDER}-1234"
     half.mkdir()
@@ -314,13 +314,13 @@ def test_two_processes_do_not_download_at_once(published: Release, tmp_path: Pat
         cifar.load(published, tmp_path)
 
 
-def test_a_root_that_cannot_be_made_is_a_clear_error(published: Release, tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_created_is_an_error(published: Release, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(EngramError, match="file/root"):
         cifar.load(published, tmp_path / "file" / "root")
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_set_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/person")
     monkeypatch.delenv("ENGRAM_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

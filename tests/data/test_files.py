@@ -1,4 +1,4 @@
-"""Files are decoded when asked for, as Pillow would, and one bad file does not end a run."""
+"""Files are decoded on request, as by Pillow, and one bad file does not end a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def by_pillow(path: Path, size: int, fit: Fit) -> np.ndarray:
 
 @pytest.mark.parametrize("fit", ["stretch", "middle"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_images_are_what_pillow_makes_of_the_files(fit: Fit, workers: int, root: Path) -> None:
+def test_images_are_those_that_pillow_decodes(fit: Fit, workers: int, root: Path) -> None:
     files = ImageFiles(build_index(root, ()), 16, fit, workers)
     expected = np.stack([by_pillow(files.index.path(row), 16, fit) for row in range(15)])
     assert files.shape == (15, 16, 16, 3)
@@ -49,7 +49,7 @@ def test_images_are_what_pillow_makes_of_the_files(fit: Fit, workers: int, root:
     assert files[torch.empty(0, dtype=torch.int64)].shape == (0, 16, 16, 3)
 
 
-def test_an_image_may_be_changed_and_is_decoded_anew(root: Path) -> None:
+def test_changing_a_decoded_image_does_not_change_the_next(root: Path) -> None:
     files = ImageFiles(build_index(root, ()), 8, "stretch")
     first = files[torch.tensor([2])]
     before = first.clone()
@@ -57,7 +57,7 @@ def test_an_image_may_be_changed_and_is_decoded_anew(root: Path) -> None:
     assert torch.equal(files[torch.tensor([2])], before)
 
 
-def test_the_oddities_of_imagenet_are_decoded_rightly(tmp_path: Path) -> None:
+def test_the_unusual_files_of_imagenet_are_decoded(tmp_path: Path) -> None:
     plain = gradient(24, 32)
     oddities = {
         "a-png.JPEG": encoded(plain, "PNG"),
@@ -83,7 +83,7 @@ def test_the_oddities_of_imagenet_are_decoded_rightly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fit", ["stretch", "middle"])
-def test_a_large_jpeg_decoded_at_half_its_size_is_all_but_the_same(fit: Fit, tmp_path: Path) -> None:
+def test_a_large_jpeg_decoded_at_half_its_size_is_almost_the_same(fit: Fit, tmp_path: Path) -> None:
     small = np.random.default_rng(1).integers(0, 256, (9, 13, 3), dtype=np.uint8)
     large = Image.fromarray(small).resize((260, 180), Image.Resampling.BICUBIC)
     (tmp_path / "data" / "class").mkdir(parents=True)
@@ -104,7 +104,7 @@ def warned(files: ImageFiles, rows: list[int]) -> tuple[np.ndarray, list[str]]:
     return images, [str(each.message) for each in caught]
 
 
-def test_of_a_jpeg_that_is_cut_short_what_there_is_is_used_and_warned_of_once(root: Path) -> None:
+def test_the_readable_part_of_a_truncated_jpeg_is_used_with_one_warning(root: Path) -> None:
     path = build_index(root, ()).path(4)
     content = encoded(picture(0, 4), "JPEG", quality=100)
     path.write_bytes(content[: len(content) * 7 // 10])
@@ -118,7 +118,7 @@ def test_of_a_jpeg_that_is_cut_short_what_there_is_is_used_and_warned_of_once(ro
     assert warned(files, [4, 4])[1] == []
 
 
-def test_a_grey_image_stands_in_for_what_cannot_be_decoded_and_is_warned_of_once(root: Path) -> None:
+def test_a_grey_image_replaces_an_unreadable_file_with_one_warning(root: Path) -> None:
     index = build_index(root, ())
     index.path(1).write_bytes(b"x" * int(index.sizes[1]))
     index.path(2).unlink()
@@ -131,7 +131,7 @@ def test_a_grey_image_stands_in_for_what_cannot_be_decoded_and_is_warned_of_once
     assert sorted(files.problems) == [1, 2]
 
 
-def test_no_more_than_some_files_are_named(tmp_path: Path) -> None:
+def test_warnings_name_a_limited_number_of_files(tmp_path: Path) -> None:
     index = build_index(class_folders(tmp_path / "data", classes=1, per_class=30), ())
     for row in range(25):
         index.path(row).write_bytes(b"x" * int(index.sizes[row]))
@@ -141,7 +141,7 @@ def test_no_more_than_some_files_are_named(tmp_path: Path) -> None:
     assert str(tmp_path / "data") in told[-1] and ".JPEG" not in told[-1]
 
 
-def test_too_many_at_once_are_no_accident_and_end_the_run(root: Path) -> None:
+def test_too_many_unreadable_files_at_once_are_an_error(root: Path) -> None:
     index = build_index(root, ())
     for row in range(TOLERATED + 1):
         index.path(row).unlink()
@@ -151,7 +151,7 @@ def test_too_many_at_once_are_no_accident_and_end_the_run(root: Path) -> None:
         files[torch.arange(15)]
 
 
-def test_a_file_that_has_changed_in_place_is_warned_of_and_the_next_run_sees_it(root: Path) -> None:
+def test_a_file_changed_in_place_gives_a_warning_and_a_new_scan(root: Path) -> None:
     index = open_index(root, ())
     path = index.path(0)
     path.write_bytes(encoded(gradient(), "PNG"))  # its folder's time of change stays as it is
@@ -164,7 +164,7 @@ def test_a_file_that_has_changed_in_place_is_warned_of_and_the_next_run_sees_it(
 # What tells files apart
 
 
-def test_the_fingerprint_decodes_nothing_and_goes_by_names_sizes_and_decoding(
+def test_the_fingerprint_depends_on_names_sizes_and_decoding_and_decodes_nothing(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Folders of pictures as data sets: what is learned from and tested on, and what is said when they are not right."""
+"""Folders of images as data sets: their splits, and errors about a wrong layout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPLIT = ["folder", "imagenet1000", "imagenet100"]
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_train_is_learned_from_and_val_tested_on_the_classes_sorted(name: str, tmp_path: Path) -> None:
+def test_train_and_val_are_the_splits_and_classes_are_sorted(name: str, tmp_path: Path) -> None:
     root = imagenet(tmp_path / "photos", classes=3, train=3, test=2)
     (root / "imagenet100.txt").write_text("n00000002\n\nn00000000\nn00000001\n")
     dataset = load(name, root)
@@ -48,7 +48,7 @@ def test_train_is_learned_from_and_val_tested_on_the_classes_sorted(name: str, t
             assert path.startswith(f"{part}/{known}/")
 
 
-def test_each_has_a_size_and_a_way_to_make_squares_of_its_own_unless_asked_otherwise(tmp_path: Path) -> None:
+def test_each_data_set_has_its_own_default_size_and_fit(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data")
 
     def how(name: str, reading: DecodeOptions | None = None) -> tuple[tuple[int, ...], str]:
@@ -62,7 +62,7 @@ def test_each_has_a_size_and_a_way_to_make_squares_of_its_own_unless_asked_other
     assert how("imagenet1000", DecodeOptions(size=12, fit="middle")) == ((12, 12, 3), "middle")
 
 
-def test_a_folder_has_the_same_name_however_it_is_pointed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_does_not_depend_on_how_the_path_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = class_folders(tmp_path / "pictures", classes=2, per_class=5)
     (root / "itself").symlink_to("itself")  # beside the classes: no reason to give them up
     monkeypatch.chdir(root)
@@ -70,14 +70,14 @@ def test_a_folder_has_the_same_name_however_it_is_pointed_at(tmp_path: Path, mon
     assert names == {"pictures"}
 
 
-def test_a_folder_of_any_name_can_be_written_about(tmp_path: Path) -> None:
+def test_a_folder_name_that_is_not_utf8_is_escaped(tmp_path: Path) -> None:
     root = class_folders(tmp_path / os.fsdecode(b"caf\xe9\x1b"), classes=2, per_class=5)
     dataset = load("folder", root)
     assert (dataset.name, dataset.source["data"]) == ("caf\\udce9\\x1b", "caf\\udce9\\x1b")
 
 
 @pytest.mark.parametrize("part", ["val", "validation", "test"])
-def test_the_part_that_is_tested_on_may_be_called_otherwise(part: str, tmp_path: Path) -> None:
+def test_the_test_split_may_have_other_names(part: str, tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data", classes=2)
     (root / "val").rename(root / part)
     if part == "val":
@@ -86,7 +86,7 @@ def test_the_part_that_is_tested_on_may_be_called_otherwise(part: str, tmp_path:
     assert {path.split("/")[0] for path in names_of(load("folder", root).test)} == {part}
 
 
-def test_of_a_folder_of_classes_a_fifth_of_each_is_for_testing_the_same_each_time(tmp_path: Path) -> None:
+def test_without_splits_a_fixed_fifth_of_each_class_is_the_test_split(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "mine", classes=3, per_class=10)
     write(root / "n00000001" / "deeper" / "x.PNG", 1, 99, "PNG")
     dataset = load("folder", root)
@@ -99,14 +99,14 @@ def test_of_a_folder_of_classes_a_fifth_of_each_is_for_testing_the_same_each_tim
     assert names_of(load("folder", root).test) == names_of(dataset.test)
 
 
-def test_classes_that_are_called_train_and_plane_are_classes(tmp_path: Path) -> None:
+def test_classes_named_train_and_plane_are_classes(tmp_path: Path) -> None:
     for label, name in enumerate(("plane", "train")):
         for number in range(3):
             write(tmp_path / "data" / name / f"{number}.jpg", label, number)
     assert load("folder", tmp_path / "data").class_names == ("plane", "train")
 
 
-def test_a_class_list_chooses_and_the_order_of_its_lines_does_not_matter(tmp_path: Path) -> None:
+def test_a_class_list_selects_classes_in_any_order(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data", classes=4, train=2, test=1)
     listed = tmp_path / "some.txt"
     listed.write_text("n00000003\nn00000001\n")
@@ -120,7 +120,7 @@ def test_a_class_list_chooses_and_the_order_of_its_lines_does_not_matter(tmp_pat
     )
 
 
-def test_the_fields_hundred_classes_are_the_first_of_icarls_permutation() -> None:
+def test_the_usual_hundred_classes_are_the_first_of_icarls_permutation() -> None:
     names = [f"n{number:08d}" for number in range(1000)]
     chosen = field_subset(names)
     order = np.arange(1000)
@@ -131,9 +131,7 @@ def test_the_fields_hundred_classes_are_the_first_of_icarls_permutation() -> Non
     assert field_subset(names[:100]) == names[:100]
 
 
-def test_samples_are_only_row_numbers_and_a_stream_of_them_decodes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splitting_into_tasks_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = load("imagenet1000", imagenet(tmp_path / "data"))
     monkeypatch.setattr("engram.data.files.decode", None)
     stream = split(dataset, classes_per_task=2, seed=0, validation=0.2)
@@ -153,7 +151,7 @@ def test_cached_images_have_the_pixels_and_the_fingerprint_of_the_files(tmp_path
         assert torch.equal(one.batch(everything), other.batch(everything))
 
 
-def test_files_that_are_skipped_are_listed_as_learn_lists_them(tmp_path: Path) -> None:
+def test_skipped_files_are_listed_as_by_learn(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data", classes=2, train=3)
     (root / "train" / "n00000000" / "empty.JPEG").touch()
     (root / "train" / "n00000000" / "notes.txt").touch()
@@ -170,7 +168,7 @@ def test_files_that_are_skipped_are_listed_as_learn_lists_them(tmp_path: Path) -
 # What is said
 
 
-def test_a_folder_must_be_named_and_be_there(tmp_path: Path) -> None:
+def test_a_folder_must_be_named_and_exist(tmp_path: Path) -> None:
     for name in ("folder", "imagenet100", "imagenet1000", "tiny-imagenet-200"):
         with pytest.raises(UsageError, match=f"'{name}' .* --data DIR"):
             load(name)
@@ -198,7 +196,7 @@ def test_validation_images_that_are_not_sorted_into_classes_are_reported(tmp_pat
         load("imagenet1000", root)
 
 
-def test_train_without_anything_to_test_on_is_reported(tmp_path: Path) -> None:
+def test_train_without_a_test_split_is_reported(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data" / "train", classes=2, per_class=2).parent
     with pytest.raises(DataError, match=r"data .*data/train"):
         load("folder", root)
@@ -206,14 +204,14 @@ def test_train_without_anything_to_test_on_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [("Train", "Test"), ("training", "testing"), ("val", "test")])
-def test_parts_of_a_data_set_are_not_learned_as_classes(parts: tuple[str, str], tmp_path: Path) -> None:
+def test_splits_are_not_learned_as_classes(parts: tuple[str, str], tmp_path: Path) -> None:
     for part in parts:
         class_folders(tmp_path / "data" / part, classes=2, per_class=2)
     with pytest.raises(DataError, match=rf"data .*{' and '.join(sorted(parts))}"):
         load("folder", tmp_path / "data")
 
 
-def test_classes_that_are_called_as_parts_are_may_have_images(tmp_path: Path) -> None:
+def test_classes_named_like_splits_may_have_images(tmp_path: Path) -> None:
     for name in ("test", "train"):
         for number in range(3):
             write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
@@ -221,7 +219,7 @@ def test_classes_that_are_called_as_parts_are_may_have_images(tmp_path: Path) ->
     assert load("folder", tmp_path / "data").class_names == ("testing", "train")
 
 
-def test_what_is_only_tested_on_or_has_no_images_is_reported(tmp_path: Path) -> None:
+def test_classes_without_training_images_are_reported(tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data", classes=2, train=2, test=1)
     (root / "train" / "bare").mkdir()
     write(root / "val" / "unlearned" / "1.jpg", 0, 0)
@@ -236,7 +234,7 @@ def test_what_is_only_tested_on_or_has_no_images_is_reported(tmp_path: Path) -> 
     assert [left.path.name for left in load("folder", root / "train").skipped] == []
 
 
-def test_a_class_list_may_come_from_another_system_and_blanks_around_a_name_are_none_of_it(tmp_path: Path) -> None:
+def test_a_class_list_may_have_any_line_ends_and_blanks_around_names(tmp_path: Path) -> None:
     for name in (" emu ", "cat", "dog"):
         for number in range(2):
             write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
@@ -252,7 +250,7 @@ def test_a_class_with_one_image_is_reported(tmp_path: Path) -> None:
         load("folder", root)
 
 
-def test_classes_that_differ_in_capitals_alone_are_refused_as_by_learn(tmp_path: Path) -> None:
+def test_classes_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
     for name in ("Cat", "cat"):
         for number in range(2):
             write(tmp_path / "data" / name / f"{number}.jpg", 0, number)
@@ -282,7 +280,7 @@ def test_a_list_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
         attempt()
 
 
-def test_decode_options_are_refused_for_data_that_are_not_files() -> None:
+def test_decode_options_are_refused_for_data_sets_without_files() -> None:
     for name in ("digits", "cifar100", "arrays"):
         with pytest.raises(UsageError, match=rf"^{name} .* folder, imagenet100"):
             load(name, options=DecodeOptions(size=12))

@@ -1,4 +1,4 @@
-"""HEIC photos are decoded like other pictures; files that demand more work than one image does are refused."""
+"""HEIC photos are decoded like other images; files that need more work than one image are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pixels(content: bytes, **options: int) -> Pixels:
 
 
 @pytest.mark.parametrize("size", [(24, 32), (64, 64), (1, 1), (101, 67)])
-def test_pixels_come_back(size: tuple[int, int]) -> None:
+def test_a_lossless_photo_keeps_its_pixels(size: tuple[int, int]) -> None:
     picture = gradient(*size)
     assert np.array_equal(pixels(heic(picture)), picture)
     assert extent(heic(picture)) == (size[1], size[0])
@@ -59,14 +59,14 @@ def test_a_photo_is_rotated_once(orientation: int) -> None:
     assert extent(content) == (expected.shape[1], expected.shape[0])
 
 
-def test_transparency_lies_on_white() -> None:
+def test_transparency_is_composited_on_white() -> None:
     share = FADING[..., None] / 255
     expected = PICTURE * share + 255 * (1 - share)
     found = pixels(heic(np.dstack([PICTURE, FADING])))
     assert np.abs(found - expected).max() <= 1
 
 
-def test_premultiplied_colours_are_restored_before_they_lie_on_white() -> None:
+def test_premultiplied_colours_are_restored_before_compositing() -> None:
     opacity = np.maximum(FADING, 128)  # with less, eight bits are too few to restore a colour
     share = opacity[..., None] / 255
     premultiplied = Image.fromarray(np.dstack([PICTURE, opacity])).convert("RGBa")
@@ -92,14 +92,14 @@ def test_grey_and_ten_bit_photos_keep_their_brightness() -> None:
     assert np.abs(pixels(heic(sixteen))[..., 0].astype(float) - grey).max() <= 1
 
 
-def test_a_photo_in_tiles_is_put_together() -> None:
+def test_a_photo_in_tiles_is_assembled() -> None:
     picture = gradient(150, 200)
     content = heic(picture, tile_size=64)
     assert content.count(b"hvc1") == 12
     assert np.array_equal(pixels(content), picture)
 
 
-def test_of_several_images_the_primary_one_is_read() -> None:
+def test_the_primary_one_of_several_images_is_read() -> None:
     images = [Image.new("RGB", (48, 16), "red"), Image.fromarray(PICTURE), Image.new("RGB", (16, 48), "blue")]
     for position, image in enumerate(images):
         content = heic(*images, primary_index=position)
@@ -107,7 +107,7 @@ def test_of_several_images_the_primary_one_is_read() -> None:
         assert np.array_equal(pixels(content), np.array(image))
 
 
-def test_a_small_square_is_made_of_the_photo_and_not_of_its_thumbnail() -> None:
+def test_a_small_square_is_made_from_the_photo_not_from_its_thumbnail() -> None:
     picture = gradient(128, 128)
     content = heic(picture, thumbnails=[64])
     assert b"thmb" in content
@@ -271,7 +271,7 @@ def test_the_limit_is_of_pixels_and_may_be_reached(small: Item) -> None:
     assert extent(file_of([small]), limit=LIMIT) == (64, 64)
 
 
-def test_a_photo_that_announces_too_many_pixels_is_refused_unread(small: Item) -> None:
+def test_a_photo_that_declares_too_many_pixels_is_refused_before_decoding(small: Item) -> None:
     kind, data, (configuration, _) = small
     content = file_of([(kind, data, [configuration, image_size(60_000, 60_000)])])
     refused(content, "^It is 60,000 x 60,000 pixels; at most 64,000,000 in all", 64_000_000)
@@ -285,7 +285,7 @@ def test_a_crop_does_not_enlarge_an_image(small: Item) -> None:
     refused(file_of([with_properties(small, crop(2000, 2000))]), "^It is 2,000 x 2,000 pixels")
 
 
-def test_coded_data_that_is_larger_than_announced_is_refused(large: Item) -> None:
+def test_coded_data_larger_than_declared_is_refused(large: Item) -> None:
     kind, data, (configuration, _) = large
     with pytest.raises(UnreadableImage, match="damaged"):
         decode(file_of([(kind, data, [configuration, image_size(64, 64)])]))
@@ -298,7 +298,7 @@ def test_an_image_has_one_size(large: Item) -> None:
     refused(file_of([(kind, data, [configuration])]), "is damaged")
 
 
-def test_a_tile_used_again_and_again_counts_each_time(large: Item) -> None:
+def test_each_use_of_a_tile_counts(large: Item) -> None:
     items = [(b"grid", grid(10, 50, 64, 64), [image_size(64, 64)]), large]
     content = file_of(items, [(b"dimg", 1, [2] * 500)])
     refused(content, "tiles have 524,292,096 pixels in all", 64_000_000)
@@ -334,7 +334,7 @@ def test_items_that_share_their_bytes_are_refused(small: Item) -> None:
     refused(bytes(shared), "is damaged", 64_000_000)
 
 
-def test_rotations_without_end_are_refused(small: Item) -> None:
+def test_too_many_rotations_are_refused(small: Item) -> None:
     turned = box(b"irot", b"\1")
     assert decode(file_of([with_properties(small, turned)])).shape == (64, 64, 3)
     refused(file_of([with_properties(small, *[turned] * 50)]), "is damaged")
@@ -372,7 +372,7 @@ def test_a_file_without_items_is_named(name: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", bytes(100), b"\xff" * 100], ids=["nothing", "zeros", "ones"])
-def test_a_beginning_alone_is_no_photo(content: bytes) -> None:
+def test_a_header_alone_is_refused(content: bytes) -> None:
     refused(b"\0\0\0\x18ftypheic\0\0\0\0" + content, "is damaged")
 
 
@@ -380,7 +380,7 @@ def test_a_beginning_alone_is_no_photo(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"tile_size": 64}], ids=["one image", "tiles"])
-def test_a_photo_that_is_cut_short_is_refused(options: dict[str, object]) -> None:
+def test_a_truncated_photo_is_refused(options: dict[str, object]) -> None:
     content = heic(gradient(80, 100), **options)
     for length in [*range(12, len(content) - 40, 97), *range(len(content) - 40, len(content))]:
         with pytest.raises(UnreadableImage, match="damaged"):

@@ -1,4 +1,4 @@
-"""A picture as people have it becomes the pixels they see, or a sentence about what it is; there is no third way."""
+"""Every image file is decoded to the pixels that people see, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def on_white(colour: Pixels, opacity: Pixels) -> Pixels:
     [("PNG", {}, 0), ("BMP", {}, 0), ("WEBP", {"lossless": True}, 0), ("WEBP", {"quality": 95}, 16)]
     + [("JPEG", {"quality": 98, "subsampling": 0, "progressive": progressive}, 4) for progressive in (False, True)],
 )
-def test_pixels_come_back_from_every_format(format: str, options: dict[str, Any], tolerance: int) -> None:
+def test_every_lossless_format_keeps_its_pixels(format: str, options: dict[str, Any], tolerance: int) -> None:
     assert distance(pixels(encoded(PICTURE, format, **options)), PICTURE) <= tolerance
 
 
@@ -111,7 +111,7 @@ def test_a_path_gives_the_same_as_its_bytes_whatever_its_name(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP"])
-def test_a_moving_image_gives_its_first_frame(format: str) -> None:
+def test_an_animation_gives_its_first_frame(format: str) -> None:
     content = several_frames(format, **({"lossless": True} if format == "WEBP" else {}))
     with Image.open(io.BytesIO(content)) as image:
         assert getattr(image, "n_frames", 1) == 2
@@ -125,7 +125,7 @@ def test_a_jpeg_that_holds_several_images_gives_the_first() -> None:
     assert distance(pixels(content), PICTURE) <= 12
 
 
-def test_a_first_frame_smaller_than_its_gif_lies_on_white() -> None:
+def test_a_first_frame_smaller_than_its_gif_is_composited_on_white() -> None:
     palette = bytes([255, 0, 0, 0, 0, 255])
     frame = b"\x21\xf9\4\1\0\0\1\0" + b"," + struct.pack("<HHHHB", 1, 0, 1, 1, 0) + b"\2\2\x44\1\0;"
     content = b"GIF89a" + struct.pack("<HHBBB", 3, 1, 0x80, 0, 0) + palette + frame
@@ -142,7 +142,7 @@ def test_grey_images_have_three_equal_channels() -> None:
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "GIF"])
-def test_one_bit_is_black_or_white(format: str) -> None:
+def test_one_bit_images_are_black_and_white(format: str) -> None:
     image = Image.fromarray(PICTURE).convert("1")
     expected = np.array(image.convert("L"))
     assert set(expected.ravel().tolist()) == {0, 255}
@@ -150,7 +150,7 @@ def test_one_bit_is_black_or_white(format: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 4])
-def test_few_bits_of_grey_span_black_to_white(depth: int) -> None:
+def test_grey_of_few_bits_spans_black_to_white(depth: int) -> None:
     levels = 2**depth
     bits = "".join(f"{level:0{depth}b}" for level in range(levels))
     content = png(levels, 1, depth, 0, b"\0" + int(bits, 2).to_bytes(len(bits) // 8))
@@ -180,7 +180,7 @@ def test_sixteen_bits_of_colour_become_eight() -> None:
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
-def test_what_is_transparent_is_white_and_what_is_half_is_half(format: str) -> None:
+def test_transparency_is_composited_on_white(format: str) -> None:
     opacity = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (24, 1))
     content = encoded(np.dstack([PICTURE, opacity]), format, **({"lossless": True} if format == "WEBP" else {}))
     found = pixels(content)
@@ -189,7 +189,7 @@ def test_what_is_transparent_is_white_and_what_is_half_is_half(format: str) -> N
     assert np.array_equal(found[:, -1], PICTURE[:, -1])
 
 
-def test_grey_with_opacity_lies_on_white() -> None:
+def test_grey_with_alpha_is_composited_on_white() -> None:
     opacity = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (24, 1))
     content = encoded(Image.merge("LA", [Image.fromarray(PICTURE[..., 1]), Image.fromarray(opacity)]), "PNG")
     assert distance(pixels(content), on_white(np.stack([PICTURE[..., 1]] * 3, -1), opacity)) <= 1
@@ -241,7 +241,7 @@ def test_the_transparent_colour_of_a_gif_is_white() -> None:
     assert np.array_equal(pixels(encoded(image, "GIF", transparency=1))[0], [COLOURS[0], [255] * 3, *COLOURS[2:]])
 
 
-def test_cmyk_is_inked_on_white() -> None:
+def test_cmyk_is_converted_to_rgb() -> None:
     inks = {(0, 0, 0, 0): (255, 255, 255), (255, 0, 0, 0): (0, 255, 255), (0, 255, 0, 0): (255, 0, 255)}
     inks |= {(0, 0, 255, 0): (255, 255, 0), (0, 0, 0, 255): (0, 0, 0), (0, 128, 255, 64): (191, 95, 0)}
     for ink, colour in inks.items():
@@ -256,7 +256,7 @@ def test_ycck_gives_its_colours() -> None:
     assert distance(pixels(content), PICTURE) <= 6
 
 
-def test_a_bmp_has_opacity_unless_all_of_it_is_zero() -> None:
+def test_the_alpha_of_a_bmp_counts_unless_it_is_all_zero() -> None:
     opacity = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (24, 1))
     assert distance(pixels(bmp_32(np.dstack([PICTURE, opacity]))), on_white(PICTURE, opacity)) <= 1
     assert np.array_equal(pixels(bmp_32(np.dstack([PICTURE, 0 * opacity]))), PICTURE)
@@ -285,7 +285,7 @@ UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "JPEG"])
-def test_images_stand_upright(orientation: int, format: str) -> None:
+def test_images_are_rotated_upright(orientation: int, format: str) -> None:
     options = {"PNG": {}, "WEBP": {"lossless": True}, "JPEG": {"quality": 98, "subsampling": 0}}[format]
     content = encoded(PICTURE, format, exif=exif(orientation), **options)
     expected = UPRIGHT[orientation](PICTURE)
@@ -296,7 +296,7 @@ def test_images_stand_upright(orientation: int, format: str) -> None:
 
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("kind", [1, 3, 4])
-def test_the_orientation_is_found_however_it_is_written(order: str, kind: int) -> None:
+def test_the_orientation_is_read_in_every_encoding(order: str, kind: int) -> None:
     assert pixels(encoded(PICTURE, "PNG", exif=exif(8, order, kind))).shape == (32, 24, 3)
 
 
@@ -307,7 +307,7 @@ def test_the_orientation_of_a_png_may_come_after_its_pixels() -> None:
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
-def test_an_orientation_that_does_not_exist_turns_nothing(orientation: int) -> None:
+def test_an_invalid_orientation_is_ignored(orientation: int) -> None:
     assert np.array_equal(pixels(encoded(PICTURE, "PNG", exif=exif(orientation))), PICTURE)
 
 
@@ -331,7 +331,7 @@ def test_the_orientation_of_a_png_may_be_in_a_text_as_imagemagick_writes_it() ->
         assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=chunk(b"tEXt", damaged))), PICTURE)
 
 
-def test_damaged_exif_costs_the_orientation_at_most() -> None:
+def test_damaged_exif_only_loses_the_orientation() -> None:
     whole = exif(6)
     noise = np.random.default_rng(0)
     blocks = [whole[:length] for length in range(6, len(whole))]
@@ -345,13 +345,13 @@ def test_damaged_exif_costs_the_orientation_at_most() -> None:
             assert np.array_equal(np.sort(pixels(content), axis=None), np.sort(pixels(plain), axis=None)), block
 
 
-def test_a_text_that_calls_itself_exif_is_no_harm() -> None:
+def test_a_text_chunk_named_exif_is_ignored() -> None:
     rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     for text in (chunk(b"tEXt", b"exif\0none"), chunk(b"zTXt", b"exif\0\0" + zlib.compress(b"none"))):
         assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=text)), PICTURE)
 
 
-def test_an_animation_that_is_announced_wrongly_leaves_the_image_alone() -> None:
+def test_a_wrong_animation_header_does_not_change_the_image() -> None:
     rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     for announced in (chunk(b"acTL", bytes(8)), chunk(b"acTL", bytes(3)), chunk(b"fcTL", bytes(26)) * 2):
         assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=announced)), PICTURE)
@@ -386,7 +386,7 @@ def test_any_shape_becomes_a_square(shape: tuple[int, int], format: str) -> None
         assert distance(pixels(content, size=size), np.full((size, size, 3), (10, 130, 250), np.uint8)) <= 3
 
 
-def test_what_is_transparent_does_not_colour_what_is_beside_it() -> None:
+def test_transparent_pixels_do_not_bleed_into_their_neighbours() -> None:
     picture = np.zeros((8, 8, 4), np.uint8)
     picture[:, :4] = 200, 0, 0, 255  # red beside a black that is not seen
     found = pixels(encoded(picture, "PNG"), size=4)
@@ -457,7 +457,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_few_bytes_that_announce_too_many_pixels_are_refused_unread(name: str) -> None:
+def test_a_header_that_declares_too_many_pixels_is_refused_before_decoding(name: str) -> None:
     content, size = BOMBS[name]
     start = time.perf_counter()
     with pytest.raises(UnreadableImage, match=rf"{size} .*64,000,000"):
@@ -465,7 +465,7 @@ def test_a_few_bytes_that_announce_too_many_pixels_are_refused_unread(name: str)
     assert time.perf_counter() - start < 0.5
 
 
-def test_a_gif_whose_frame_is_larger_than_it_announced_is_refused() -> None:
+def test_a_gif_with_a_frame_larger_than_declared_is_refused() -> None:
     cleared = b"!\xf9\4\x08\0\0\0\0"  # an area that is to be cleared later, for which Pillow takes memory at once
     frame = b"," + struct.pack("<HHHHB", 0, 0, 12_000, 12_000, 0) + b"\2\2\x44\1\0;"
     for flags, palette in ((0, b""), (0x80, bytes(6))):
@@ -484,9 +484,7 @@ def test_the_limit_is_of_pixels_and_may_be_reached(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "BMP"])
-def test_a_limit_of_ones_own_is_not_second_guessed_by_that_of_pillow(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pillows_own_limit_does_not_apply(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     assert pixels(REAL[name]).shape == (24, 32, 3)
     assert Image.MAX_IMAGE_PIXELS == 100
@@ -512,7 +510,7 @@ DEFLATED_ZEROS = zlib.compress(bytes(20_000_000), 9)
     ],
     ids=["text", "international text", "colour profile", "many texts"],
 )
-def test_metadata_that_swells_is_refused(metadata: bytes) -> None:
+def test_metadata_that_decompresses_to_much_is_refused(metadata: bytes) -> None:
     rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     for place in ({"before": metadata}, {"after": metadata}):
         if b"iCCP" in metadata and "after" in place:
@@ -523,7 +521,7 @@ def test_metadata_that_swells_is_refused(metadata: bytes) -> None:
         assert time.perf_counter() - start < 1
 
 
-def test_a_jpeg_of_a_thousand_scans_is_refused_and_one_of_some_is_read() -> None:
+def test_a_jpeg_of_a_thousand_scans_is_refused_and_one_of_few_is_read() -> None:
     content = REAL["progressive JPEG"]
     assert np.array_equal(pixels(scans(content, 20)), pixels(content))
     trailer = content + b"\xff\xda\0\2" * 1000  # after the end: what a phone appends to a picture
@@ -536,7 +534,7 @@ def test_a_jpeg_of_a_thousand_scans_is_refused_and_one_of_some_is_read() -> None
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_an_image_that_is_cut_short_is_refused_or_whole(name: str) -> None:
+def test_a_truncated_image_is_refused_unless_no_pixel_is_missing(name: str) -> None:
     content = REAL[name]
     expected = pixels(content)
     lengths = [*range(0, len(content) - 40, max(len(content) // 60, 1)), *range(len(content) - 40, len(content))]
@@ -572,7 +570,7 @@ def test_a_png_whose_checksum_does_not_fit_its_pixels_is_refused() -> None:
         decode(one[: end - 4] + other[end - 4 :])
 
 
-def test_what_looks_like_an_end_or_a_scan_in_the_metadata_of_a_jpeg_is_neither() -> None:
+def test_markers_in_the_metadata_of_a_jpeg_are_ignored() -> None:
     noise = np.random.default_rng(2).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     content = encoded(noise, "JPEG")
     for comment in (b"\xff\xd9" * 3, b"\xff\xda\0\2" * 1000):
@@ -590,12 +588,12 @@ def test_a_jpeg_whose_second_half_was_never_copied_is_refused() -> None:
         decode(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
 
 
-def test_pillow_is_left_as_it_was() -> None:
+def test_pillows_global_state_does_not_change() -> None:
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
     assert Image.MAX_IMAGE_PIXELS == (1024**3 // 4 // 3)
 
 
-def test_the_text_of_an_error_is_not_that_of_a_decoder() -> None:
+def test_an_error_does_not_quote_the_decoder() -> None:
     with pytest.raises(DataError) as caught:
         decode(REAL["PNG"][:-30])
     assert "PNG" in str(caught.value)
@@ -636,13 +634,13 @@ TIFF, ICO, PPM = (encoded(PICTURE, format) for format in ("TIFF", "ICO", "PPM"))
         (b"RIFF\0\0\0\0WAVEfmt ", "52 49 46 46 00 00 00 00"),
     ],
 )
-def test_what_is_not_read_is_named(content: bytes, message: str) -> None:
+def test_formats_that_are_not_read_are_named(content: bytes, message: str) -> None:
     with pytest.raises(UnreadableImage, match=message):
         decode(content)
 
 
 @pytest.mark.parametrize("start", [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP", b"BM", b"GIF89a"])
-def test_a_beginning_alone_is_no_image(start: bytes) -> None:
+def test_a_signature_alone_is_refused(start: bytes) -> None:
     for content in (start, start + bytes(100), start + b"\xff" * 100):
         with pytest.raises(UnreadableImage):
             decode(content)
@@ -657,7 +655,7 @@ def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
     assert np.array_equal(pixels(path), PICTURE)
 
 
-def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+def test_pipes_and_folders_are_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     for name in ("pipe.png", "", "absent.png"):
         with pytest.raises(UnreadableImage):
@@ -675,7 +673,7 @@ def test_a_file_larger_than_any_image_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read whatever the permissions say")
-def test_a_file_one_may_not_read_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_file_without_read_permission_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(REAL["PNG"])
     path.chmod(0)
@@ -683,7 +681,7 @@ def test_a_file_one_may_not_read_is_said_to_be_so(tmp_path: Path) -> None:
         decode(path)
 
 
-def test_a_disk_that_fails_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.png").write_bytes(REAL["PNG"])
 
     def fail(descriptor: int) -> os.stat_result:
@@ -696,7 +694,7 @@ def test_a_disk_that_fails_is_said_to(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "Input/output error" in str(caught.value)
 
 
-def test_too_little_memory_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(image: Image.Image, kind: str) -> Image.Image:
         raise MemoryError
 
@@ -708,7 +706,7 @@ def test_too_little_memory_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
 # All at once, and anything at all
 
 
-def test_many_threads_decode_what_one_does() -> None:
+def test_many_threads_decode_the_same_as_one() -> None:
     contents = [*REAL.values()] * 6
     expected = [pixels(content, size=16) for content in contents]
     with ThreadPoolExecutor(8) as pool:

@@ -1,4 +1,4 @@
-"""docs/images.md says of every kind of image and folder what engram says."""
+"""docs/images.md describes every kind of image and folder as engram treats it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_unreadable_file_gets_one_short_message(case: Case) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.what)
-def test_a_place_is_learned_from_or_refused_as_the_page_says(place: Place, any_name: None) -> None:
+def test_a_folder_is_learned_or_refused_as_the_page_says(place: Place, any_name: None) -> None:
     learned, said = outcome(place)
     assert learned == place.learned, said
     assert said.isprintable() and said.endswith(".")

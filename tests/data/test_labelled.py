@@ -1,4 +1,4 @@
-"""Labelled pictures are found where people keep them; what is not learned from is listed, with the reason."""
+"""Labelled images are found in folders and lists; skipped files are listed with the reason."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Counted:
 # Folders
 
 
-def test_each_sub_folder_is_a_class_with_all_that_lies_below_it(tmp_path: Path) -> None:
+def test_each_sub_folder_is_a_class_with_all_images_below_it(tmp_path: Path) -> None:
     fill(tmp_path, "dog/2.png", "dog/1.JPG", "cat/b.webp", "cat/kitten/young/a.png", "cat/kitten/b.jpeg", "emu/1.gif")
     found = scan(tmp_path)
     assert classes(found) == {
@@ -95,7 +95,7 @@ def test_each_sub_folder_is_a_class_with_all_that_lies_below_it(tmp_path: Path) 
     assert scan(str(tmp_path)) == found
 
 
-def test_the_order_does_not_depend_on_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_does_not_depend_on_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, *(f"{label}/{number}/{number}.png" for label in "cab" for number in (3, 1, 2)))
     expected = scan(tmp_path)
     assert list(expected.paths) == sorted(expected.paths)
@@ -109,7 +109,7 @@ def test_the_order_does_not_depend_on_that_of_the_folder(tmp_path: Path, monkeyp
     assert scan(tmp_path) == expected
 
 
-def test_what_systems_leave_behind_is_passed_over_in_silence(tmp_path: Path) -> None:
+def test_system_files_are_ignored_without_a_report(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "__MACOSX/cat/._1.png", ".git/1.png", "cat/.hidden/1.png", "cat/._1.png")
     fill(tmp_path, "@eaDir/1.png", "$RECYCLE.BIN/1.png", "lost+found/1.png", "cat/@eaDir/1.png/thumb.png")
     for name in ("Thumbs.db", "cat/Thumbs.db", "cat/desktop.ini", ".DS_Store", "cat/.DS_Store"):
@@ -119,7 +119,7 @@ def test_what_systems_leave_behind_is_passed_over_in_silence(tmp_path: Path) -> 
     assert found.skipped == ()
 
 
-def test_what_is_not_an_image_by_its_name_is_listed_and_so_are_empty_classes(tmp_path: Path) -> None:
+def test_files_without_an_image_extension_and_empty_classes_are_listed(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "2.png")
     (tmp_path / "README.md").touch()
     (tmp_path / "cat" / "notes.txt").touch()
@@ -155,7 +155,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
     }
 
 
-def test_links_that_lead_in_a_circle_or_nowhere_are_listed(tmp_path: Path) -> None:
+def test_circular_and_broken_links_are_listed(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "cat/deep/2.png")
     (tmp_path / "cat" / "deep" / "up").symlink_to("..")
     (tmp_path / "cat" / "deep" / "all").symlink_to(tmp_path)
@@ -188,7 +188,7 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
         scan(tmp_path)
 
 
-def test_what_is_neither_folder_nor_list_is_refused(tmp_path: Path) -> None:
+def test_a_source_must_be_a_folder_or_a_list(tmp_path: Path) -> None:
     fill(tmp_path, "1.png")
     with pytest.raises(DataError, match=r"1\.png .*\.csv"):
         scan(tmp_path / "1.png")
@@ -204,7 +204,7 @@ def test_a_data_set_that_is_already_split_is_not_learned_as_train_and_test(tmp_p
     assert scan(tmp_path).class_names == ("Val", "plane", "train")
 
 
-def test_a_train_may_be_a_class(tmp_path: Path) -> None:
+def test_train_may_be_a_class(tmp_path: Path) -> None:
     fill(tmp_path, "train/1.png", "train/steam/2.png")
     assert scan(tmp_path).class_names == ("train",)
 
@@ -236,7 +236,7 @@ def test_class_names_are_composed(tmp_path: Path) -> None:
     ("one", "other"),
     [("Cat", "cat"), (COMPOSED, DECOMPOSED), (COMPOSED.upper(), DECOMPOSED), ("Straße", "STRASSE"), ("cat", "cat ")],
 )
-def test_classes_that_people_take_for_one_are_refused(one: str, other: str, tmp_path: Path) -> None:
+def test_class_names_that_look_the_same_are_refused(one: str, other: str, tmp_path: Path) -> None:
     both = sorted((one, other))
     fill(tmp_path, *(f"{name}/1.png" for name in both), "dog/1.png")
     if len(os.listdir(tmp_path)) < 3:
@@ -247,13 +247,13 @@ def test_classes_that_people_take_for_one_are_refused(one: str, other: str, tmp_
         assert f"{name!a} (the folder {tmp_path / name})" in str(caught.value)
 
 
-def test_labels_that_people_take_for_one_are_refused_with_their_lines(tmp_path: Path) -> None:
+def test_labels_that_look_the_same_are_refused_with_their_lines(tmp_path: Path) -> None:
     path = listed(tmp_path, f"path,label\na.png,{COMPOSED}\nb.png,{COMPOSED}\nc.png,{DECOMPOSED}\n")
     with pytest.raises(DataError, match=r"'caf\\xe9' \(line 2\) and 'cafe\\u0301' \(line 4\)"):
         scan(path)
 
 
-def test_a_class_that_is_not_named_in_utf8_is_refused(tmp_path: Path) -> None:
+def test_a_class_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     try:
         fill(tmp_path, os.fsdecode(b"k\xe4fer/1.png"))
     except OSError:
@@ -314,7 +314,7 @@ def test_a_list_may_name_any_file_in_any_place(tmp_path: Path) -> None:
     ]
 
 
-def test_a_list_may_name_files_in_bytes_that_are_not_text(tmp_path: Path) -> None:
+def test_a_list_may_name_files_that_are_not_utf8(tmp_path: Path) -> None:
     try:
         fill(tmp_path, os.fsdecode(b"\xff.png"))
     except OSError:
@@ -324,7 +324,7 @@ def test_a_list_may_name_files_in_bytes_that_are_not_text(tmp_path: Path) -> Non
         scan(listed(tmp_path, b"path,label\na.png,k\xe4fer\n"))
 
 
-def test_what_a_list_has_wrong_is_reported_by_line(tmp_path: Path) -> None:
+def test_errors_in_a_list_are_reported_by_line(tmp_path: Path) -> None:
     good = "path,label\na.png,cat\n"
     bad = 'absent.png,cat\nb.png, \n"ab\nsent.png",dog\n,dog\na.png,dog\n./a.png,cat\nc.png\nc,d.png,cat\n'
     path = listed(tmp_path, good + bad)
@@ -345,7 +345,7 @@ def test_of_many_wrong_lines_ten_are_reported(tmp_path: Path) -> None:
         scan(path)
 
 
-def test_what_lies_above_a_linked_folder_is_what_the_file_system_says(tmp_path: Path) -> None:
+def test_dots_after_a_linked_folder_are_resolved_by_the_file_system(tmp_path: Path) -> None:
     fill(tmp_path, "a.png", "store/a.png", "store/deep/b.png")
     (tmp_path / "linked").symlink_to("store/deep")
     (tmp_path / "list.csv").write_text("linked/../a.png,cat\nlinked/b.png,dog\nstore/deep/b.png,dog\na.png,cow\n")
@@ -377,7 +377,7 @@ def test_a_line_that_repeats_another_is_skipped_and_listed(tmp_path: Path) -> No
         ("path,label\na\0.png,cat\n", r"Line 2: .*a\\x00\.png"),
     ],
 )
-def test_what_is_no_list_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_list_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"list\.csv .*{message}"):
         scan(listed(tmp_path, text))
 
@@ -396,7 +396,7 @@ def test_a_list_that_cannot_be_opened_is_refused(tmp_path: Path, monkeypatch: py
 # Reading
 
 
-def test_what_was_found_is_read_as_samples_in_order(tmp_path: Path) -> None:
+def test_files_are_read_as_samples_in_order(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{label}/{number}.png" for number in range(8) for label in ("cat", "dog", "emu")))
     found = scan(tmp_path)
     for threads in (1, 3, None):
@@ -417,7 +417,7 @@ def test_images_are_read_as_squares_of_their_middle(tmp_path: Path) -> None:
     assert np.array_equal(result.samples.inputs[0].numpy(), gradient(24, 60)[:, 18:42])
 
 
-def test_what_cannot_be_read_is_skipped_and_listed_and_nothing_takes_its_place(tmp_path: Path) -> None:
+def test_unreadable_files_are_skipped_and_listed(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "cat/3.png", "dog/2.png", "dog/5.png")
     (tmp_path / "cat" / "2.png").write_bytes((tmp_path / "cat" / "1.png").read_bytes()[:-20])
     (tmp_path / "dog" / "1.jpg").write_text("not a picture")
@@ -437,7 +437,7 @@ def test_what_cannot_be_read_is_skipped_and_listed_and_nothing_takes_its_place(t
     }
 
 
-def test_a_class_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> None:
+def test_a_class_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png")
     (tmp_path / "bad\ndog").mkdir()
     (tmp_path / "bad\ndog" / "1.jpg").touch()
@@ -516,7 +516,7 @@ def test_a_size_without_pixels_is_refused(size: int, tmp_path: Path) -> None:
         read_images(scan(tmp_path), size)
 
 
-def test_more_than_the_machine_can_hold_is_refused_in_words(tmp_path: Path) -> None:
+def test_images_beyond_the_memory_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "cat/2.png")
     with pytest.raises(DataError, match=r"^2 images of .* 600,000\.0 GB"):
         read_images(scan(tmp_path), 10_000_000)

@@ -1,4 +1,4 @@
-"""Inputs that are made when asked for behave, in `Samples`, as a tensor does."""
+"""Inputs that are loaded on request behave like a tensor in `Samples`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def content(samples: Samples) -> Tensor:
     return samples.batch(torch.arange(len(samples)))
 
 
-def test_views_of_lazy_samples_give_the_rows_that_a_tensors_would_and_make_no_others() -> None:
+def test_views_of_lazy_samples_give_the_same_rows_as_of_a_tensor_and_load_no_others() -> None:
     samples, resident = lazy(), Samples.of(IMAGES, LABELS)
     chosen = samples.of_classes((1, 3)).select(torch.tensor([7, 0, 0]))
     assert samples.shape == (4, 5, 3) and samples.sample_bytes == 60 == resident.sample_bytes
@@ -26,14 +26,14 @@ def test_views_of_lazy_samples_give_the_rows_that_a_tensors_would_and_make_no_ot
     assert sorted(samples.inputs.made) == [1, 1, 15]  # type: ignore[union-attr]
 
 
-def test_parts_of_one_lazy_source_stay_views_of_it_when_they_are_put_together() -> None:
+def test_concatenated_parts_of_one_lazy_source_stay_views() -> None:
     samples = lazy()
     together = concatenate(samples.of_classes((2,)), samples.of_classes((0,)))
     assert together.inputs is samples.inputs
     assert torch.equal(content(together), torch.cat([IMAGES[LABELS == 2], IMAGES[LABELS == 0]]))
 
 
-def test_kept_images_and_lazy_ones_are_put_together_without_making_any() -> None:
+def test_tensors_and_lazy_images_are_concatenated_without_loading() -> None:
     kept, files = Samples.of(IMAGES[:3] + 1, torch.tensor([9, 9, 8])), lazy()
     together = concatenate(kept, files.select(torch.tensor([19, 4])), kept.select(torch.tensor([2])))
     assert files.inputs.made == []  # type: ignore[union-attr]
@@ -50,7 +50,7 @@ def test_a_batch_without_positions_is_empty() -> None:
     assert joined[torch.empty(0, dtype=torch.int64)].shape == (0, 4, 5, 3)
 
 
-def test_fingerprints_of_lazy_samples_make_none_and_tell_rows_and_labels_apart() -> None:
+def test_fingerprints_of_lazy_samples_load_nothing_and_depend_on_rows_and_labels() -> None:
     samples = lazy()
     prints = {
         samples.fingerprint(),
@@ -66,7 +66,7 @@ def test_fingerprints_of_lazy_samples_make_none_and_tell_rows_and_labels_apart()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, None])
-def test_images_are_filled_in_by_any_number_of_workers(workers: int | None) -> None:
+def test_any_number_of_workers_gives_the_same_images(workers: int | None) -> None:
     def make(number: int, pixels: np.ndarray) -> None:
         pixels[:] = IMAGES[number].numpy()
 
@@ -74,7 +74,7 @@ def test_images_are_filled_in_by_any_number_of_workers(workers: int | None) -> N
     assert fill(0, (4, 5, 3), make, workers).shape == (0, 4, 5, 3)
 
 
-def test_an_error_of_a_worker_shows_and_leaves_no_thread_behind() -> None:
+def test_an_error_of_a_worker_is_raised_and_leaves_no_thread() -> None:
     before = threading.active_count()
 
     def make(number: int, pixels: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Work is begun ahead of its use, a bounded part of it, and nothing is left behind."""
+"""A limited amount of work is started before it is needed, and none is left behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engram.data import Samples
 from engram.data.lazy import BATCHES, prefetch
 
 
-def test_results_come_in_order_whatever_the_order_they_are_ready_in() -> None:
+def test_results_are_in_order_whichever_is_ready_first() -> None:
     def work(item: int) -> int:
         time.sleep(0.001 * (item % 3))
         return item * item
@@ -24,7 +24,7 @@ def test_results_come_in_order_whatever_the_order_they_are_ready_in() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
-def test_no_more_than_so_many_are_begun_before_they_are_asked_for(ahead: int) -> None:
+def test_only_so_many_are_started_before_they_are_requested(ahead: int) -> None:
     begun: list[int] = []
     with closing(prefetch(begun.append, range(30), workers=2, ahead=ahead)) as results:
         for number, _ in enumerate(results):
@@ -33,7 +33,7 @@ def test_no_more_than_so_many_are_begun_before_they_are_asked_for(ahead: int) ->
     assert sorted(begun) == list(range(30))
 
 
-def test_while_one_is_used_the_next_are_made() -> None:
+def test_the_next_are_computed_while_one_is_used() -> None:
     begun: list[int] = []
     with closing(prefetch(begun.append, range(9), workers=1, ahead=2)) as results:
         next(results)
@@ -44,7 +44,7 @@ def test_while_one_is_used_the_next_are_made() -> None:
         assert begun == [0, 1, 2]
 
 
-def test_an_error_shows_where_its_result_would_have_been_and_no_thread_is_left() -> None:
+def test_an_error_is_raised_in_the_place_of_its_result_and_leaves_no_thread() -> None:
     before = threading.active_count()
 
     def work(item: int) -> int:
@@ -62,7 +62,7 @@ def test_an_error_shows_where_its_result_would_have_been_and_no_thread_is_left()
     assert threading.active_count() == before
 
 
-def test_whoever_stops_early_and_closes_leaves_no_thread_and_no_work() -> None:
+def test_closing_early_leaves_no_thread_and_no_work() -> None:
     before, begun = threading.active_count(), []
 
     def work(item: int) -> None:
@@ -78,14 +78,14 @@ def test_whoever_stops_early_and_closes_leaves_no_thread_and_no_work() -> None:
     assert len(begun) == count <= 6
 
 
-def test_batches_are_the_same_from_memory_and_ahead() -> None:
+def test_prefetched_batches_are_the_same_as_from_memory() -> None:
     parts = torch.randperm(20).split(6)
     for samples in (Samples.of(IMAGES, LABELS), lazy()):
         for part, batch in zip(parts, samples.batches(parts), strict=True):
             assert torch.equal(batch, IMAGES[part])
 
 
-def test_what_is_in_memory_is_not_read_ahead_and_what_is_not_is_read_so_many_batches_ahead() -> None:
+def test_only_images_outside_of_memory_are_prefetched() -> None:
     before = threading.active_count()
     parts = torch.arange(20).split(2)
     with closing(Samples.of(IMAGES, LABELS).batches(parts)) as batches:

@@ -25,7 +25,7 @@ def content(samples: Samples) -> np.ndarray[Any, Any]:
     return samples.batch(torch.arange(len(samples))).numpy()
 
 
-def test_images_and_labels_are_as_they_were_given() -> None:
+def test_images_and_labels_are_kept_unchanged() -> None:
     samples = images()
     assert len(samples) == 8
     assert samples.shape == (4, 5, 3)
@@ -44,7 +44,7 @@ def test_gray_images_get_their_channel_and_vectors_become_float32() -> None:
     assert Samples.of(torch.ones(8, 6, dtype=torch.int32), LABELS).inputs.dtype == torch.float32
 
 
-def test_samples_are_a_view_and_not_a_copy_of_what_was_given() -> None:
+def test_samples_are_a_view_of_their_input() -> None:
     tensor = torch.from_numpy(IMAGES.copy())
     samples = Samples.of(tensor, LABELS)
     views = [
@@ -66,13 +66,13 @@ def test_selecting_follows_the_positions_through_several_views() -> None:
     assert np.array_equal(chosen.batch(torch.tensor([2, 2])).numpy(), IMAGES[[4, 4]])
 
 
-def test_a_batch_is_a_copy_that_may_be_changed() -> None:
+def test_a_batch_is_a_copy() -> None:
     samples = images()
     samples.batch(torch.arange(8)).zero_()
     assert np.array_equal(content(samples), IMAGES)
 
 
-def test_samples_of_a_class_keep_their_order_whatever_the_order_of_the_classes() -> None:
+def test_samples_of_classes_keep_their_order() -> None:
     for classes in ((2, 0), (0, 2)):
         assert images().of_classes(classes).rows.tolist() == [0, 1, 4, 5, 7]
     assert len(images().of_classes((3,))) == 0
@@ -118,7 +118,7 @@ def changed(array: np.ndarray[Any, Any], place: Any, value: int) -> np.ndarray[A
     return copy
 
 
-def test_the_fingerprint_is_of_the_samples_and_not_of_how_they_are_held() -> None:
+def test_the_fingerprint_does_not_depend_on_how_samples_are_stored() -> None:
     twice = Samples.of(np.concatenate([IMAGES[::-1], IMAGES]), np.concatenate([LABELS[::-1], LABELS]))
     assert twice.select(torch.arange(8, 16)).fingerprint() == images().fingerprint()
     assert twice.fingerprint() != images().fingerprint()
@@ -136,11 +136,11 @@ def test_the_fingerprint_is_of_the_samples_and_not_of_how_they_are_held() -> Non
     ],
     ids=["one pixel", "one label", "one fewer", "another order", "another shape", "vectors"],
 )
-def test_the_fingerprint_tells_any_difference(other: Samples) -> None:
+def test_the_fingerprint_changes_with_any_difference(other: Samples) -> None:
     assert other.fingerprint() != images().fingerprint()
 
 
-def test_the_fingerprint_sees_the_last_of_many_samples() -> None:
+def test_the_fingerprint_covers_the_last_of_many_samples() -> None:
     vectors = np.zeros((5000, 1))  # more than are read at a time
     labels = np.zeros(5000, np.int64)
     fingerprint = Samples.of(vectors, labels).fingerprint()

@@ -1,4 +1,4 @@
-"""An index finds what `learn` would find, is kept, and is made anew when something has changed."""
+"""An index finds the same files as `learn`, is cached, and is rebuilt after a change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_all_images_are_found_in_order_with_their_sizes(tree: Path) -> None:
     assert index.relative(0) == b"train/n00000000/n00000000_0.JPEG"
 
 
-def test_only_the_parts_that_are_asked_for_are_scanned(tree: Path) -> None:
+def test_only_the_requested_parts_are_scanned(tree: Path) -> None:
     assert paths(build_index(tree, ("val",))) == sorted((tree / "val").rglob("*.JPEG"))
     assert len(build_index(tree, ())) == 12
 
@@ -92,9 +92,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         build_index(tmp_path / "elsewhere", ())
 
 
-def test_thousands_of_files_that_are_no_images_are_counted_and_not_all_named(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thousands_of_skipped_files_are_counted_and_not_all_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "MAX_SKIPPED", 3)
     for number in range(5):
         (tree / "val" / f"{number}.txt").touch()
@@ -115,7 +113,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "build_index", refuse)
 
 
-def test_an_index_is_kept_in_the_cache_and_found_again_whole(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_index_is_loaded_completely(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree / "train" / "notes.txt").touch()
     settle(tree)
     made = open_index(tree, ("train", "val"))
@@ -157,7 +155,7 @@ def class_removed(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [added, removed, renamed, class_added, class_removed])
-def test_an_index_is_made_anew_when_a_folder_has_changed(change: Callable[[Path], None], tree: Path) -> None:
+def test_a_changed_folder_is_scanned_again(change: Callable[[Path], None], tree: Path) -> None:
     before = open_index(tree, ("train", "val"))
     change(tree)
     after = open_index(tree, ("train", "val"))
@@ -165,7 +163,7 @@ def test_an_index_is_made_anew_when_a_folder_has_changed(change: Callable[[Path]
     assert (after.folders, after.names) != (before.folders, before.names)
 
 
-def test_a_folder_that_changed_a_moment_before_it_was_scanned_is_not_trusted(tree: Path) -> None:
+def test_a_folder_modified_just_before_the_scan_is_scanned_again(tree: Path) -> None:
     (tree / "val" / "new").mkdir()  # this second: a change in the next millisecond might leave the time as it is
     index = open_index(tree, ("train", "val"))
     changed = dict(zip(index.folders, index.changed.tolist(), strict=True))
@@ -173,7 +171,7 @@ def test_a_folder_that_changed_a_moment_before_it_was_scanned_is_not_trusted(tre
 
 
 @pytest.mark.parametrize("damage", ["cut short", "another schema", "a part missing", "nonsense inside"])
-def test_a_damaged_index_is_made_anew(damage: str, tree: Path) -> None:
+def test_a_damaged_index_is_rebuilt(damage: str, tree: Path) -> None:
     place = open_index(tree, ()).place
     content, tensors = place.read_bytes(), load_tensors(place)
     if damage == "cut short":
@@ -188,7 +186,7 @@ def test_a_damaged_index_is_made_anew(damage: str, tree: Path) -> None:
     assert place.read_bytes() == content
 
 
-def test_without_a_place_to_keep_it_the_index_is_made_each_time_with_a_warning(
+def test_an_index_that_cannot_be_cached_is_rebuilt_with_a_warning(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -198,7 +196,7 @@ def test_without_a_place_to_keep_it_the_index_is_made_each_time_with_a_warning(
             assert len(open_index(tree, ())) == 12
 
 
-def test_what_tells_images_apart_is_the_same_wherever_the_folder_lies(tree: Path, tmp_path: Path) -> None:
+def test_the_identity_of_images_does_not_depend_on_the_folders_location(tree: Path, tmp_path: Path) -> None:
     one = build_index(tree, ())
     moved = tree.rename(tmp_path / "moved")
     assert list(build_index(moved, ()).identity(torch.arange(12))) == list(one.identity(torch.arange(12)))

@@ -1,4 +1,4 @@
-"""Classes arrive in the order and the groups that were asked for, with their own samples and no others."""
+"""Classes arrive in the requested order and groups, with their own samples and no others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sizes(stream: Stream) -> list[int]:
         (5, 1, [1, 5, 5]),
     ],
 )
-def test_tasks_have_the_classes_asked_for_and_the_last_the_remainder(
+def test_tasks_have_the_requested_classes_and_the_last_the_remainder(
     classes_per_task: int, first_task: int | None, expected: list[int]
 ) -> None:
     stream = split(animals(), classes_per_task=classes_per_task, first_task=first_task)
@@ -104,7 +104,7 @@ def test_the_class_order_of_a_seed_is_the_same_for_every_size_of_task() -> None:
     assert len({split(animals(), classes_per_task=size, seed=4).classes for size in (1, 3, 11)}) == 1
 
 
-def test_class_order_1993_is_that_of_published_code_whatever_the_seed() -> None:
+def test_class_order_1993_is_that_of_published_code_for_every_seed() -> None:
     hundred = vectors([*range(100)])
     dataset = Dataset("hundred", hundred, hundred, tuple(map(str, range(100))))
     # The first ten classes of iCaRL's, PODNet's and PyCIL's CIFAR-100.
@@ -137,7 +137,7 @@ def test_a_file_of_names_and_labels_gives_the_class_order(tmp_path: Path) -> Non
     assert stream.split["class_order"] == list(stream.classes)  # the record is of the order, whatever the file's name
 
 
-def test_a_file_may_come_from_another_system_and_be_named_as_a_path(tmp_path: Path) -> None:
+def test_a_class_order_file_may_have_any_line_ends_and_be_a_path(tmp_path: Path) -> None:
     three = vectors([0, 1, 2])
     accented = Dataset("three", three, three, ("caf\u00e9", "bar", "pub"))
     file = tmp_path / "order.txt"
@@ -145,12 +145,12 @@ def test_a_file_may_come_from_another_system_and_be_named_as_a_path(tmp_path: Pa
     assert split(accented, classes_per_task=1, class_order=file).classes == (2, 0, 1)
 
 
-def test_labels_that_are_no_whole_numbers_are_no_class_order() -> None:
+def test_a_class_order_of_fractions_is_refused() -> None:
     with pytest.raises(TypeError):
         split(animals(), classes_per_task=3, class_order=[label + 0.5 for label in range(11)])  # type: ignore[list-item]
 
 
-def test_a_line_is_a_name_first_and_a_label_only_where_no_class_is_so_named(tmp_path: Path) -> None:
+def test_a_line_is_a_class_name_or_else_a_label(tmp_path: Path) -> None:
     file = tmp_path / "order.txt"
     file.write_text("2\n1\n0\n")
     three = vectors([0, 1, 2])
@@ -161,7 +161,7 @@ def test_a_line_is_a_name_first_and_a_label_only_where_no_class_is_so_named(tmp_
     assert split(named_by_others, classes_per_task=1, class_order=str(file)).classes == (1, 2, 0)
 
 
-def test_a_class_order_that_cannot_be_used_is_refused_in_words(tmp_path: Path) -> None:
+def test_an_invalid_class_order_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "order.txt"
     file.write_text("ant\nbeee\n")
     with pytest.raises(UsageError, match=r"'beee'.* 'bee'.*order\.txt"):
@@ -179,7 +179,7 @@ def test_a_class_order_that_cannot_be_used_is_refused_in_words(tmp_path: Path) -
 # Validation
 
 
-def test_validation_takes_its_share_of_each_class_from_training_and_never_looks_at_the_test() -> None:
+def test_validation_is_held_out_of_training_and_the_test_split_is_not_used() -> None:
     stream = split(animals(per_class=20), classes_per_task=4, validation=0.1, seed=3)
     for task in stream:
         train, held_out = numbers(task.train), numbers(task.test)
@@ -213,7 +213,7 @@ def test_at_least_one_of_a_class_is_held_out_but_never_its_last(size: int, share
     assert sorted(numbers(rest) + numbers(held)) == list(range(size))
 
 
-def test_what_is_held_out_of_a_class_does_not_depend_on_the_other_classes() -> None:
+def test_the_held_out_samples_of_a_class_do_not_depend_on_other_classes() -> None:
     samples = animals().train
     _, of_all = hold_out(samples, 0.25, 0, "validation")
     _, of_one = hold_out(samples.of_classes((4,)), 0.25, 0, "validation")
@@ -254,7 +254,7 @@ def test_a_class_that_comes_back_counts_from_its_first_arrival() -> None:
     assert Stream("own", tasks, NAMES).classes == (3, 1, 2)
 
 
-def test_fingerprints_tell_the_order_of_classes_and_any_sample() -> None:
+def test_fingerprints_depend_on_the_class_order_and_every_sample() -> None:
     train, test = vectors([0, 1]), vectors([0, 1], 10)
 
     def fingerprint(task: Task) -> str:

@@ -18,13 +18,13 @@ def root(tmp_path: Path, cache: Path) -> Path:
     return tiny_imagenet(tmp_path / "tiny-imagenet-200")
 
 
-def test_classes_are_called_by_their_first_word_or_with_the_identifier_where_two_are_alike(root: Path) -> None:
+def test_classes_are_named_by_their_first_word_with_the_identifier_if_two_share_it(root: Path) -> None:
     assert load("tiny-imagenet-200", root).class_names == ("goldfish", "newt (n00000001)", "newt (n00000002)")
     (root / "words.txt").unlink()
     assert load("tiny-imagenet-200", root).class_names == ("n00000000", "n00000001", "n00000002")
 
 
-def test_training_images_go_by_their_folders_and_validation_images_by_the_list(root: Path) -> None:
+def test_training_images_are_labelled_by_folder_and_validation_images_by_the_list(root: Path) -> None:
     dataset = load("tiny-imagenet-200", root)
     assert dataset.name == "tiny-imagenet-200" and dataset.train.shape == (64, 64, 3)
     assert dataset.train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
@@ -36,13 +36,13 @@ def test_training_images_go_by_their_folders_and_validation_images_by_the_list(r
     assert dataset.test.batch(torch.arange(6)).shape == (6, 64, 64, 3)
 
 
-def test_its_lists_and_boxes_are_not_told_as_skipped_but_empty_images_are(root: Path) -> None:
+def test_lists_and_boxes_are_not_reported_as_skipped_but_empty_images_are(root: Path) -> None:
     assert load("tiny-imagenet-200", root).skipped == ()
     (root / "train" / "n00000000" / "images" / "n00000000_9.JPEG").touch()
     assert [left.path.name for left in load("tiny-imagenet-200", root).skipped] == ["n00000000_9.JPEG"]
 
 
-def test_a_class_list_chooses_by_identifier(root: Path, tmp_path: Path) -> None:
+def test_a_class_list_selects_by_identifier(root: Path, tmp_path: Path) -> None:
     (tmp_path / "some").write_text("n00000002\n")
     dataset = load("tiny-imagenet-200", root, options=DecodeOptions(class_list=tmp_path / "some", size=8))
     assert dataset.class_names == ("newt",) and (len(dataset.train), len(dataset.test)) == (4, 2)

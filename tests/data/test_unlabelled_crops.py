@@ -1,4 +1,4 @@
-"""Windows of pictures of anything: how many, of which, and what is refused."""
+"""Random crops of unlabelled images: how many, of which images, and what is refused."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_image_is_taken_about_as_often_and_none_has_a_class(folder: Path) -> None:
+def test_every_image_is_used_about_equally_often_and_crops_have_no_class(folder: Path) -> None:
     found = unlabelled_crops(folder, (8, 8, 3), 31, seed=0, purpose=1)
     assert found.shape == (8, 8, 3) and len(found) == 31
     assert bool((found.labels == -1).all())
@@ -34,7 +34,7 @@ def test_of_many_images_only_some_are_read(folder: Path) -> None:
     assert len(found) == 2
 
 
-def test_windows_are_the_same_each_time_and_others_for_another_task(tmp_path: Path) -> None:
+def test_crops_are_a_function_of_seed_and_purpose(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
     one, again, other = (unlabelled_crops(tmp_path, (8, 8, 3), 5, 0, task).batch(torch.arange(5)) for task in (1, 1, 2))
@@ -43,14 +43,14 @@ def test_windows_are_the_same_each_time_and_others_for_another_task(tmp_path: Pa
     assert len(one.flatten(1).unique(dim=0)) == 5
 
 
-def test_windows_have_the_shape_of_what_is_learned(folder: Path) -> None:
+def test_crops_have_the_shape_of_the_samples(folder: Path) -> None:
     assert unlabelled_crops(folder, (6, 9, 3), 4, 0, 1).shape == (6, 9, 3)
     grey = unlabelled_crops(folder, (8, 8, 1), 3, 0, 1)
     assert grey.shape == (8, 8, 1)
     assert bool((grey.batch(torch.arange(3)) == 85).all())  # a third of 255
 
 
-def test_what_no_windows_can_be_cut_from_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere "):
         unlabelled_crops(tmp_path / "nowhere", (8, 8, 3), 4, 0, 1)
     with pytest.raises(UsageError, match=r"blue\.png "):

@@ -294,12 +294,12 @@ def test_a_users_module_is_copied_and_not_changed() -> None:
     ("module", "found"),
     [(nn.Identity(), r"Identity gave \(2, 3, 8, 8\)"), (nn.Flatten(0, 2), r"Flatten gave \(48, 8\)")],
 )
-def test_a_module_that_gives_no_vector_per_sample_is_a_usage_error(module: nn.Module, found: str) -> None:
+def test_a_module_without_one_vector_per_sample_is_a_usage_error(module: nn.Module, found: str) -> None:
     with pytest.raises(UsageError, match=found):
         feature_dimension(module, torch.rand(2, 3, 8, 8))
 
 
-def test_a_module_that_gives_no_tensor_is_a_usage_error() -> None:
+def test_a_module_without_a_tensor_output_is_a_usage_error() -> None:
     class Both(nn.Module):
         def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
             return images, images

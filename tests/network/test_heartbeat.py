@@ -121,7 +121,7 @@ def test_a_lost_store_ends_all_ranks() -> None:
         assert isinstance(own.resolve(RuntimeError("no answer")), LostError)
 
 
-def test_so_does_a_store_that_never_answers(three: list[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_never_answers_ends_all_ranks(three: list[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
     gone = threading.Event()
     with three[0], three[1], three[2]:
         monkeypatch.setattr(three[0], "_reported", lambda: gone.wait() and None)

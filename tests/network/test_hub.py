@@ -204,7 +204,7 @@ def test_a_description_has_the_same_bytes_wherever_the_folder_is(vit: Path, tmp_
     assert (values["source"], values["licence"], values["commit"]) == ("tiny-vit", "apache-2.0", None)
 
 
-def test_nothing_of_a_config_that_names_code_or_files_is_kept(vit: Path, tmp_path: Path) -> None:
+def test_settings_that_name_code_or_files_are_dropped(vit: Path, tmp_path: Path) -> None:
     harmful = {
         "auto_map": {"AutoModel": "evil.Model"},
         "_attn_implementation": "someone/kernels",
@@ -237,7 +237,7 @@ def test_nothing_of_a_config_that_names_code_or_files_is_kept(vit: Path, tmp_pat
     ],
     ids=["empty", "no JSON", "a list", "an object", "no UTF-8", "long", "floats", "two dimensions", "deep"],
 )
-def test_what_is_no_description_is_a_data_error(description: Tensor) -> None:
+def test_an_invalid_description_is_a_data_error(description: Tensor) -> None:
     with pytest.raises(DataError):
         measure(Description.from_tensor(description))
 
@@ -372,7 +372,7 @@ def test_families_with_one_convention_need_no_preprocessor(model_type: str, mean
     ],
     ids=str,
 )
-def test_inputs_that_cannot_be_known_or_made_are_refused(
+def test_preprocessors_without_a_usable_input_are_refused(
     model_type: str, processor: dict[str, Any] | None, named: str, tmp_path: Path
 ) -> None:
     tiny(model_type, tmp_path, processor)
@@ -395,7 +395,7 @@ def test_inputs_that_cannot_be_known_or_made_are_refused(
     ],
     ids=lambda config: config.model_type,
 )
-def test_what_is_no_vision_backbone_is_refused(config: Any, tmp_path: Path) -> None:
+def test_other_models_than_vision_backbones_are_refused(config: Any, tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(DataError, match=f"vision backbone.*{config.model_type}"):
         load_hub(str(tmp_path))

@@ -41,7 +41,7 @@ def test_sigmoid_cross_entropy_of_one_hot_targets() -> None:
     assert loss.item() == pytest.approx(total / 2, rel=1e-12)
 
 
-def test_sigmoid_cross_entropy_of_scores_of_nothing_by_hand() -> None:
+def test_sigmoid_cross_entropy_of_zero_scores_by_hand() -> None:
     # Every sigmoid is a half, so each of the 4 × 5 answers costs log 2, whatever is asked.
     loss = sigmoid_cross_entropy(torch.zeros(4, 5), torch.eye(5)[:4])
     assert loss.item() == pytest.approx(5 * math.log(2), rel=1e-6)

@@ -1,4 +1,4 @@
-"""A network takes raw inputs, is copied for its teacher and its student, and comes back from its tensors."""
+"""A network takes raw inputs, is copied as teacher and student, and is restored from its tensors."""
 
 from __future__ import annotations
 

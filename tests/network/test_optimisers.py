@@ -1,4 +1,4 @@
-"""Optimisers without torch's compiler do the same, sooner."""
+"""Optimisers without torch's compiler take the same steps."""
 
 import pytest
 import torch

@@ -137,9 +137,7 @@ def test_rank_0_may_work_alone_for_longer_than_a_rank_may_be_silent() -> None:
 
 
 @pytest.mark.parametrize(("size", "count", "batch_size"), [(2, 41, 16), (3, 10, 4)])
-def test_the_same_augmented_samples_are_seen_each_epoch_and_each_once_over_all(
-    size: int, count: int, batch_size: int
-) -> None:
+def test_ranks_together_see_each_augmented_sample_once_per_epoch(size: int, count: int, batch_size: int) -> None:
     seen = partial(shared_work.batches, count, 2, batch_size=batch_size)
     alone, shares = seen(), together(seen, size=size)
     assert all(len(share) == len(alone) for share in shares)
@@ -196,7 +194,7 @@ def test_a_batch_may_have_fewer_samples_than_there_are_processes(trained: dict[i
         assert close(state, expected)
 
 
-def test_what_a_loss_does_not_use_stays_as_it_was(trained: dict[int, list[Any]]) -> None:
+def test_weights_that_a_loss_does_not_use_do_not_change(trained: dict[int, list[Any]]) -> None:
     before = shared_work.NETWORKS["mlp"]().state_dict()
     for each in trained[2]:
         after, _ = each[CASES.index(("mlp", "head", {}))]
@@ -204,7 +202,7 @@ def test_what_a_loss_does_not_use_stays_as_it_was(trained: dict[int, list[Any]])
         assert unused and all(torch.equal(after[name], before[name]) for name in unused)  # no decay either
 
 
-def test_without_the_sum_over_processes_they_drift_apart() -> None:
+def test_without_all_reduce_the_ranks_diverge() -> None:
     (first, epochs), (second, others) = together(partial(shared_work.trained, "mlp", "plain", distributes=False))
     assert all(own != other for own, other in zip(epochs.states, others.states, strict=True))
     assert not close(first, second)
@@ -261,7 +259,7 @@ def learned() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_works_and_knows_nothing_of_it(
+def test_every_method_gives_the_same_on_two_ranks(
     method: str, learned: tuple[dict[str, Any], list[dict[str, Any]]]
 ) -> None:
     alone, (first, second) = learned

@@ -1,4 +1,4 @@
-"""The networks by name: which there are, which are pretrained, and what a wrong name is answered with."""
+"""The networks by name: which there are, which are pretrained, and errors about wrong names."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_a_network_is_offline_only_if_its_weights_are_installed(monkeypatch: pyt
     assert {name for name, entry in entries().items() if not entry["offline"]} == set(VARIANTS)
 
 
-def test_pretrained_are_those_with_weights() -> None:
+def test_networks_with_weights_are_pretrained() -> None:
     assert {name for name in NAMES if is_pretrained(name)} == {*VARIANTS, "identity"}
     assert is_pretrained("hf:facebook/dinov2-small") and not is_pretrained(torch.nn.Linear(2, 2))
 
 
-def test_a_pretrained_network_says_the_size_of_its_images_and_others_take_any() -> None:
+def test_only_pretrained_networks_have_an_input_size() -> None:
     sizes = {name: size for name in NAMES if (size := input_size(name)) is not None}
     assert sizes == {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
 

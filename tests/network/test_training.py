@@ -1,4 +1,4 @@
-"""The training loop: its rates, its batches, its steps, how it goes on after a stop, and what it refuses."""
+"""The training loop: learning rates, batches, steps, resuming, and errors."""
 
 from __future__ import annotations
 
