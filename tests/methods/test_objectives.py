@@ -90,20 +90,24 @@ def test_fine_tuning_calls_old_classes_wrong(networks: tuple[Network, Network, t
     assert loss(inputs, class_indices).item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_softmax_is_a_setting(networks: tuple[Network, Network, torch.Tensor]) -> None:
+@pytest.mark.parametrize(("trained_on", "first"), [([2, 3], 2), ([0, 1, 2, 3], 0)])
+def test_a_softmax_is_over_the_classes_that_have_samples(
+    networks: tuple[Network, Network, torch.Tensor], trained_on: list[int], first: int
+) -> None:
     student, teacher, inputs = networks
     class_indices = torch.tensor([2, 3, 2])
     objective = Distillation(loss_function="softmax", distillation=2.0, feature_distillation=0.0, expected_classes=1)
     scores, old_scores = student(inputs)[1].tolist(), teacher(inputs)[1].tolist()
     expected = 0.0
     for i in range(3):
-        total = sum(map(math.exp, scores[i]))
+        total = sum(map(math.exp, scores[i][first:]))
         expected -= math.log(math.exp(scores[i][class_indices[i]]) / total) / 3
         new, old = [sum(math.exp(s) for s in row[:2]) for row in (scores[i], old_scores[i])]
         for k in (0, 1):
             expected -= 2.0 * math.exp(old_scores[i][k]) / old * math.log(math.exp(scores[i][k]) / new) / 3
-    value = objective.loss(context(student, teacher, torch.tensor([False, False, True, True])))(inputs, class_indices)
-    assert value.item() == pytest.approx(expected, rel=1e-9)
+    in_task = torch.tensor([False, False, True, True])
+    made = context(student, teacher, in_task, class_indices=torch.tensor(trained_on))
+    assert objective.loss(made)(inputs, class_indices).item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_where_every_known_class_is_in_the_task_there_is_none_to_answer_for(

@@ -270,6 +270,7 @@ def _plan(variant: Variant, options: SuiteOptions, dataset: Dataset) -> Plan:
         preset=options.preset,
         settings={**asked, **variant.settings},
         classes_per_task=variant.classes_per_task,
+        first_task=variant.first_task,
         tasks=options.tasks,
         validation=SUITES[options.suite].validation,
     )
@@ -285,6 +286,7 @@ def _run(label: str, plan: Plan, folder: Path, dataset: Dataset) -> SuiteRun:
         "dataset": dataset.name,
         "data": dataset.identity,
         "classes_per_task": plan.classes_per_task or classes_per_task(dataset),
+        "first_task": plan.first_task,
         "tasks": len(tasks),
         "validation": plan.validation,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 PAPER_SAMPLES = 500  # training images of a class of CIFAR-100, for which the paper's numbers per class are
@@ -19,6 +20,7 @@ class Variant:
     series: str  # its line in the figure
     value: float | None = None  # its place on the axis of what is varied
     classes_per_task: int | None = None  # None: the data set's usual number
+    first_task: int | None = None  # classes of the first task, if another number
     budget: int | None = None  # bytes per class; a variant that it is too small for is left out
 
 
@@ -160,6 +162,27 @@ def _parts(facts: DataFacts) -> Iterable[Variant]:
     yield _variant("features", "features, the paper's", stored, series="features")
 
 
+# Methods that store no image. All but ewc, mas, lwf, engram and those with a frozen network share their trainings.
+EXEMPLAR_FREE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **{method: (method, {}) for method in ("engram", "features", "features-unadapted")},
+    **{f"features, {name}": ("features", {"objective": name}) for name in ("efc", "adagauss", "lucir")},
+    "features, rotation labels": ("features", {"rotation_labels": 1.0}),
+    **{method: (method, {}) for method in ("dpcr", "gaussian-replay", "adc", "ldc", "sdc")},
+    "nearest mean, no compensation": ("sdc", {"compensation": "identity"}),
+    "fecam, frozen": ("fecam", {}),
+    "fecam, ridge compensation": ("fecam", {"tune": "every", "compensation": "ridge"}),
+    **{method: (method, {}) for method in ("fetril", "gamma-lwf", "lwf", "mas", "ewc", "finetune")},
+    "lwf, softmax, λ = 10, T = 2": ("lwf", {"loss_function": "softmax", "distillation": 10.0, "temperature": 2.0}),
+}
+
+
+def _exemplar_free(facts: DataFacts, *, warm: bool = False) -> Iterable[Variant]:
+    first = {"first_task": facts.classes // 2} if warm else {}
+    for label, (method, settings) in EXEMPLAR_FREE.items():
+        stored = {"features_per_class": facts.features_per_class} if method in ("features", "engram") else {}
+        yield _variant(method, label, {**stored, **settings}, **first)
+
+
 SUITES: Mapping[str, Suite] = {
     "table1": Suite(
         summary="Table 1: the ten systems, accuracy and memory",
@@ -229,6 +252,14 @@ SUITES: Mapping[str, Suite] = {
         summary="accuracy against bytes: every method with a memory, and every codec (ours)",
         finding="At equal memory float32 features are ahead of images where images are large.",
         variants=_frontier,
+    ),
+    "exemplar-free": Suite(
+        summary="every method that stores no image, with its bytes: features, Gaussians, means or nothing (ours)",
+        variants=_exemplar_free,
+    ),
+    "exemplar-free-warm": Suite(
+        summary="the same, after a first task of half of the classes (ours)",
+        variants=partial(_exemplar_free, warm=True),
     ),
     "parts": Suite(
         summary="what each part of our method is worth (ours, validation)",

@@ -142,7 +142,8 @@ class ADC(Compensation):
 
     adc_images: PositiveInt = 100  # perturbed images per old class: those nearest to its mean
     adc_steps: PositiveInt = 3
-    adc_step_size: PositiveFloat = 25.0  # α: the length of a step, in standard deviations of the inputs
+    # α: the length of a step, as a share of the length of a standardised input; 25 for CIFAR's, in the paper
+    adc_step_size: PositiveFloat = 0.45
 
     def __call__(self, statistics: Statistics, drift: Drift) -> Statistics:
         assert drift.perturb is not None

@@ -141,9 +141,9 @@ class Classification(Objective):
         return self._cross_entropy(scores, class_indices, among) / self.expected_classes
 
     def _cross_entropy(self, scores: Tensor, class_indices: Tensor, among: Tensor) -> Tensor:
-        """L_CE of scores (n, K); with sigmoids only of the classes `among` (bool, (K,))."""
+        """L_CE of scores (n, K), only of the classes `among` (bool, (K,))."""
         if self.loss_function == "softmax":
-            return softmax_cross_entropy(scores, class_indices)
+            return softmax_cross_entropy(scores.masked_fill(~among, -torch.inf), class_indices)
         targets = F.one_hot(class_indices, scores.shape[1]).to(scores.dtype)
         return sigmoid_cross_entropy(scores[:, among], targets[:, among])
 
@@ -170,13 +170,16 @@ class Distillation(Classification):
         if teacher is None:
             return super().loss(context)
         others = ~in_task[:old]  # (K_old,): classes that are distilled
+        among = in_task
+        if self.loss_function == "softmax":  # exemplars are classified too
+            among = in_task.index_fill(0, context.class_indices.unique().to(in_task.device), True)
         penalty = self.drift_penalty(context)
 
         def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
             features, scores = student(inputs)
             with torch.no_grad():
                 teacher_features, teacher_scores = teacher(inputs)
-            total = self._cross_entropy(scores, class_indices, in_task)
+            total = self._cross_entropy(scores, class_indices, among)
             total = total + self.distillation * self._distil(scores[:, :old], teacher_scores, class_indices, others)
             return total / self.expected_classes + penalty(features, teacher_features)
 
