@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from engram import storage
-from engram.data import Dataset, DecodeOptions, load
+from engram.data import Dataset, DecodeOptions, Stream, load
 from engram.errors import UsageError, nearest, unknown
 from engram.experiments.checkpoint import RunFolder
 from engram.experiments.estimate import Estimate, estimate
@@ -144,7 +145,7 @@ def plan_suite(options: SuiteOptions, dataset: Dataset) -> SuitePlan:
     members: list[tuple[Variant, list[SuiteRun], Estimate]] = []
     for variant in variants(options, dataset):
         runs = runs_of(variant, options, dataset)
-        stream = runs[0].plan.stream(dataset)
+        stream = _stream(runs[0].plan, dataset)
         learner = runs[0].plan.learner(dataset, stream)
         settings = learner.resolved_settings(dataset.train)
         trains = any(learner.trains(task, task.index) for task in stream)
@@ -243,7 +244,8 @@ def _affordable(found: Sequence[Variant], options: SuiteOptions, dataset: Datase
     affordable = []
     for variant in found:
         try:
-            chosen = _plan(variant, options, dataset).chosen(dataset) if variant.budget is not None else {}
+            plan = _plan(variant, options, dataset)
+            chosen = plan.chosen(dataset, _stream(plan, dataset)) if variant.budget is not None else {}
         except BudgetError:
             continue
         stored = {name: min(value, limits[name]) if name in limits else value for name, value in chosen.items()}
@@ -276,11 +278,20 @@ def _plan(variant: Variant, options: SuiteOptions, dataset: Dataset) -> Plan:
     )
     if variant.budget is None:
         return plan
-    return replace(plan, budget=variant.budget * len(plan.stream(dataset).classes))
+    return replace(plan, budget=variant.budget * len(_stream(plan, dataset).classes))
+
+
+def _stream(plan: Plan, dataset: Dataset) -> Stream:
+    return _split(dataset, plan.classes_per_task, plan.tasks, plan.validation, plan.seed)
+
+
+@functools.lru_cache(maxsize=8)  # it takes seconds on a large data set, and most runs of a suite have the same stream
+def _split(dataset: Dataset, size: int | None, tasks: int | None, validation: float, seed: int) -> Stream:
+    return Plan(classes_per_task=size, tasks=tasks, validation=validation, seed=seed).stream(dataset)
 
 
 def _run(label: str, plan: Plan, folder: Path, dataset: Dataset) -> SuiteRun:
-    tasks = plan.stream(dataset)
+    tasks = _stream(plan, dataset)
     learner = plan.learner(dataset, tasks)
     stream = {
         "dataset": dataset.name,
