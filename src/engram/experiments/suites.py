@@ -179,7 +179,8 @@ EXEMPLAR_FREE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def _exemplar_free(facts: DataFacts, *, warm: bool = False) -> Iterable[Variant]:
     first = {"first_task": facts.classes // 2} if warm else {}
     for label, (method, settings) in EXEMPLAR_FREE.items():
-        stored = {"features_per_class": facts.features_per_class} if method in ("features", "engram") else {}
+        stores = method in ("engram", "features", "features-unadapted")
+        stored = {"features_per_class": facts.features_per_class} if stores else {}
         yield _variant(method, label, {**stored, **settings}, **first)
 
 
