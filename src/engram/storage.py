@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import math
+import operator
 import os
 import shutil
 import stat
@@ -19,7 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engram.errors import BusyError, DataError, EngramError
 
@@ -30,6 +32,13 @@ LOCK_MODE = 0o666  # the umask restricts it
 ASIDE = ".aside-"
 STALE = 3600  # seconds after which a temporary file was left by a killed writer
 MAX_DEPTH = 32  # of untrusted JSON
+MAX_HEADER = 2**24  # bytes of a safetensors file's header
+# Types of tensors in safetensors files: their name in torch, and bytes of a number.
+DTYPES = {
+    **{"F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)},
+    **{"I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1)},
+    **{"U8": ("uint8", 1), "BOOL": ("bool", 1)},
+}
 
 
 def sync(path: Path) -> None:
@@ -153,16 +162,19 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
-def read_inside(folder: Path, name: str, most: int) -> bytes:
-    """The content of the regular file `folder/name`, at most `most` bytes; no link below `folder` is followed."""
+@contextmanager
+def open_inside(folder: Path, name: str, most: int) -> Iterator[tuple[io.BufferedReader, int]]:
+    """The open regular file `folder/name` and its size, at most `most` bytes; no link below `folder` is followed."""
     try:
-        descriptor = _open_inside(folder, name)
+        descriptor = _descriptor_inside(folder, name)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise DataError(f"{name} is not a regular file.")
+            if status.st_size > most:
+                raise DataError(f"{name} is longer than the {most} bytes it may have.")
             with open(descriptor, "rb", closefd=False) as file:
-                content = file.read(min(status.st_size, most) + 1)
+                yield file, status.st_size
         finally:
             os.close(descriptor)
     except FileNotFoundError as error:
@@ -170,12 +182,15 @@ def read_inside(folder: Path, name: str, most: int) -> bytes:
     except OSError as error:
         reason = "a link leads there" if error.errno in (errno.ELOOP, errno.EMLINK) else error.strerror
         raise DataError(f"{name} cannot be read: {reason}.") from error
-    if len(content) > most:
-        raise DataError(f"{name} is longer than the {most} bytes it may have.")
-    return content
 
 
-def _open_inside(folder: Path, name: str) -> int:
+def read_inside(folder: Path, name: str, most: int) -> bytes:
+    """The content of the regular file `folder/name`, at most `most` bytes; no link below `folder` is followed."""
+    with open_inside(folder, name, most) as (file, size):
+        return file.read(size)
+
+
+def _descriptor_inside(folder: Path, name: str) -> int:
     """Open part by part, so that no link can replace a part between a check and the read."""
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     for part in name.split("/"):
@@ -241,6 +256,31 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+class TensorShape(NamedTuple):
+    """The type and the shape of a tensor in a file."""
+
+    dtype: str  # as torch names it, or safetensors if torch has none
+    shape: tuple[int, ...]
+
+
+def read_shapes(file: io.BufferedReader, size: int, name: str) -> dict[str, TensorShape]:
+    """The types and shapes of the tensors in the open safetensors file `name` of this size; they are not read."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(MAX_HEADER, size - 8):
+        raise DataError(f"{name} cannot be read as safetensors: its header of {length} bytes is too long or too short.")
+    header = parse_json(file.read(length), name)
+    try:
+        header.pop("__metadata__", None)
+        kinds = {key: DTYPES[each["dtype"]] for key, each in header.items()}
+        sizes = {key: tuple(map(operator.index, each["shape"])) for key, each in header.items()}
+    except (AttributeError, LookupError, TypeError) as error:
+        raise DataError(f"{name} cannot be read as safetensors: {error!r}") from error
+    total = sum(kinds[key][1] * math.prod(shape) for key, shape in sizes.items())
+    if min((number for shape in sizes.values() for number in shape), default=0) < 0 or total != size - 8 - length:
+        raise DataError(f"{name} cannot be read as safetensors: {total} bytes of tensors in {size - 8 - length}.")
+    return {key: TensorShape(kinds[key][0], shape) for key, shape in sizes.items()}
 
 
 def parse_tensors(content: bytes, name: str) -> dict[str, Tensor]:

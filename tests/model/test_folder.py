@@ -340,18 +340,18 @@ def test_a_reader_begins_again_when_a_writer_took_away_what_it_was_reading(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path)
-    read_inside, overtaken = storage.read_inside, []
+    open_inside, overtaken = storage.open_inside, []
 
-    def overtake(path: Path, name: str, most: int) -> bytes:
+    def overtake(path: Path, name: str, most: int) -> Any:
         if file in name and len(overtaken) < 3:
             overtaken.append(name)
             with monkeypatch.context() as plain, folder.writing() as writer:
-                plain.setattr(storage, "read_inside", read_inside)
+                plain.setattr(storage, "open_inside", open_inside)
                 plain.setitem(FROZEN, "network.extractor.weight", torch.tensor([len(overtaken)]))
                 publish(writer, len(overtaken) + 1, alone=True)
-        return read_inside(path, name, most)
+        return open_inside(path, name, most)
 
-    monkeypatch.setattr(storage, "read_inside", overtake)
+    monkeypatch.setattr(storage, "open_inside", overtake)
     assert weight(folder) == 4
     assert len(set(overtaken)) == 3
 
@@ -615,8 +615,8 @@ def test_tensors_that_cannot_be_read_are_refused_though_their_checksum_is_right(
     if isinstance(content, tuple):
         content = len(content[0]).to_bytes(8, "little") + content[0] + content[1]
     rewritten(folder, {"learner.safetensors": content})
-    assert folder.problems()[0].startswith("generations/000001/learner.safetensors cannot be read as safetensors: ")
-    with pytest.raises(DataError, match="cannot be read as safetensors: "):
+    assert "generations/000001/learner.safetensors" in folder.problems()[0]
+    with pytest.raises(DataError, match=r"generations/000001/learner\.safetensors"):
         folder.load()
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from engram.data import Samples
 from engram.data.labelled import read_images, scan
-from engram.errors import BusyError, DataError, UsageError
+from engram.errors import BusyError, DataError, TrainingError, UsageError
 from engram.features import Adapter, AutoAdapter, Int8, MLPAdapter, RidgeAdapter
 from engram.methods import BudgetError
 from engram.model import (
@@ -447,6 +447,16 @@ def test_an_interrupted_first_time_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         learn(ModelFolder(tmp_path / "model"), pictures, LearnOptions(image_size=SIDE, epochs=1), Interrupting("train"))
     assert not (tmp_path / "model").exists()
+
+
+def test_a_training_that_ends_with_infinite_statistics_is_not_published(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "model")
+    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
+    settings = {"learning_rate": 1e6}
+    options = LearnOptions(image_size=SIDE, epochs=2, network="small", settings=settings)
+    with pytest.raises(TrainingError, match="not finite"):
+        learn(folder, pictures, options)
+    assert not folder.path.exists()
 
 
 def test_two_learners_cannot_cross(small_model: ModelFolder, tmp_path: Path) -> None:

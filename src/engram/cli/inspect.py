@@ -143,4 +143,4 @@ def _what(event: Generation) -> str:
         return f"{details.get('from')} → {details.get('to')}"
     if event.action == "merge" and details:
         return f"{details.get('class')} into {details.get('into')}"
-    return plural(details["classes"], "class") if event.action == "forget" and details else ""
+    return plural(details["classes"], "class") if event.action == "forget" and "classes" in details else ""

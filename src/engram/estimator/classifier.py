@@ -25,8 +25,8 @@ from engram.estimator.parameters import InvalidInput, as_value_errors, options_o
 from engram.model import (
     Model,
     ModelFolder,
+    load_generation,
     plan_update_of_samples,
-    restore_model,
     save,
     train_update,
     with_metadata,
@@ -206,8 +206,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
         A model of images takes uint8 images (n, height, width, channels) of the size it has learned.
         """
-        manifest, tensors = ModelFolder(path).load()
-        model = restore_model(manifest, tensors, device)
+        manifest, model = load_generation(ModelFolder(path), device=device)
         classifier = cls(**parameters_of(model), device=device)
         classifier._loaded = Path(path).resolve(), manifest.generation
         classifier._become(with_metadata(model, labels=kind_of_names(model)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from engram.model.checks import inconsistencies
 from engram.model.edit import EditResult, ForgetPreview, forget, merge, preview_forget, rename, rollback
 from engram.model.exporting import export
 from engram.model.folder import ModelFolder
 from engram.model.held_out import Calibration
-from engram.model.inspection import Generation, ModelSummary, inconsistencies, inspect, verify
+from engram.model.inspection import Generation, ModelSummary, inspect, verify
 from engram.model.learning import ClassAccuracy, UpdateRejected, UpdateResult, learn, learn_images, train_update
-from engram.model.model import Metadata, Model, load, restore_model, save, settings_of, with_metadata, with_settings
+from engram.model.model import Metadata, Model, settings_of, with_metadata, with_settings
 from engram.model.plan import LearnOptions, UpdatePlan, expected_seconds, plan_update, plan_update_of_samples
 from engram.model.prediction import (
     ClassProbability,
@@ -19,6 +20,7 @@ from engram.model.prediction import (
     predict,
     top_classes,
 )
+from engram.model.saving import load, load_generation, restore_model, save
 
 __all__ = [
     "Calibration",
@@ -47,6 +49,7 @@ __all__ = [
     "learn",
     "learn_images",
     "load",
+    "load_generation",
     "merge",
     "plan_update",
     "plan_update_of_samples",

@@ -12,7 +12,8 @@ from engram.errors import UsageError, unknown
 from engram.methods import editing
 from engram.model.folder import ModelFolder
 from engram.model.held_out import HeldOutScores, assess
-from engram.model.model import Model, load, save
+from engram.model.model import Model
+from engram.model.saving import load, save
 from engram.text import composed, printable, unfit
 
 

@@ -39,6 +39,7 @@ from engram.model.generations import (
     GENERATIONS,
     MANIFEST,
     NETWORKS,
+    CheckShapes,
     GenerationReader,
     find_strays,
     generation_number,
@@ -104,12 +105,17 @@ class ModelFolder:
                 found.append(read_manifest(self.path, number, digest))
         return found
 
-    def load(self, generation: int | None = None) -> tuple[Manifest, dict[str, Tensor]]:
-        """A generation (default: the one in use), from the very bytes whose checksums were verified."""
+    def load(
+        self, generation: int | None = None, check: CheckShapes = lambda manifest, shapes: None
+    ) -> tuple[Manifest, dict[str, Tensor]]:
+        """A generation (default: the one in use), from the very bytes whose checksums were verified.
+
+        `check` gets the types and shapes of its tensors before they are read, and may raise DataError.
+        """
 
         def read(pointer: Pointer) -> tuple[Manifest, dict[str, Tensor]]:
             number = self._number(pointer, generation)
-            manifest, tensors, problems = GenerationReader(self.path).read(number, pointer.generations[number])
+            manifest, tensors, problems = GenerationReader(self.path, check).read(number, pointer.generations[number])
             if manifest is None or problems:
                 raise problems[0]
             return manifest, tensors
@@ -138,13 +144,17 @@ class ModelFolder:
         digests = self.digests()
         return {**digests, **self._on_disk(after=max(digests, default=0))}
 
-    def problems(self, check: Check = lambda manifest, tensors: ()) -> list[str]:
-        """A sentence for each problem of the folder or found by `check`. Unfinished writes are not problems."""
+    def problems(
+        self,
+        check: Check = lambda manifest, tensors: (),
+        check_shapes: CheckShapes = lambda manifest, shapes: None,
+    ) -> list[str]:
+        """A sentence for each problem of the folder or found by the checks. Unfinished writes are not problems."""
         if not self._begun():
             return [f"There is no model in {self.path}."]
         for _ in range(TRIES):
             before = self._content()
-            found = self._problems(check)
+            found = self._problems(check, check_shapes)
             if not found or self._content() == before:
                 break
         return list(dict.fromkeys(map(str, found)))  # generations may share a damaged network file
@@ -310,7 +320,7 @@ class ModelFolder:
             unused += [path for path in list_folder(self.path / NETWORKS, is_network_file) if path not in used]
         return unused
 
-    def _problems(self, check: Check) -> list[DataError]:
+    def _problems(self, check: Check, check_shapes: CheckShapes) -> list[DataError]:
         try:
             empty = self.pointer().current is None
             found = [DataError(f"{CURRENT} names no generation: nothing was learned yet.")] if empty else []
@@ -318,7 +328,7 @@ class ModelFolder:
             return [error]
         except DataError as error:
             found = [error]
-        digests, reader = self.digests(), GenerationReader(self.path)
+        digests, reader = self.digests(), GenerationReader(self.path, check_shapes)
         for number, digest in sorted(digests.items()):
             manifest, tensors, damage = reader.read(number, digest)
             found += damage
@@ -367,9 +377,11 @@ class Writer(ModelFolder):
         super().__init__(path)
         self._verified: dict[File, None] = {}  # network files whose checksum was right when they were loaded
 
-    def load(self, generation: int | None = None) -> tuple[Manifest, dict[str, Tensor]]:
+    def load(
+        self, generation: int | None = None, check: CheckShapes = lambda manifest, shapes: None
+    ) -> tuple[Manifest, dict[str, Tensor]]:
         """As in `ModelFolder`. Publishing the same network again then needs no new checksum."""
-        manifest, tensors = super().load(generation)
+        manifest, tensors = super().load(generation, check)
         if manifest.network is not None:
             self._verified[manifest.network] = None
         return manifest, tensors

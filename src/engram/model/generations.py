@@ -24,10 +24,15 @@ from torch import Tensor
 from engram import storage
 from engram.errors import DataError, UsageError
 from engram.model.manifest import MAX_BYTES, File, Manifest
+from engram.storage import TensorShape
 
 GENERATIONS, NETWORKS = "generations", "networks"
 MANIFEST, LEARNER = "manifest.json", "learner.safetensors"
 EXTRACTOR = "network.extractor."  # prefix of the tensors that go into a network file
+
+
+# Raises DataError unless these are the types and shapes of a model's tensors.
+CheckShapes = Callable[[Manifest, Mapping[str, TensorShape]], None]
 
 
 class Contents(NamedTuple):
@@ -97,49 +102,79 @@ def read_manifest(model: Path, number: int, digest: str) -> Manifest:
 
 
 class GenerationReader:
-    """Reads and checks generations of a model; network files, which they share, once each."""
+    """Reads and checks generations of a model; network files, which they share, once each.
 
-    def __init__(self, model: Path) -> None:
-        self.model = model
-        self._networks: dict[File, dict[str, Tensor] | DataError] = {}
+    Sizes and checksums of all files are compared, and the types and shapes of their tensors given to `check`, which may
+    raise DataError, before any file is read into memory.
+    """
+
+    def __init__(self, model: Path, check: CheckShapes = lambda manifest, shapes: None) -> None:
+        self.model, self.check = model, check
+        self._shapes: dict[File, dict[str, TensorShape] | DataError] = {}
+        self._networks: dict[File, dict[str, Tensor]] = {}
 
     def read(self, number: int, digest: str) -> Contents:
         """A generation, with every file checked."""
-        folder, found, tensors = generation_path(number), [], {}
+        folder = generation_path(number)
         manifest: Manifest | None = None
+        tensors: dict[str, Tensor] = {}
+        shapes: dict[str, TensorShape] = {}
+        found: list[DataError] = []
         try:
             manifest = read_manifest(self.model, number, digest)
-            tensors = self._tensors(f"{folder}/{LEARNER}", manifest.learner)
+            files = {f"{folder}/{LEARNER}": manifest.learner}
+            files |= {} if manifest.network is None else {network_path(manifest.network): manifest.network}
+            for name, file in files.items():
+                try:
+                    shapes |= self._shapes_of(name, file)
+                except DataError as error:
+                    found.append(error)
+            if not found:
+                try:
+                    self.check(manifest, shapes)
+                except DataError as error:
+                    raise DataError(f"{folder}: {error}") from error
+                for name, file in files.items():
+                    tensors |= self._tensors(name, file)
         except DataError as error:
             found.append(error)
-        if manifest is not None and manifest.network is not None:
-            try:
-                tensors = tensors | self._network(manifest.network)
-            except DataError as error:
-                found.append(error)
         path = self.model / folder
         if os.path.isdir(path) and not os.path.islink(path):  # otherwise the manifest could not be read
             found += find_strays(self.model, folder, lambda entry: entry.name in (MANIFEST, LEARNER))
         return Contents(manifest, tensors, found)
 
-    def _network(self, file: File) -> dict[str, Tensor]:
-        if file not in self._networks:
+    def _shapes_of(self, name: str, file: File) -> dict[str, TensorShape]:
+        if file not in self._shapes:
             try:
-                self._networks[file] = self._tensors(network_path(file), file)
+                self._shapes[file] = _verified_shapes(self.model, name, file)
             except DataError as error:
-                self._networks[file] = error
-        found = self._networks[file]
+                self._shapes[file] = error
+        found = self._shapes[file]
         if isinstance(found, DataError):
             raise found
         return found
 
     def _tensors(self, name: str, file: File) -> dict[str, Tensor]:
+        if file in self._networks:
+            return self._networks[file]
         content = storage.read_inside(self.model, name, file.bytes)
-        if len(content) < file.bytes:
-            raise DataError(f"{name} was cut short: it has {len(content)} of {file.bytes} bytes.")
-        if hashlib.sha256(content).hexdigest() != file.sha256:
+        if hashlib.sha256(content).hexdigest() != file.sha256:  # the very bytes that are used
+            raise DataError(f"{name} was changed while it was read.")
+        tensors = storage.parse_tensors(content, name)
+        if name == network_path(file):
+            self._networks[file] = tensors
+        return tensors
+
+
+def _verified_shapes(model: Path, name: str, file: File) -> dict[str, TensorShape]:
+    """The types and shapes of the tensors in a file; DataError unless its size and checksum are right."""
+    with storage.open_inside(model, name, file.bytes) as (opened, size):
+        if size < file.bytes:
+            raise DataError(f"{name} was cut short: it has {size} of {file.bytes} bytes.")
+        if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
             raise DataError(f"{name} was changed: it does not have the SHA-256 it was saved with.")
-        return storage.parse_tensors(content, name)
+        opened.seek(0)
+        return storage.read_shapes(opened, size, name)
 
 
 def write_generation(folder: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> bytes:

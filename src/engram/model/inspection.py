@@ -9,21 +9,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.features import FeatureMemory, ImageMemory
 from engram.methods import METHODS, make
+from engram.model.checks import check_shapes, inconsistencies
 from engram.model.folder import ModelFolder
 from engram.model.generations import generation_path
 from engram.model.held_out import Calibration, HeldOutCounts
 from engram.model.manifest import Manifest
-from engram.model.model import Adaptation, Model, restore_model, settings_of
+from engram.model.model import Adaptation, Model, settings_of
+from engram.model.saving import load_generation, restore_model
 from engram.network import choose_extractor
 from engram.text import printable
-
-LENGTH_TOLERANCE = 1e-3  # how far the norm of a stored feature vector may be from 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +95,9 @@ class ModelSummary:
 
 def inspect(folder: ModelFolder) -> ModelSummary:
     """Summarise the model in a folder."""
-    manifest, tensors = folder.load()
-    model = restore_model(manifest, tensors, "cpu")
+    manifest, model = load_generation(folder, device="cpu")
     learner, metadata, settings = model.learner, model.metadata, settings_of(model.learner)
+    tensors = learner.state()
     memory, accuracy = learner.memory, metadata.held_out_counts.accuracy()
     defaults = settings_of(make(learner.name, objective=settings["objective"]))
     defaults["objective"] = METHODS[learner.name].objective
@@ -184,8 +182,8 @@ def _learned(details: Mapping[str, Any]) -> dict[str, int]:
     for kind in ("new", "more"):
         counts = details.get(kind)
         if isinstance(counts, dict):  # samples of each class
-            learned |= {kind: len(counts), f"{kind}_samples": sum(counts.values())}
-        elif isinstance(counts, list):  # of a generation that was deleted: numbers of classes and of samples
+            counts = [len(counts), sum(counts.values())]
+        if counts is not None:  # of a generation that was deleted, only the numbers of classes and of samples are left
             learned |= {kind: counts[0], f"{kind}_samples": counts[1]}
     return learned
 
@@ -213,7 +211,7 @@ class VerifyResult:
 
 def verify(folder: ModelFolder) -> VerifyResult:
     """Compare every file with its checksum, and check that each intact generation is consistent. This only reads."""
-    problems = folder.problems(_check)
+    problems = folder.problems(_check, check_shapes)
     return VerifyResult(
         generations=tuple(sorted(folder.digests() if folder.exists() else ())),
         in_use=folder.number_in_use(),
@@ -233,49 +231,3 @@ def _check(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Iterator[str]:
         yield f"{name}: {printable(error)}"
     except Exception as error:  # inconsistent tensors can raise any
         yield f"{name}: It cannot be used: {printable(repr(error))}."
-
-
-def inconsistencies(model: Model) -> Iterator[str]:
-    """A sentence for each inconsistency of a model."""
-    learner, names, memory = model.learner, model.names, model.learner.memory
-    classes = len(names)
-    if len(set(learner.classes_)) < classes:
-        yield "Two of its classes have one label."
-    if len(learner.task_of_class_) != classes or not all(0 <= task < learner.tasks_ for task in learner.task_of_class_):
-        yield f"It does not say for each of its {classes} classes which of {learner.tasks_} tasks brought it."
-    if learner.trained.classes != classes:
-        yield f"Its head has {learner.trained.classes} rows for {classes} classes."
-    if learner.classifier_ is not None and learner.classifier_.classes_.tolist() != list(range(classes)):
-        yield f"Its classifier does not have a row for each of its {classes} classes."
-    yield from _wrong_rows("features", memory.features, classes, (learner.trained.dimension,))
-    yield from _wrong_rows("images", memory.images, classes, learner.shape_)
-    yield from _wrong_numbers(model)
-    if model.metadata.budget is not None and memory.nbytes > model.metadata.budget:
-        yield f"It stores {memory.nbytes:,} bytes, which is more than its budget of {model.metadata.budget:,}."
-    blank = torch.zeros(1, *learner.shape_, dtype=torch.uint8 if len(learner.shape_) == 3 else torch.float32)
-    probabilities = model.probabilities(blank)
-    if probabilities.shape != (1, classes) or not bool(probabilities.isfinite().all()):
-        yield "It does not give each class a probability."
-
-
-def _wrong_rows(kind: str, memory: FeatureMemory | ImageMemory, classes: int, shape: tuple[int, ...]) -> Iterator[str]:
-    counts, rows = memory.counts.tolist(), memory.rows
-    if len(counts) not in (0, classes):
-        yield f"Its stored {kind} are counted for {len(counts)} instead of {classes} classes."
-    if min(counts, default=0) < 0 or sum(counts) != len(memory):
-        yield f"It has {len(memory)} stored {kind}, and counts {sum(counts)}."
-    if len(memory) and tuple(rows.shape[1:]) != shape:
-        yield f"Its stored {kind} are of the shape {tuple(rows.shape[1:])} instead of {shape}."
-    expected = torch.uint8 if kind == "images" and len(shape) == 3 else torch.float32
-    if len(memory) and rows.dtype != expected:
-        yield f"Its stored {kind} are of the type {rows.dtype} instead of {expected}."
-
-
-def _wrong_numbers(model: Model) -> Iterator[str]:
-    for name, tensor in model.learner.state().items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            yield f"Its {name} has numbers that are not finite."
-    rows = model.learner.memory.features.rows
-    wrong = int(((rows.norm(dim=1) - 1).abs() > LENGTH_TOLERANCE).sum())
-    if wrong:
-        yield f"{wrong} of its {len(rows)} stored features are not of unit length."

@@ -30,7 +30,7 @@ from engram.model.held_out import (
     mark_held_out,
     replays,
 )
-from engram.model.model import Adaptation, Metadata, Model, load, save, with_settings
+from engram.model.model import Adaptation, Metadata, Model, with_settings
 from engram.model.plan import (
     MIN_TO_HOLD_OUT,
     LearnOptions,
@@ -40,6 +40,7 @@ from engram.model.plan import (
     plan_update,
     plan_update_of_samples,
 )
+from engram.model.saving import load, save
 from engram.model.warning_signs import warning_signs
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress

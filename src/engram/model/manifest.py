@@ -65,6 +65,20 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _counted(details: dict[str, Any]) -> dict[str, Any]:
+    """Counts in a record of the history, which others compute with: of samples by class, or of classes and samples."""
+    for name in ("new", "more"):
+        value = details.get(name, {})
+        counts = list(value.values()) if isinstance(value, dict) else value
+        if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
+            raise ValueError(f"'{name}' does not hold counts")
+        if isinstance(value, list) and len(value) != 2:
+            raise ValueError(f"'{name}' does not hold a number of classes and one of samples")
+    if type(details.get("classes", 0)) is not int:
+        raise ValueError("'classes' is not a number")
+    return details
+
+
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ValueError("a name is given twice")
@@ -103,7 +117,7 @@ class Change:
     generation: Number
     created: Time
     action: Text
-    details: Plain
+    details: Annotated[Plain, AfterValidator(_counted)]
 
 
 class _SealedFile(ABC):

@@ -1,8 +1,7 @@
-"""`Model`: a learner with the names of its classes and its metadata, in memory and in a folder."""
+"""`Model`: a learner with the names of its classes and its metadata."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,10 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from engram.errors import DataError, UsageError, unknown
-from engram.methods import METHODS, Learner, make
-from engram.model.folder import KEEP, ModelFolder, Writer
+from engram.methods import Learner, make
 from engram.model.held_out import STRICT, Calibration, Count, HeldOutCounts
-from engram.model.manifest import Manifest
 from engram.network import portable_name, threads_for
 
 NOT_SAVED = ("weights", "unlabelled", "device")  # settings about where files are, or the machine, not about the model
@@ -49,9 +46,6 @@ class Metadata:
     labels: Literal["text", "int", "float", "bool"] = "text"  # the type of the labels that class names stand for
     announced: tuple[str, ...] = ()  # classes announced by `partial_fit` and not learned yet
     feature_names: tuple[str, ...] = ()  # of the inputs' columns, if they have names
-
-
-_METADATA = pydantic.TypeAdapter(Metadata)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,49 +142,3 @@ def unlearned(learner: Learner, /, **changed: Any) -> Learner:
 def with_metadata(model: Model, **changed: Any) -> Model:
     """The same model with some metadata changed."""
     return replace(model, metadata=replace(model.metadata, **changed))
-
-
-def load(folder: ModelFolder, *, generation: int | None = None, device: str = "auto") -> Model:
-    """The model in a folder, from the generation in use or an earlier one."""
-    manifest, tensors = folder.load(generation)
-    return restore_model(manifest, tensors, device)
-
-
-def restore_model(manifest: Manifest, tensors: Mapping[str, Tensor], device: str) -> Model:
-    """The model that a manifest and its tensors describe; an error if they do not fit together."""
-    if manifest.method not in METHODS:
-        raise unknown("method", manifest.method, METHODS, "engram methods")
-    try:
-        learner = make(manifest.method, **{**manifest.settings, "device": device})
-        metadata = _METADATA.validate_python(manifest.details)
-    except UsageError as error:  # of a version with other settings
-        raise DataError(f"The model was saved by engram {manifest.engram} and cannot be restored. {error}") from error
-    except pydantic.ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise DataError(f"The model's details are inconsistent: {where}: {problem['msg']}.") from error
-    learner.restore(tensors)
-    return Model(learner, manifest.classes, metadata)
-
-
-def save(
-    writer: Writer,
-    model: Model,
-    *,
-    action: str,
-    record: Mapping[str, Any] | None = None,
-    keep: int = KEEP,
-    alone: bool = False,
-) -> Manifest:
-    """Publish a model as the next generation of its folder; see `Writer.publish`."""
-    return writer.publish(
-        model.learner.state(),
-        action=action,
-        method=model.learner.name,
-        settings=settings_of(model.learner),
-        classes=model.names,
-        details=_METADATA.dump_python(model.metadata, mode="json"),
-        record=record,
-        keep=keep,
-        alone=alone,
-    )

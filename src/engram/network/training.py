@@ -210,7 +210,8 @@ def _explain_single_sample() -> Iterator[None]:
 
 
 def _check_weights(network: Network, task: int) -> None:
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in network.parameters()):
+    # Batch norms may have seen infinite activations although every weight is finite.
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in (*network.parameters(), *network.buffers())):
         raise TrainingError(f"A weight is not finite after task {task + 1}. {NOT_COMMITTED}")
 
 

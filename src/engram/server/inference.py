@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import DataError, EngramError
-from engram.model import ClassProbability, Model, ModelFolder, inconsistencies, restore_model, top_classes
+from engram.model import ClassProbability, Model, ModelFolder, inconsistencies, load_generation, top_classes
 from engram.server.config import Config
 from engram.server.problems import NoModel
 
@@ -96,8 +96,7 @@ class ModelLoader:
             self._seen, self._retry = (seen if self._loaded.generation == seen[0] else None), math.inf
 
     def _load(self) -> LoadedModel:
-        manifest, tensors = self.folder.load()
-        model = restore_model(manifest, tensors, self.device)
+        manifest, model = load_generation(self.folder, device=self.device)
         if problems := list(inconsistencies(model)):
             raise DataError(" ".join(problems))
         if model.image_size is None:

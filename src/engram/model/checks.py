@@ -1,0 +1,129 @@
+"""What a saved model must satisfy: the shapes of its tensors before they are read, then their values and consistency.
+
+A model may come from someone else, so nothing is allocated or computed before its size is known to be plausible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from engram.errors import DataError
+from engram.features import FeatureMemory, ImageMemory
+from engram.model.defaults import LARGEST_SIDE
+from engram.model.manifest import Manifest
+from engram.model.model import NOT_SAVED, Model
+from engram.network import NAMES
+from engram.network.hub import PREFIX
+from engram.storage import TensorShape
+
+LENGTH_TOLERANCE = 1e-3  # how far the norm of a stored feature vector may be from 1
+DESCRIPTION = "network.extractor.description"  # of a network of the hub, without which it would be downloaded
+
+# Type and shape of each tensor. A letter stands for the same number everywhere: K classes, d numbers of a feature.
+REQUIRED = {
+    **{name: "int64 K" for name in ("classes", "task_of_class")},
+    **{"shape": "int64 s", "tasks": "int64 1", "pretrained": "int64 1"},
+    **{"network.mean": "float32 c", "network.std": "float32 c", "network.head.weight": "float32 K d"},
+    **{"memory.features.counts": "int64 k", "memory.images.counts": "int64 i"},
+}
+KNOWN = {
+    **REQUIRED,
+    **{"network.head.bias": "float32 K", "network.head.newest": "bool K"},
+    **{f"network.head.{name}": "float32" for name in ("scale", "alpha", "beta")},
+    **{"classifier.classes": "int64 K", "classifier.weight": "float32 K w", "classifier.intercept": "float32 K"},
+    **{"classifier.chosen": "int64", "classifier.dimension": "int64", "classifier.precision": "float32 K d d"},
+    **{"memory.features.rows": "float32|float16 n f", "memory.features.held_out": "bool n"},
+    **{"memory.features.codes": "uint8 n p", "memory.features.codebook": "float16 p r l"},
+    **{"memory.features.lowest": "float32 f", "memory.features.steps": "float32 f"},
+    "memory.features.rotation": "float16 f f",
+    **{"memory.statistics.counts": "int64 t", "memory.statistics.means": "float32 t u"},
+}
+PARTS = ("network.", "classifier.", "memory.")  # in which a network, classifier or codec of one's own has other tensors
+PLAIN_TYPES = ("float32", "float16", "int64", "uint8", "bool")
+
+
+def check_shapes(manifest: Manifest, shapes: Mapping[str, TensorShape]) -> None:
+    """Raise DataError unless a model can have tensors of these types and shapes, and the manifest's settings."""
+    if missing := sorted(REQUIRED.keys() - shapes.keys()):
+        raise DataError(f"The saved state is not of a learner: it lacks {missing[0]}.")
+    sizes = {"1": 1, "K": len(manifest.classes)}
+    for name, (kind, shape) in shapes.items():
+        if name not in KNOWN:
+            if not name.startswith(PARTS) or kind not in PLAIN_TYPES:
+                raise DataError(f"The model has a tensor {name} of type {kind}, which no model has.")
+            continue
+        kinds, *letters = KNOWN[name].split()
+        fits = kind in kinds.split("|") and len(shape) == len(letters)
+        if not fits or any(sizes.setdefault(letter, size) != size for letter, size in zip(letters, shape, strict=True)):
+            expected = ", ".join(str(sizes.get(letter, letter)) for letter in letters)
+            raise DataError(f"The tensor {name} is {kind} {tuple(shape)} instead of {kinds} ({expected}).")
+    if foreign := sorted(set(NOT_SAVED) & manifest.settings.keys()):
+        raise DataError(f"The model has the setting '{foreign[0]}', which is of a machine and not of a model.")
+    network = manifest.settings.get("network", "auto")
+    if network not in (*NAMES, "auto") and not (str(network).startswith(PREFIX) and DESCRIPTION in shapes):
+        raise DataError(f"The model's network {network!r} is none that engram has, and the model does not describe it.")
+
+
+def check_values(tensors: Mapping[str, Tensor]) -> None:
+    """Raise DataError unless the numbers that say how much to allocate are plausible."""
+    shape, channels = tensors["shape"].tolist(), len(tensors["network.mean"])
+    is_image = len(shape) == 3 and max(shape[:2]) <= LARGEST_SIDE and shape[2] <= 4 and min(shape) > 0
+    normalised = channels in (1, shape[-1]) or shape[-1:] == [1]
+    if not (is_image and normalised) and shape != [channels]:
+        raise DataError(f"Inputs of shape {tuple(shape)} are neither images up to {LARGEST_SIDE} pixels nor vectors.")
+    dimension = tensors["network.head.weight"].shape[1]
+    if int(tensors.get("classifier.dimension", dimension)) != dimension:
+        raise DataError(f"The classifier is not of features of {dimension} numbers.")
+    for name in ("features", "images"):
+        counts = tensors[f"memory.{name}.counts"]
+        if bool((counts < 0).any()):
+            raise DataError(f"A count of stored {name} is negative.")
+
+
+def contradictions(model: Model) -> Iterator[str]:
+    """A sentence for each part of a model that does not fit the others."""
+    learner, classes, memory = model.learner, len(model.names), model.learner.memory
+    if len(set(learner.classes_)) < classes:
+        yield "Two of its classes have one label."
+    if not all(0 <= task < learner.tasks_ for task in learner.task_of_class_):
+        yield f"It does not say for each of its {classes} classes which of {learner.tasks_} tasks brought it."
+    if learner.trained.classes != classes:
+        yield f"Its head has {learner.trained.classes} rows for {classes} classes."
+    if learner.classifier_ is not None and learner.classifier_.classes_.tolist() != list(range(classes)):
+        yield f"Its classifier does not have a row for each of its {classes} classes."
+    yield from _wrong_rows("features", memory.features, classes, (learner.trained.dimension,))
+    yield from _wrong_rows("images", memory.images, classes, learner.shape_)
+
+
+def _wrong_rows(kind: str, memory: FeatureMemory | ImageMemory, classes: int, shape: tuple[int, ...]) -> Iterator[str]:
+    counts, rows = memory.counts.tolist(), memory.rows
+    if len(counts) not in (0, classes):
+        yield f"Its stored {kind} are counted for {len(counts)} instead of {classes} classes."
+    if sum(counts) != len(memory):
+        yield f"It has {len(memory)} stored {kind}, and counts {sum(counts)}."
+    if len(memory) and tuple(rows.shape[1:]) != shape:
+        yield f"Its stored {kind} are of the shape {tuple(rows.shape[1:])} instead of {shape}."
+    expected = torch.uint8 if kind == "images" and len(shape) == 3 else torch.float32
+    if len(memory) and rows.dtype != expected:
+        yield f"Its stored {kind} are of the type {rows.dtype} instead of {expected}."
+
+
+def inconsistencies(model: Model) -> Iterator[str]:
+    """A sentence for each reason why a model cannot be relied on: contradictions, and numbers that make no sense."""
+    yield from contradictions(model)
+    learner, memory, budget = model.learner, model.learner.memory, model.metadata.budget
+    for name, tensor in learner.state().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            yield f"Its {name} has numbers that are not finite."
+    rows = memory.features.rows
+    if wrong := int(((rows.norm(dim=1) - 1).abs() > LENGTH_TOLERANCE).sum()):
+        yield f"{wrong} of its {len(rows)} stored features are not of unit length."
+    if budget is not None and memory.nbytes > budget:
+        yield f"It stores {memory.nbytes:,} bytes, which is more than its budget of {budget:,}."
+    blank = torch.zeros(1, *learner.shape_, dtype=torch.uint8 if len(learner.shape_) == 3 else torch.float32)
+    probabilities = model.probabilities(blank)
+    if probabilities.shape != (1, len(model.names)) or not bool(probabilities.isfinite().all()):
+        yield "It does not give each class a probability."
