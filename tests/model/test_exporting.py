@@ -360,7 +360,7 @@ def test_nothing_is_written_into_a_models_own_folder(features: Model, tmp_path: 
         export(load(folder), tmp_path / "link" / "model.npz")
     export(load(folder), folder.path / ".." / "beside.npz")
     assert (tmp_path / "beside.npz").exists()
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 @pytest.mark.usefixtures("made_already")

@@ -62,7 +62,7 @@ def test_what_was_learned_is_told_apart(tmp_path: Path) -> None:
     model = load(folder)
     assert model.names == ("green", "red", "blue", "white", "black") and model.metadata.seen == (20, 20, 30, 30, 20)
     assert evaluate(model, paint(tmp_path / "again", model.names, 10, seed=1)).accuracy > 0.9
-    assert folder.verify() == []
+    assert folder.problems() == []
 
 
 def test_a_single_new_class_does_not_swallow_the_others(tmp_path: Path) -> None:
