@@ -24,7 +24,6 @@ Array = NDArray[Any]
 Split = tuple[Array, Array, Array, Array]  # training inputs, test inputs, training labels, test labels
 
 OBJECTS = Path(os.environ.get("ENGRAM_DATA", "nowhere")) / "objects"
-needs_objects = pytest.mark.skipif(not OBJECTS.is_dir(), reason="ENGRAM_DATA with objects/ is not there")
 
 
 def in_updates(classifier: IncrementalClassifier, X: Array, y: Array, order: Array, size: int) -> IncrementalClassifier:
@@ -99,19 +98,24 @@ def test_digits_in_five_updates_are_remembered() -> None:
     assert taught("finetune").score(rest, others) < 0.3  # its head forgets, although its features stay
 
 
-def embedded(folder: Path, classes: int) -> tuple[Array, Array]:
-    """Features of the photos of a folder by efficientnet-lite0, and their labels."""
-    pictures = read_images(scan(folder), 224)
-    chosen = (pictures.samples.labels < classes).nonzero().squeeze(1)
-    samples: Samples = pictures.samples.select(chosen)
+@pytest.fixture(scope="module")
+def photos() -> dict[str, Samples]:
+    """Photos of 40 classes at 96 pixels a side, in the parts train and test."""
+    if not OBJECTS.is_dir():
+        pytest.skip("ENGRAM_DATA with objects/ is not there")
+    return {part: read_images(scan(OBJECTS / part), 96).samples for part in ("train", "test")}
+
+
+def embedded(photos: Samples, classes: int) -> tuple[Array, Array]:
+    """Features of photos of the first classes by efficientnet-lite0, and their labels."""
+    samples = photos.of_classes(range(classes))
     network = make_network("efficientnet-lite0", "cosine", samples, seed=0).eval().requires_grad_(False)
     return extract(network, samples).numpy(), samples.labels.numpy()
 
 
-@needs_objects
-def test_embeddings_are_told_apart_at_least_as_well_as_by_their_nearest_mean() -> None:
+def test_embeddings_are_told_apart_at_least_as_well_as_by_their_nearest_mean(photos: dict[str, Samples]) -> None:
     """Two standard errors of the mean difference over four orders and 300 test images are about one point."""
-    (X, y), (rest, others) = (embedded(OBJECTS / part, 20) for part in ("train", "test"))
+    (X, y), (rest, others) = (embedded(photos[part], 20) for part in ("train", "test"))
     for per_class in (5, 30):
         gains = []
         for seed in range(4):
@@ -122,17 +126,14 @@ def test_embeddings_are_told_apart_at_least_as_well_as_by_their_nearest_mean() -
         assert np.mean(gains) > -0.01, gains
 
 
-@needs_objects
-def test_photos_as_arrays_are_seen_by_the_pretrained_network() -> None:
-    def photos(part: str) -> tuple[Array, Array]:
-        pictures = read_images(scan(OBJECTS / part), 96)
-        few = (pictures.samples.labels < 6).nonzero().squeeze(1)
-        return pictures.samples.batch(few).numpy(), pictures.samples.labels[few].numpy()
-
-    (X, y), (rest, others) = photos("train"), photos("test")
+def test_photos_as_arrays_are_classified_by_the_pretrained_network(photos: dict[str, Samples]) -> None:
+    few = {part: samples.of_classes(range(6)) for part, samples in photos.items()}
+    (X, y), (rest, others) = (
+        (part.batch(torch.arange(0, len(part), 2)).numpy(), part.labels[::2].numpy()) for part in few.values()
+    )
     ours = in_updates(IncrementalClassifier(random_state=0), X, y, np.arange(6), 3)
     assert ours.model_.learner.network == "efficientnet-lite0" and ours.score(rest, others) > 0.9
     assert ours.model_.metadata.held_out_counts.accuracy() is not None
-    before = [tensor.clone() for tensor in ours.model_.learner.trained.extractor.state_dict().values()]
-    again = IncrementalClassifier(random_state=0).fit(X[:60], y[:60]).model_.learner.trained.extractor.state_dict()
-    assert all(torch.equal(one, other) for one, other in zip(before, again.values(), strict=True))  # as published
+    published = make_network("efficientnet-lite0", "cosine", few["train"], seed=0).extractor.state_dict()
+    learned = ours.model_.learner.trained.extractor.state_dict()
+    assert all(torch.equal(learned[name], tensor) for name, tensor in published.items())
