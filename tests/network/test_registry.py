@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engram.errors import UsageError
-from engram.network import NAMES, check_name, input_size, is_pretrained, networks
+from engram.network import NETWORKS, check_name, input_size, is_pretrained, networks
 from engram.network.efficientnet import VARIANTS, Variant
 from engram.network.registry import NETWORKS, feature_dimension, make_extractor, restore_extractor
 
@@ -18,10 +18,10 @@ def entries() -> dict[str, dict[str, object]]:
 
 
 def test_every_network_is_listed_once() -> None:
-    assert [entry["name"] for entry in networks()] == list(NAMES)
+    assert [entry["name"] for entry in networks()] == list(NETWORKS)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in VARIANTS])
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in VARIANTS])
 def test_the_dimension_and_the_parameters_listed_are_those_of_the_network(name: str) -> None:
     shape = VECTOR if NETWORKS[name].takes_vectors else IMAGE
     extractor = make_extractor(name, shape)
@@ -45,12 +45,12 @@ def test_a_network_is_offline_only_if_its_weights_are_installed(monkeypatch: pyt
 
 
 def test_networks_with_weights_are_pretrained() -> None:
-    assert {name for name in NAMES if is_pretrained(name)} == {*VARIANTS, "identity"}
+    assert {name for name in NETWORKS if is_pretrained(name)} == {*VARIANTS, "identity"}
     assert is_pretrained("hf:facebook/dinov2-small") and not is_pretrained(torch.nn.Linear(2, 2))
 
 
 def test_only_pretrained_networks_have_an_input_size() -> None:
-    sizes = {name: size for name in NAMES if (size := input_size(name)) is not None}
+    sizes = {name: size for name in NETWORKS if (size := input_size(name)) is not None}
     assert sizes == {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
 
 

@@ -15,7 +15,7 @@ from engram.features import FeatureMemory, ImageMemory
 from engram.model.defaults import LARGEST_SIDE
 from engram.model.manifest import Manifest
 from engram.model.model import NOT_SAVED, Model
-from engram.network import NAMES
+from engram.network import NETWORKS
 from engram.network.hub import PREFIX
 from engram.storage import TensorShape
 
@@ -63,7 +63,7 @@ def check_shapes(manifest: Manifest, shapes: Mapping[str, TensorShape]) -> None:
     if foreign := sorted(set(NOT_SAVED) & manifest.settings.keys()):
         raise DataError(f"The model has the setting '{foreign[0]}', which is of a machine and not of a model.")
     network = manifest.settings.get("network", "auto")
-    if network not in (*NAMES, "auto") and not (str(network).startswith(PREFIX) and DESCRIPTION in shapes):
+    if network not in (*NETWORKS, "auto") and not (str(network).startswith(PREFIX) and DESCRIPTION in shapes):
         raise DataError(f"The model's network {network!r} is none that engram has, and the model does not describe it.")
 
 

@@ -29,7 +29,7 @@ from engram.model.defaults import (
     image_settings,
 )
 from engram.model.model import Metadata, Model, settings_of, unlearned, with_settings
-from engram.network import NAMES, choose_extractor, extractor_for_weights, input_size, is_pretrained
+from engram.network import NETWORKS, choose_extractor, extractor_for_weights, input_size, is_pretrained
 from engram.text import printable, unfit
 
 MIN_TO_HOLD_OUT = 5  # images of a class; of a smaller one none is held out
@@ -251,7 +251,11 @@ def _new_learner(options: LearnOptions, requested: Mapping[str, Any], shape: tup
     if method == "features" and options.images_per_class:
         method = "hybrid"
     network = _network(options, shape)
-    if options.weights is not None and network in NAMES and network != (own := extractor_for_weights(options.weights)):
+    if (
+        options.weights is not None
+        and network in NETWORKS
+        and network != (own := extractor_for_weights(options.weights))
+    ):
         raise UsageError(f"{printable(options.weights)} has weights of the network '{own}', not of '{network}'.")
     weights = None if options.weights is None else str(options.weights)
     defaults = image_settings(

@@ -15,7 +15,6 @@ from engram.network.network import (
 )
 from engram.network.registry import (
     DEFAULT_PRETRAINED,
-    NAMES,
     NETWORKS,
     check_name,
     choose_extractor,
@@ -32,7 +31,6 @@ from engram.network.training import EpochCheckpoints, Loss, Training
 __all__ = [
     "DEFAULT_PRETRAINED",
     "HEADS",
-    "NAMES",
     "NETWORKS",
     "Cache",
     "Carried",

@@ -80,7 +80,6 @@ NETWORKS = {
         weights="not needed",
     ),
 }
-NAMES = tuple(NETWORKS)
 
 
 def is_pretrained(network: str | nn.Module) -> bool:
@@ -94,8 +93,8 @@ def is_pretrained(network: str | nn.Module) -> bool:
 
 def check_name(network: str) -> None:
     """Raise an error if there is no network of this name."""
-    if network not in (*NAMES, "auto") and not hub.is_hub_name(network):
-        raise unknown("network", network, [*NAMES, "auto"], "engram networks")
+    if network not in (*NETWORKS, "auto") and not hub.is_hub_name(network):
+        raise unknown("network", network, [*NETWORKS, "auto"], "engram networks")
 
 
 def portable_name(network: str) -> str:
@@ -103,7 +102,7 @@ def portable_name(network: str) -> str:
 
     A saved model contains all that is needed to rebuild the network, so the folder may be gone.
     """
-    is_local = network not in (*NAMES, "auto") and not network.startswith(hub.PREFIX)
+    is_local = network not in (*NETWORKS, "auto") and not network.startswith(hub.PREFIX)
     return f"{hub.PREFIX}{Path(network).name}" if is_local else network
 
 
@@ -177,7 +176,7 @@ def describe_network(network: str) -> dict[str, Any]:
     if network in NETWORKS:
         return NETWORKS[network].describe(network)
     if not hub.is_hub_name(network):
-        raise unknown("network", network, NAMES, "engram networks")
+        raise unknown("network", network, NETWORKS, "engram networks")
     return hub.describe(network)
 
 
