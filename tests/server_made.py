@@ -19,7 +19,7 @@ from engram.server import Config, make_server
 Serve = Callable[..., TestClient]
 
 
-def picture(name: str, seed: int = 0) -> bytes:
+def image_bytes(name: str, seed: int = 0) -> bytes:
     """A noisy PNG of the colour of a class; see `models_made`."""
     noise = np.random.default_rng(seed).integers(-40, 41, (SIDE, SIDE, 3))
     return encoded(np.clip(np.array(COLOURS.get(name, (128, 128, 128))) + noise, 0, 255).astype(np.uint8), "PNG")
@@ -31,7 +31,7 @@ def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
 
 def update_form(name: str, count: int = 8) -> dict[str, Any]:
     """Arguments of `post` that teach a class."""
-    return {"files": files(*(picture(name, seed) for seed in range(count))), "data": {"classes": [name] * count}}
+    return {"files": files(*(image_bytes(name, seed) for seed in range(count))), "data": {"classes": [name] * count}}
 
 
 def wait_for_job(client: TestClient, id: str, seconds: float = 60) -> dict[str, Any]:

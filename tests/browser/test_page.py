@@ -25,7 +25,7 @@ TOKEN = "a token of enough characters"
 LONG = "W" * 60
 MARKUP = "<img src=x onerror=alert(1)>"
 UPDATE_TIMEOUT = 120_000  # milliseconds
-playwright.expect.set_options(timeout=30_000)  # the first picture waits for a decoder to start
+playwright.expect.set_options(timeout=30_000)  # the first image waits for a decoder to start
 
 
 @contextmanager
@@ -68,35 +68,35 @@ def files(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir())]
 
 
-def teach(page: Any, pictures: Path, names: tuple[str, str] = (TULIP, DAISY)) -> None:
+def teach(page: Any, images: Path, names: tuple[str, str] = (TULIP, DAISY)) -> None:
     page.get_by_role("button", name="Add a class").click()
     for number, name in enumerate(names):
         group = page.locator("fieldset").nth(number)
         group.get_by_label("Class", exact=True).fill(name)
-        group.locator("input[type=file][multiple]").set_input_files(files(pictures / name)[:20])
-    says(page, "#update-size", "40 pictures")
+        group.locator("input[type=file][multiple]").set_input_files(files(images / name)[:20])
+    says(page, "#update-size", "40 images")
     page.get_by_role("button", name="Teach", exact=True).click()
 
 
 def test_teach_classify_rename_roll_back_and_forget(browser: Any, tmp_path: Path) -> None:
-    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
+    images = draw(tmp_path / "images", (TULIP, DAISY), 24)
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
         says(page, "#classify", "There is no model yet.")
 
-        teach(page, pictures)
+        teach(page, images)
         says(page, ".job h3", "Learned", UPDATE_TIMEOUT)
         says(page, ".job .phase", "(95 % interval 0.")
-        says(page, ".job .phase", "over all classes, on 40 held-out pictures")
+        says(page, ".job .phase", "over all classes, on 40 held-out images")
         says(page, ".job .outcome", "Network efficientnet-lite0, not trained")
         says(page, "#facts", "(95 % interval 0.")
         rows = page.locator(".job tbody th bdi")
         assert sorted(rows.all_text_contents()) == sorted([TULIP, DAISY])
-        says(page, "#summary", "Generation 1: it knows 2 classes")
+        says(page, "#summary", "Version 1: it knows 2 classes")
 
-        asked = [files(pictures / name)[-1] for name in (TULIP, DAISY)]
+        asked = [files(images / name)[-1] for name in (TULIP, DAISY)]
         broken = tmp_path / "broken.png"
-        broken.write_bytes(b"no picture")
+        broken.write_bytes(b"no image")
         page.locator("#classify-drop input[multiple]").set_input_files([*asked, str(broken)])
         playwright.expect(page.locator("#answers .bars, #answers .problem")).to_have_count(3)
         assert page.locator("#answers .bars li:first-child bdi").all_text_contents() == [TULIP, DAISY]
@@ -110,9 +110,9 @@ def test_teach_classify_rename_roll_back_and_forget(browser: Any, tmp_path: Path
         says(page, "#memory-status", "Renamed")
         assert sorted(page.locator(".class-name").all_text_contents()) == sorted(["rose", DAISY])
 
-        page.get_by_role("button", name="Use generation 1").click()
-        page.get_by_role("dialog").get_by_role("button", name="Use generation 1").click()
-        says(page, "#history-status", "Generation 1 is in use.")
+        page.get_by_role("button", name="Use version 1").click()
+        page.get_by_role("dialog").get_by_role("button", name="Use version 1").click()
+        says(page, "#history-status", "Version 1 is in use.")
         assert sorted(page.locator(".class-name").all_text_contents()) == sorted([TULIP, DAISY])
 
         page.get_by_role("button", name=f"Forget {TULIP}").click()
@@ -124,7 +124,7 @@ def test_teach_classify_rename_roll_back_and_forget(browser: Any, tmp_path: Path
         page.keyboard.press("Enter")
         says(page, "#memory-status", "Forgotten.")
         assert page.locator(".class-name").all_text_contents() == [DAISY]
-        assert page.get_by_role("button", name="Use generation").count() == 0
+        assert page.get_by_role("button", name="Use version").count() == 0
 
 
 def test_photos_are_taught_and_classified_and_a_third_class_is_added(
@@ -147,14 +147,14 @@ def test_photos_are_taught_and_classified_and_a_third_class_is_added(
     with serving(tmp_path / "model", epochs=4) as address:
         page = opened(browser, address, width=360).page
         teach_photos(page, *names[:2])
-        says(page, "#summary", "Generation 1: it knows 2 classes", UPDATE_TIMEOUT)
+        says(page, "#summary", "Version 1: it knows 2 classes", UPDATE_TIMEOUT)
         asked = [files(photos / "test" / name)[0] for name in names[:2]]
         page.locator("#classify-drop input[multiple]").set_input_files(asked)
         playwright.expect(page.locator("#answers .bars")).to_have_count(2)
         assert {*page.locator("#answers .bars bdi").all_text_contents()} == {*names[:2]}
 
         teach_photos(page, names[2])
-        says(page, "#summary", "Generation 2: it knows 3 classes", UPDATE_TIMEOUT)
+        says(page, "#summary", "Version 2: it knows 3 classes", UPDATE_TIMEOUT)
         assert known(page) == sorted(names)
 
         page.get_by_role("button", name=f"Merge {names[0]}").click()
@@ -163,9 +163,9 @@ def test_photos_are_taught_and_classified_and_a_third_class_is_added(
         says(page, "#memory-status", "Merged")
         assert known(page) == sorted(names[1:])
 
-        page.get_by_role("button", name="Use generation 2").click()
-        page.get_by_role("dialog").get_by_role("button", name="Use generation 2").click()
-        says(page, "#history-status", "Generation 2 is in use.")
+        page.get_by_role("button", name="Use version 2").click()
+        page.get_by_role("dialog").get_by_role("button", name="Use version 2").click()
+        says(page, "#history-status", "Version 2 is in use.")
         assert known(page) == sorted(names)
 
         page.get_by_role("button", name=f"Forget {names[0]}").click()
@@ -178,18 +178,18 @@ def test_photos_are_taught_and_classified_and_a_third_class_is_added(
 
 def test_an_update_is_cancelled_and_nothing_was_changed(browser: Any, small_model: ModelFolder, tmp_path: Path) -> None:
     """The network of this model is trained in every update."""
-    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
+    images = draw(tmp_path / "images", (TULIP, DAISY), 24)
     for name, new in ((TULIP, "rose"), (DAISY, "lily")):
-        (tmp_path / "pictures" / name).rename(tmp_path / "pictures" / new)
+        (tmp_path / "images" / name).rename(tmp_path / "images" / new)
     with serving(copied(small_model, tmp_path / "model").path, epochs=100_000) as address:
         page = opened(browser, address).page
         says(page, "#summary", "it knows 3 classes")
-        teach(page, pictures, ("rose", "lily"))
+        teach(page, images, ("rose", "lily"))
         says(page, ".job .phase", "Training", UPDATE_TIMEOUT)
         page.get_by_role("button", name="Cancel this update").click()
         says(page, ".job", "Nothing was changed.")
         says(page, ".job h3", "Cancelled")
-        says(page, "#summary", "Generation 2: it knows 3 classes")
+        says(page, "#summary", "Version 2: it knows 3 classes")
     assert ModelFolder(tmp_path / "model").generations() == [1, 2]
 
 
@@ -201,12 +201,12 @@ def test_a_model_created_by_another_process_appears(browser: Any, small_model: M
         says(page, "#classify", "There is no model yet.")
         copied(small_model, tmp_path / "model")
         page.clock.run_for(20_000)  # milliseconds, until the page looks again
-        says(page, "#summary", "Generation 2: it knows 3 classes")
+        says(page, "#summary", "Version 2: it knows 3 classes")
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """A server of a model of three classes, two of them with strange names, and the pictures."""
+    """A server of a model of three classes, two of them with strange names, and the images."""
     place = tmp_path_factory.mktemp("known")
     folder = taught(place)
     rename(folder, FORMULA, LONG)
@@ -282,15 +282,15 @@ def test_every_control_has_an_accessible_name(view: View) -> None:
     assert view.page.evaluate(nameless) == []
 
 
-def test_a_camera_picture_is_classified(browser: Any, known: tuple[str, Path]) -> None:
+def test_a_camera_image_is_classified(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
-    page.get_by_role("button", name="Camera: a picture to classify").click()
-    page.get_by_role("button", name="Take the picture").click()
+    page.get_by_role("button", name="Camera: an image to classify").click()
+    page.get_by_role("button", name="Take the image").click()
     playwright.expect(page.locator("#answers .bars")).to_have_count(1)
     assert page.evaluate("document.getElementById('viewfinder').srcObject") is None
 
 
-# Drop a picture on an element, or paste it where the focus is.
+# Drop an image on an element, or paste it where the focus is.
 ARRIVE = """async ([kind, place]) => {
   const canvas = Object.assign(document.createElement('canvas'), {width: 20, height: 20});
   canvas.getContext('2d').fillRect(0, 0, 20, 20);
@@ -304,7 +304,7 @@ ARRIVE = """async ([kind, place]) => {
 }"""
 
 
-def test_pictures_are_dropped_and_pasted(browser: Any, known: tuple[str, Path]) -> None:
+def test_images_are_dropped_and_pasted(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
     says(page, "#summary", "it knows 3 classes")
     for count, kind in enumerate(("drop", "paste"), start=1):
@@ -313,10 +313,10 @@ def test_pictures_are_dropped_and_pasted(browser: Any, known: tuple[str, Path]) 
     for count, kind in enumerate(("drop", "paste"), start=1):
         page.locator("fieldset input[type=text]").focus()
         assert page.evaluate(ARRIVE, [kind, "fieldset .drop"])
-        playwright.expect(page.locator("fieldset .picture")).to_have_count(count)
+        playwright.expect(page.locator("fieldset .image")).to_have_count(count)
     assert page.evaluate(ARRIVE, ["drop", ""]), "Beside a drop zone it would replace the page."
-    page.locator("fieldset .picture").first.click()
-    playwright.expect(page.locator("fieldset .picture")).to_have_count(1)
+    page.locator("fieldset .image").first.click()
+    playwright.expect(page.locator("fieldset .image")).to_have_count(1)
 
 
 def test_a_folder_becomes_one_class_per_sub_folder(browser: Any, known: tuple[str, Path]) -> None:
@@ -325,7 +325,7 @@ def test_a_folder_becomes_one_class_per_sub_folder(browser: Any, known: tuple[st
     page.locator("#folder").set_input_files(str(known[1] / "1"))
     names = page.locator("fieldset input[type=text]").evaluate_all("each => each.map(field => field.value)")
     assert sorted(names) == sorted([TULIP, DAISY])
-    says(page, "#update-size", "48 pictures")
+    says(page, "#update-size", "48 images")
 
 
 def test_a_prediction_below_the_threshold_is_shown_as_none_of_these(
@@ -345,21 +345,21 @@ def test_uncalibrated_probabilities_are_not_shown(browser: Any, known: tuple[str
     page = opened(browser, known[0]).page
     says(page, "#uncalibrated", "Classes are ranked without percentages")
     playwright.expect(page.locator("#reject-option")).to_be_hidden()
-    says(page, "#facts", "not calibrated: too few held-out pictures")
+    says(page, "#facts", "not calibrated: too few held-out images")
     page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
     playwright.expect(page.locator("#answers .bars li").first).to_have_text(TULIP)
     assert page.locator("#answers .number, #answers .bar").count() == 0
 
 
-def test_warnings_about_the_pictures_are_shown(browser: Any, tmp_path: Path) -> None:
-    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
+def test_warnings_about_the_images_are_shown(browser: Any, tmp_path: Path) -> None:
+    images = draw(tmp_path / "images", (TULIP, DAISY), 24)
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
         page.get_by_role("button", name="Add a class").click()
         for number, (name, count) in enumerate(((TULIP, 20), (DAISY, 1))):
             group = page.locator("fieldset").nth(number)
             group.get_by_label("Class", exact=True).fill(name)
-            group.locator("input[type=file][multiple]").set_input_files(files(pictures / name)[:count])
+            group.locator("input[type=file][multiple]").set_input_files(files(images / name)[:count])
         page.get_by_role("button", name="Teach", exact=True).click()
         playwright.expect(page.get_by_role("list", name="Warnings").get_by_role("listitem")).to_have_count(2)
         says(page, ".warnings", DAISY)

@@ -1,4 +1,4 @@
-"""Responses about pictures and the model, and after updates and edits."""
+"""Responses about images and the model, and after updates and edits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied
-from server_made import Serve, files, picture, update_form, wait_for_job
+from server_made import Serve, files, image_bytes, update_form, wait_for_job
 from starlette.testclient import TestClient
 
 from engram.data.images import decode
@@ -16,7 +16,7 @@ from engram.model import ModelFolder, inspect, load, rename, top_classes
 
 
 def test_predictions_match_the_model(client: TestClient, model: ModelFolder) -> None:
-    contents = [picture(name) for name in NAMES]
+    contents = [image_bytes(name) for name in NAMES]
     response = client.post("/api/classify?top=2&reject=0", files=files(*contents))
     assert response.status_code == 200
     assert response.json()["generation"] == model.current().generation
@@ -31,19 +31,19 @@ def test_predictions_match_the_model(client: TestClient, model: ModelFolder) -> 
 
 
 def test_a_prediction_below_the_threshold_is_rejected(serve: Serve, calibrated_model: ModelFolder) -> None:
-    response = serve(calibrated_model).post("/api/classify?reject=1", files=files(picture("grey"))).json()
+    response = serve(calibrated_model).post("/api/classify?reject=1", files=files(image_bytes("grey"))).json()
     assert response["calibrated"] is True and response["predictions"][0]["rejected"] is True
 
 
 def test_an_uncalibrated_model_cannot_reject(client: TestClient) -> None:
-    response = client.post("/api/classify", files=files(picture("grey"))).json()
+    response = client.post("/api/classify", files=files(image_bytes("grey"))).json()
     assert response["calibrated"] is False and response["predictions"][0]["rejected"] is False
-    refused = client.post("/api/classify?reject=0.5", files=files(picture("grey")))
+    refused = client.post("/api/classify?reject=0.5", files=files(image_bytes("grey")))
     assert refused.status_code == 409 and "calibrated" in refused.json()["detail"]
 
 
 def test_an_unreadable_file_is_reported_and_the_others_are_classified(client: TestClient) -> None:
-    response = client.post("/api/classify", files=files(b"no picture", picture(TULIP))).json()["predictions"]
+    response = client.post("/api/classify", files=files(b"no image", image_bytes(TULIP))).json()["predictions"]
     assert response[0] == {"name": "0.png", "problem": response[0]["problem"]}
     assert response[1]["top"]
 
@@ -53,7 +53,7 @@ def test_a_missing_model_is_reported_and_not_created(serve: Serve, tmp_path: Pat
     assert client.get("/livez").status_code == 200
     assert client.get("/readyz").status_code == 503
     assert client.get("/api/model").status_code == 404
-    response = client.post("/api/classify", files=files(picture(TULIP)))
+    response = client.post("/api/classify", files=files(image_bytes(TULIP)))
     assert response.status_code == 503
     assert response.headers["content-type"] == "application/problem+json"
     for path, body in (("forget", {"classes": ["a"]}), ("rollback", {})):
@@ -79,7 +79,7 @@ def test_a_new_class_is_learned_and_predicted(client: TestClient) -> None:
     assert (job["state"], job["problem"]) == ("done", None)
     assert job["result"]["new"] == {"grey": 8}
     assert {each["name"] for each in job["result"]["class_accuracies"]} == {*NAMES, "grey"}
-    response = client.post("/api/classify", files=files(picture("grey", 99))).json()
+    response = client.post("/api/classify", files=files(image_bytes("grey", 99))).json()
     assert response["generation"] == job["result"]["generation"] == 3
     assert response["predictions"][0]["top"][0]["class"] == "grey"
     assert [each["id"] for each in client.get("/api/jobs").json()["jobs"]] == [job["id"]]
@@ -95,7 +95,7 @@ def test_a_single_class_is_learned_without_training(serve: Serve) -> None:
 
 def test_the_first_update_creates_the_model(serve: Serve, tmp_path: Path) -> None:
     client = serve(ModelFolder(tmp_path / "new"))
-    both = {name: [picture(name, seed) for seed in range(6)] for name in (TULIP, DAISY)}
+    both = {name: [image_bytes(name, seed) for seed in range(6)] for name in (TULIP, DAISY)}
     contents = [content for each in both.values() for content in each]
     classes = [name for name in both for _ in range(6)]
     begun = client.post("/api/teach", files=files(*contents, b"none"), data={"classes": [*classes, TULIP]})
@@ -116,7 +116,7 @@ def test_the_first_update_creates_the_model(serve: Serve, tmp_path: Path) -> Non
     assert result["warnings"] == [] and result["estimated"] is False
 
 
-def test_an_update_fails_if_no_picture_of_a_class_is_readable(client: TestClient) -> None:
+def test_an_update_fails_if_no_image_of_a_class_is_readable(client: TestClient) -> None:
     begun = client.post("/api/teach", files=files(b"one", b"two"), data={"classes": ["a", "a"]})
     job = wait_for_job(client, begun.json()["id"])
     assert job["state"] == "failed"
@@ -149,7 +149,7 @@ def test_classes_are_renamed_merged_forgotten_and_rolled_back(client: TestClient
     assert merged["classes"] == ["tulip", DAISY]
     forgotten = client.post("/api/forget", json={"classes": [DAISY]}).json()
     assert forgotten["classes"] == ["tulip"]
-    response = client.post("/api/classify", files=files(picture(TULIP))).json()
+    response = client.post("/api/classify", files=files(image_bytes(TULIP))).json()
     assert response["generation"] == forgotten["generation"]
     assert [each["class"] for each in response["predictions"][0]["top"]] == ["tulip"]
 
@@ -249,7 +249,9 @@ def test_a_response_comes_from_one_generation_while_the_model_changes(client: Te
     writer.start()
     try:
         for _ in range(12):
-            response = client.post("/api/classify", files=files(*(picture(TULIP, seed) for seed in range(6)))).json()
+            response = client.post(
+                "/api/classify", files=files(*(image_bytes(TULIP, seed) for seed in range(6)))
+            ).json()
             seen = {next(e["class"] for e in p["top"] if "tulip" in e["class"]) for p in response["predictions"]}
             assert len(seen) == 1
             names.setdefault(response["generation"], set()).update(seen)
@@ -268,8 +270,8 @@ def test_the_page_and_the_openapi_document_are_served_and_no_other_file(client: 
     assert client.get("/static/%2e%2e/app.py").status_code == 404
 
 
-def test_metrics_count_requests_and_pictures(client: TestClient) -> None:
-    client.post("/api/classify", files=files(picture(TULIP), b"none"))
+def test_metrics_count_requests_and_images(client: TestClient) -> None:
+    client.post("/api/classify", files=files(image_bytes(TULIP), b"none"))
     client.get("/made/up")
     text = client.get("/metrics").text
     assert 'engram_images_total{outcome="answered"} 1.0' in text

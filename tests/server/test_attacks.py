@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from images_made import chunk, encoded, gradient, png
 from models_made import DAISY, TULIP, copied
-from server_made import Serve, files, listening, picture, update_form, wait_for_job, wait_until
+from server_made import Serve, files, image_bytes, listening, update_form, wait_for_job, wait_until
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder, verify
@@ -235,8 +235,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_file_does_not_affect_the_next_picture(client: TestClient, kind: str) -> None:
-    response = client.post("/api/classify", files=files(HOSTILE[kind], picture(TULIP)))
+def test_a_hostile_file_does_not_affect_the_next_image(client: TestClient, kind: str) -> None:
+    response = client.post("/api/classify", files=files(HOSTILE[kind], image_bytes(TULIP)))
     assert response.status_code == 200
     first, second = response.json()["predictions"]
     assert "problem" in first or first["top"]
@@ -267,7 +267,9 @@ def test_a_client_that_decodes_bombs_does_not_delay_others(model: ModelFolder) -
     ):
         wait_until(lambda: images_answered(port) > 0)
         for _ in range(20):
-            assert other.post(f"http://127.0.0.1:{port}/api/classify", files=files(picture(TULIP))).status_code == 200
+            assert (
+                other.post(f"http://127.0.0.1:{port}/api/classify", files=files(image_bytes(TULIP))).status_code == 200
+            )
         assert images_answered(port) - 20 < 8
 
 
@@ -275,7 +277,7 @@ def test_a_client_has_a_budget_of_cpu_time_for_decoding(serve: Serve) -> None:
     client = serve(decode_budget=0.5, decode_share=0.01)
     response = client.post("/api/classify", files=files(*[BOMB] * 20))
     assert response.status_code == 429 and int(response.headers["retry-after"]) > 1
-    assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 429
+    assert client.post("/api/classify", files=files(image_bytes(TULIP))).status_code == 429
     decoders = client.app.state.services.decoders  # type: ignore[attr-defined]
     assert not decoders.seconds_to_wait("192.0.2.1")
     job = client.post("/api/teach", **update_form("grey")).json()["id"]  # it waits for the budget
@@ -305,7 +307,7 @@ def test_names_with_parent_folders_write_nothing_outside(
 ) -> None:
     before = {path for path in tmp_path.rglob("*") if model.path not in path.parents}
     names = ["../../evil.png", "/evil.png", "..\\evil.png", "a/b/c.png", "C:\\evil.png", "%2e%2e%2fevil.png"]
-    sent = [("files", (name, picture(TULIP, number))) for number, name in enumerate(names)]
+    sent = [("files", (name, image_bytes(TULIP, number))) for number, name in enumerate(names)]
     climbing = ["../../up", "/root", "a/b", "..", "con", "x\\y"]
     job = client.post("/api/teach", files=sent, data={"classes": climbing})
     assert job.status_code in (202, 422)
@@ -341,7 +343,7 @@ def test_uploads_to_a_full_disk_are_refused(serve: Serve, small_disk: Path, monk
         assert response.headers["x-content-type-options"] == "nosniff"
     assert 'path="/api/teach",status="507"' in client.get("/metrics").text
     assert not list(small_disk.iterdir())
-    assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 200
+    assert client.post("/api/classify", files=files(image_bytes(TULIP))).status_code == 200
 
 
 def test_an_edit_on_a_full_disk_is_refused(serve: Serve, model: ModelFolder, small_disk: Path) -> None:
@@ -374,7 +376,7 @@ def test_an_update_on_a_full_disk_leaves_the_model_unchanged(serve: Serve, small
     assert job["state"] == "failed"
     assert str(small_disk) not in job["problem"]
     assert client.get("/readyz").json()["generation"] == 1
-    assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 200
+    assert client.post("/api/classify", files=files(image_bytes(TULIP))).status_code == 200
     filler.unlink()
     assert verify(folder).intact
 
@@ -402,10 +404,10 @@ def test_a_decoder_that_is_killed_is_replaced_and_leaves_no_zombie(client: TestC
     """The dead process is waited for."""
     decoders = client.app.state.services.decoders  # type: ignore[attr-defined]
     for _ in range(3):
-        client.post("/api/classify", files=files(picture(TULIP)))
+        client.post("/api/classify", files=files(image_bytes(TULIP)))
         process = decoders.processes[0].process
         os.kill(process.pid, 9)
-        client.post("/api/classify", files=files(picture(TULIP)))
+        client.post("/api/classify", files=files(image_bytes(TULIP)))
         assert not process.is_alive()
     assert "engram_decoder_restarts_total 3.0" in client.get("/metrics").text
 

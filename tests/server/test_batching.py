@@ -1,4 +1,4 @@
-"""Pictures of several requests are predicted in one batch per model."""
+"""Images of several requests are predicted in one batch per model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import torch
 from models_made import TULIP
-from server_made import picture
+from server_made import image_bytes
 
 from engram.data.images import decode
 from engram.model import ModelFolder, load, rename
@@ -14,11 +14,11 @@ from engram.server import Config
 from engram.server.inference import Answers, Batcher, LoadedModel
 
 
-def test_each_picture_is_predicted_by_its_own_model_in_few_batches(model: ModelFolder) -> None:
+def test_each_image_is_predicted_by_its_own_model_in_few_batches(model: ModelFolder) -> None:
     old = LoadedModel(2, load(model, device="cpu"), 16)
     rename(model, TULIP, "tulip")
     new = LoadedModel(3, load(model, device="cpu"), 16)
-    image = decode(picture(TULIP), size=16)
+    image = decode(image_bytes(TULIP), size=16)
     passes: list[int] = []
 
     async def ask() -> list[Answers]:

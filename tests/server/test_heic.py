@@ -8,13 +8,13 @@ import numpy as np
 from images_made import gradient, heic, needs_heic
 from models_made import DAISY, TULIP
 from PIL import Image
-from server_made import Serve, files, picture
+from server_made import Serve, files, image_bytes
 
 pytestmark = needs_heic
 
 
 def photo(name: str) -> bytes:
-    return heic(Image.open(io.BytesIO(picture(name))).resize((64, 48), Image.Resampling.BICUBIC), quality=90)
+    return heic(Image.open(io.BytesIO(image_bytes(name))).resize((64, 48), Image.Resampling.BICUBIC), quality=90)
 
 
 def test_a_photo_is_classified_without_a_decoder_dying(serve: Serve) -> None:

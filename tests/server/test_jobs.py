@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from models_made import DAISY, TULIP, draw
-from server_made import Serve, files, picture, update_form, wait_for_job, wait_until
+from server_made import Serve, files, image_bytes, update_form, wait_for_job, wait_until
 from starlette.testclient import TestClient
 
 from engram.model import LearnOptions, ModelFolder, learn, rename, verify
@@ -18,7 +18,7 @@ from engram.server.jobs import Upload
 
 LONG = {"epochs": 100_000}  # an update that does not end by itself
 PAIR = {  # two new classes, so that the network is trained
-    "files": files(*(picture(name, seed) for name in ("grey", TULIP) for seed in range(8))),
+    "files": files(*(image_bytes(name, seed) for name in ("grey", TULIP) for seed in range(8))),
     "data": {"classes": ["grey"] * 8 + ["other"] * 8},
 }
 
@@ -113,7 +113,7 @@ def test_an_update_does_not_wait_for_the_lock_for_ever(serve: Serve, model: Mode
 
 def test_an_update_uses_the_image_size_of_a_model_created_meanwhile(serve: Serve, tmp_path: Path) -> None:
     folder, other = ModelFolder(tmp_path / "new"), ModelFolder(tmp_path / "other")
-    learn(other, draw(tmp_path / "pictures", (TULIP, DAISY), 6), LearnOptions(image_size=8, epochs=1))
+    learn(other, draw(tmp_path / "images", (TULIP, DAISY), 6), LearnOptions(image_size=8, epochs=1))
     client = serve(folder)
     with folder.writing():
         id = waiting(client, **update_form("grey"))
@@ -164,7 +164,7 @@ def test_a_full_queue_answers_with_retry_after(serve: Serve) -> None:
     assert int(refused.headers["retry-after"]) >= 1
     assert client.delete(f"/api/jobs/{waiting.json()['id']}").json()["state"] == "cancelled"
     assert client.post("/api/teach", **update_form("grey")).status_code == 202
-    assert client.post("/api/classify", files=files(picture(TULIP))).status_code == 200
+    assert client.post("/api/classify", files=files(image_bytes(TULIP))).status_code == 200
     response = client.post("/api/rename", json={"from": TULIP, "to": "tulip"})
     assert response.status_code == 409 and "secret-place" not in response.text
     client.delete(f"/api/jobs/{job.status.id}")
@@ -180,15 +180,23 @@ def test_an_update_sent_twice_is_learned_once(client: TestClient) -> None:
     assert len(client.get("/api/jobs").json()["jobs"]) == 1
 
 
+def unreadable(client: TestClient, *classes: str) -> str:
+    """The id of a finished job that was sent files that are not images."""
+    sent = client.post("/api/teach", files=files(*[b"x"] * len(classes)), data={"classes": list(classes)})
+    id: str = sent.json()["id"]
+    wait_for_job(client, id)
+    return id
+
+
 def test_a_failed_update_can_be_sent_again_with_the_same_key(serve: Serve, model: ModelFolder) -> None:
-    client, key = serve(lock_seconds=0.0, finished_jobs=1), {"Idempotency-Key": "one"}
+    client, key = serve(lock_seconds=0.0, finished_jobs=2), {"Idempotency-Key": "one"}
     with model.writing():
         failed = client.post("/api/teach", **update_form("grey"), headers=key).json()["id"]
         assert wait_for_job(client, failed)["state"] == "failed"
     again = client.post("/api/teach", **update_form("grey"), headers=key).json()["id"]
     assert again != failed
     assert wait_for_job(client, again)["state"] == "done"
-    client.post("/api/teach", files=files(b"none"), data={"classes": ["other"]})
+    unreadable(client, "other")
     assert client.get(f"/api/jobs/{failed}").status_code == 404  # deleted by now; the other job has the key
     assert client.post("/api/teach", **update_form("grey"), headers=key).json()["id"] == again
 
@@ -198,42 +206,30 @@ def test_an_update_killed_after_it_was_saved_is_not_learned_again(client: TestCl
     jobs = client.app.state.services.jobs  # type: ignore[attr-defined]
     jobs._communicate = lambda *_: {"locked": model.current().generation - 1}  # as if it was killed
     late = client.post("/api/teach", **update_form("grey"), headers=key).json()["id"]
-    assert "generation 2" in wait_for_job(client, late)["problem"]
+    assert "version 2" in wait_for_job(client, late)["problem"]
     assert client.post("/api/teach", **update_form("grey"), headers=key).json()["id"] == late
 
 
 def test_old_finished_jobs_are_deleted(serve: Serve) -> None:
     client = serve(finished_jobs=1)
-    ids = []
-    for number in range(3):
-        sent = client.post("/api/teach", files=files(b"none"), data={"classes": [f"c{number}"]})
-        ids.append(sent.json()["id"])
-        wait_for_job(client, ids[-1])
+    ids = [unreadable(client, f"c{number}") for number in range(3)]
     assert client.get(f"/api/jobs/{ids[0]}").status_code == 404
     assert client.get(f"/api/jobs/{ids[2]}").status_code == 200
-
-
-def failed(client: TestClient, *classes: str) -> str:
-    """The id of a finished job that was sent files that are not images."""
-    sent = client.post("/api/teach", files=files(*[b"x"] * len(classes)), data={"classes": list(classes)})
-    id: str = sent.json()["id"]
-    wait_for_job(client, id)
-    return id
 
 
 def test_remembered_jobs_are_limited_in_bytes(serve: Serve) -> None:
     """Names of emoji take the most memory for a character."""
     client = serve(finished_bytes=100_000)
-    ids = [failed(client, *(f"{'😀' * 295}{job}{name:03}" for name in range(60))) for job in range(4)]
+    ids = [unreadable(client, *(f"{'😀' * 295}{job}{name:03}" for name in range(60))) for job in range(4)]
     response = client.get("/api/jobs")
     assert [job["id"] for job in response.json()["jobs"]] == ids[-1:]
     assert len(response.content) < 200_000
-    failed(client, "small")
+    unreadable(client, "small")
     assert len(client.get("/api/jobs").json()["jobs"]) == 2
 
 
 def test_jobs_are_listed_in_pages(client: TestClient) -> None:
-    ids = [failed(client, f"c{number}") for number in range(5)]
+    ids = [unreadable(client, f"c{number}") for number in range(5)]
 
     def page(query: str) -> list[str]:
         return [job["id"] for job in client.get(f"/api/jobs?{query}").json()["jobs"]]

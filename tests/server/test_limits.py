@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from images_made import chunk, png
 from models_made import TULIP
-from server_made import Serve, files, listening, picture, update_form, wait_for_job, wait_until
+from server_made import Serve, files, image_bytes, listening, update_form, wait_for_job, wait_until
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder
@@ -72,7 +72,7 @@ def test_a_body_longer_than_its_content_length_is_a_malformed_form(model: ModelF
 
 def test_too_many_files_are_refused(serve: Serve) -> None:
     client = serve(files=3)
-    assert client.post("/api/classify", files=files(*[picture(TULIP)] * 3)).status_code == 200
+    assert client.post("/api/classify", files=files(*[image_bytes(TULIP)] * 3)).status_code == 200
     for count in (4, 5, 50):
         response = client.post("/api/classify", files=files(*[b"x"] * count))
         assert response.status_code == 413
@@ -125,7 +125,7 @@ def test_every_file_needs_a_valid_class_name(client: TestClient, classes: list[s
     assert client.get("/api/jobs").json() == {"jobs": []}
 
 
-def test_a_picture_of_too_many_pixels_is_not_decoded(serve: Serve) -> None:
+def test_an_image_of_too_many_pixels_is_not_decoded(serve: Serve) -> None:
     bomb = png(60_000, 60_000, 8, 2, b"")
     begin = time.monotonic()
     (response,) = serve().post("/api/classify", files=files(bomb)).json()["predictions"]
@@ -140,7 +140,7 @@ def test_a_decoder_that_exceeds_its_memory_is_replaced(serve: Serve) -> None:
     for _ in range(2):
         (response,) = client.post("/api/classify", files=files(large)).json()["predictions"]
         assert response["problem"]
-    (response,) = client.post("/api/classify", files=files(picture(TULIP))).json()["predictions"]
+    (response,) = client.post("/api/classify", files=files(image_bytes(TULIP))).json()["predictions"]
     assert response["top"]
 
 
@@ -227,7 +227,7 @@ def test_invalid_json_is_a_problem(client: TestClient, body: bytes) -> None:
 
 @pytest.mark.parametrize("query", ["top=0", "top=-1", "top=x", "reject=nan", "reject=inf", "reject=2", "top=1e9"])
 def test_a_query_out_of_range_is_a_problem(client: TestClient, query: str) -> None:
-    assert client.post(f"/api/classify?{query}", files=files(picture(TULIP))).status_code == 422
+    assert client.post(f"/api/classify?{query}", files=files(image_bytes(TULIP))).status_code == 422
 
 
 def test_file_names_in_responses_are_printable(client: TestClient) -> None:

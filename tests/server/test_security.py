@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import httpx2
 import pytest
 from models_made import TULIP
-from server_made import Serve, files, listening, picture
+from server_made import Serve, files, image_bytes, listening
 from starlette.testclient import TestClient
 
 from engram.errors import UsageError
@@ -110,7 +110,7 @@ def test_the_token_opens_every_route(serve: Serve) -> None:
     assert client.get("/readyz").status_code == 200
     assert client.get("/api/model", headers=BEARER).status_code == 200
     assert client.get("/metrics", headers=BEARER).status_code == 200
-    assert client.post("/api/classify", files=files(picture(TULIP)), headers=BEARER).status_code == 200
+    assert client.post("/api/classify", files=files(image_bytes(TULIP)), headers=BEARER).status_code == 200
     assert client.post("/api/rename", json=RENAME, headers=BEARER).status_code == 200
 
 

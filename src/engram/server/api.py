@@ -83,7 +83,7 @@ async def live() -> dict[str, str]:
 
 @health.get("/readyz")
 def ready(server: Server) -> dict[str, int | None]:
-    """The generation that answers, and a newer one that does not because it is damaged."""
+    """The version that answers, and a newer one that does not because it is damaged."""
     return {"generation": server.loader.current().generation, "damaged": server.loader.damaged}
 
 
@@ -114,7 +114,7 @@ class UnreadableFile(BaseModel):
 
 
 class Predictions(BaseModel):
-    """Predictions of one generation, in the order of the files."""
+    """Predictions of one version, in the order of the files."""
 
     generation: int
     calibrated: bool = Field(description="Whether probabilities were calibrated on held-out images.")
@@ -306,7 +306,7 @@ class Merge(BaseModel, extra="forbid"):
 
 
 class Rollback(BaseModel, extra="forbid"):
-    """The generation to use; null: the parent of the current one."""
+    """The version to use; null: the parent of the current one."""
 
     to: Annotated[int, Field(ge=1, le=2**53)] | None = None
 
@@ -327,7 +327,7 @@ def describe_model(server: Server) -> ModelSummary:
 
 @edits.post("/forget")
 def forget_classes(body: Forget, server: Server) -> EditResponse:
-    """Remove classes and all earlier generations. This cannot be undone."""
+    """Remove classes and all earlier versions. This cannot be undone."""
     edited = forget(server.folder, body.classes)
     server.jobs.delete_finished()
     return EditResponse(**edited.to_json())
@@ -347,7 +347,7 @@ def merge_classes(body: Merge, server: Server) -> EditResponse:
 
 @edits.post("/rollback")
 def roll_back(body: Rollback, server: Server) -> EditResponse:
-    """Use an earlier generation again."""
+    """Use an earlier version again."""
     return EditResponse(**rollback(server.folder, body.to).to_json())
 
 

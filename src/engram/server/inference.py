@@ -19,7 +19,7 @@ from engram.model import ClassProbability, Model, ModelFolder, inconsistencies, 
 from engram.server.config import Config
 from engram.server.problems import NoModel
 
-RETRY_SECONDS = 5.0  # before a generation that could not be loaded is tried again
+RETRY_SECONDS = 5.0  # before a version that could not be loaded is tried again
 RETRY_SHARE = 0.1  # of the time, at most, is spent on that: requests wait meanwhile
 
 log = logging.getLogger("engram.server")
@@ -28,7 +28,7 @@ Answers = tuple[ClassProbability, ...]
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A verified generation of the model."""
+    """A verified version of the model."""
 
     generation: int
     model: Model
@@ -36,29 +36,29 @@ class LoadedModel:
 
 
 class ModelLoader:
-    """Loads the model of a folder, and loads it again when another generation is in use."""
+    """Loads the model of a folder, and loads it again when another version is in use."""
 
     def __init__(self, folder: ModelFolder, device: str = "auto") -> None:
         self.folder, self.device = folder, device
         self._lock = threading.Lock()
-        self._seen: tuple[int, str | None] | None = None  # the generation last tried, and its checksum
-        self._retry = math.inf  # when to try the same generation again
+        self._seen: tuple[int, str | None] | None = None  # the version last tried, and its checksum
+        self._retry = math.inf  # when to try the same version again
         self._loaded: LoadedModel | None = None
 
     @property
     def generation(self) -> int | None:
-        """The generation that answers; None without a model."""
+        """The version that answers; None without a model."""
         loaded = self._loaded
         return None if loaded is None else loaded.generation
 
     @property
     def damaged(self) -> int | None:
-        """The generation that should answer but is damaged; -1 if even its number is unreadable."""
+        """The version that should answer but is damaged; -1 if even its number is unreadable."""
         seen = self._seen
         return None if seen is None or seen[0] == self.generation else seen[0]
 
     def current(self) -> LoadedModel:
-        """The model in use. A damaged generation never replaces an intact one."""
+        """The model in use. A damaged version never replaces an intact one."""
         with self._lock:
             seen = self._in_use()
             if seen is None:
@@ -71,7 +71,7 @@ class ModelLoader:
             return self._loaded
 
     def _in_use(self) -> tuple[int, str | None] | None:
-        """The generation in use and its checksum, without reading it."""
+        """The version in use and its checksum, without reading it."""
         if not self.folder.exists():
             return None
         try:
@@ -92,7 +92,7 @@ class ModelLoader:
             now = time.monotonic()
             self._seen, self._retry = seen, now + max(RETRY_SECONDS, (now - begin) / RETRY_SHARE)
         else:
-            # If yet another generation came into use since, the next request looks again.
+            # If yet another version came into use since, the next request looks again.
             self._seen, self._retry = (seen if self._loaded.generation == seen[0] else None), math.inf
 
     def _load(self) -> LoadedModel:

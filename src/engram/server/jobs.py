@@ -43,7 +43,7 @@ KILLED = (
     "The update was killed, perhaps because memory ran out. The model is unchanged, and the images were deleted. "
     "Send them again."
 )
-KILLED_LATE = "The update was killed after it was saved as generation {}. Check the model before you send it again."
+KILLED_LATE = "The update was killed after it was saved as version {}. Check the model before you send it again."
 
 
 class Upload:
@@ -103,7 +103,7 @@ class Job:
     digest: str
     key: str | None  # its Idempotency-Key
     bytes: int = 0  # of the status as JSON, once it is finished
-    saved: bool = False  # it failed after a new generation was saved
+    saved: bool = False  # it failed after a new version was saved
     cancelled: threading.Event = field(default_factory=threading.Event)
     process: BaseProcess | None = None
     future: Future[None] = field(init=False)

@@ -30,9 +30,9 @@ class Metrics:
         states = Gauge("engram_jobs", "Jobs that are remembered.", ("state",), registry=self.registry)
         for state in STATES:
             states.labels(state).set_function(partial(jobs.count, state))
-        generation = Gauge("engram_generation", "Generation in use; 0 without a model.", registry=self.registry)
+        generation = Gauge("engram_generation", "Version in use; 0 without a model.", registry=self.registry)
         generation.set_function(lambda: loader.generation or 0)
-        damaged = Gauge("engram_damaged", "1 if the newest generation is damaged.", registry=self.registry)
+        damaged = Gauge("engram_damaged", "1 if the newest version is damaged.", registry=self.registry)
         damaged.set_function(lambda: loader.damaged is not None)
 
     def record(self, scope: Scope, status: int, seconds: float) -> None:

@@ -70,7 +70,7 @@ class PipeProgress:
 
     @contextmanager
     def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        if self.progress is None:  # the model is locked from here on: a later generation is from this update
+        if self.progress is None:  # the model is locked from here on: a later version is from this update
             send(self.pipe, locked=current_generation(self.folder))
         self.progress, self.reported = JobProgress(name, 0, steps), 0.0
         self.advance(0)
@@ -107,7 +107,7 @@ def run_update(pipe: Connection, request: UpdateRequest) -> None:
 
 
 def current_generation(folder: ModelFolder) -> int | None:
-    """The number of the generation in use, if it is readable."""
+    """The number of the version in use, if it is readable."""
     try:
         return folder.pointer().current if folder.exists() else None
     except DataError:

@@ -3,7 +3,7 @@
 import { get, listeners, pause, post, remove } from "./api.js";
 import { removeOutdated, setUpClassify } from "./classify.js";
 import { isCalibrated, setUpMemory, showMemory } from "./memory.js";
-import { handlePaste } from "./pictures.js";
+import { handlePaste } from "./images.js";
 import { knowClasses, setUpTeach, showJobs } from "./teach.js";
 import { counted, find, megabytes, setText } from "./elements.js";
 
@@ -80,11 +80,11 @@ async function showModel() {
   if (text === shown) return;
   shown = text;
   const classes = model?.classes ?? [];
-  setText(find("summary"), model ? `Generation ${model.generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(model.bytes.memory)}.` : "There is no model yet.");
+  setText(find("summary"), model ? `Version ${model.generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(model.bytes.memory)}.` : "There is no model yet.");
   const sees = Boolean(model) && model.image_size !== null;
   find("no-model").hidden = sees;
   find("classifier").hidden = !sees;
-  if (model && !sees) setText(find("no-model"), "This model takes vectors, not pictures. Use it from Python.");
+  if (model && !sees) setText(find("no-model"), "This model takes vectors, not images. Use it from Python.");
   const calibrated = !sees || isCalibrated(model);
   find("reject-option").hidden = !calibrated;
   find("uncalibrated").hidden = calibrated;
@@ -96,7 +96,7 @@ async function showModel() {
 
 function storage(model) {
   const images = model?.settings.images_per_class || model?.bytes.images;
-  return `Of each picture a feature vector is stored, not the picture itself${images ? ", but this model is set to store some of the pictures too" : ""}. Feature vectors are not anonymous: they reveal something about the picture.`;
+  return `Of each image a feature vector is stored, not the image itself${images ? ", but this model is set to store some of the images too" : ""}. Feature vectors are not anonymous: they reveal something about the image.`;
 }
 
 function complain(error) {

@@ -1,10 +1,10 @@
-// Classify pictures.
+// Classify images.
 
 import { send } from "./api.js";
-import { dropZone, thumbnail } from "./pictures.js";
+import { dropZone, thumbnail } from "./images.js";
 import { bar, counted, find, make, named, percent, setText } from "./elements.js";
 
-const BATCH = 16; // pictures in one request, so that the first answers come soon
+const BATCH = 16; // images in one request, so that the first answers come soon
 const BATCH_BYTES = 16 * 2 ** 20;
 
 const status = find("classify-status");
@@ -36,11 +36,11 @@ async function classify(files) {
   find("clear-answers").hidden = false;
   let done = 0;
   for (const range of batches(files)) {
-    setText(status, `Classifying ${counted(files.length - done, "picture")} …`);
+    setText(status, `Classifying ${counted(files.length - done, "image")} …`);
     await classifyBatch(files.slice(...range), frames.slice(...range));
     done = range[1];
   }
-  setText(status, `${counted(files.length, "picture")} classified.`);
+  setText(status, `${counted(files.length, "image")} classified.`);
 }
 
 async function classifyBatch(files, frames) {
@@ -82,7 +82,7 @@ function frame(file) {
 // Without calibration, probabilities only rank the classes and are not shown.
 function fill(body, prediction, calibrated) {
   if (!prediction || prediction.problem) {
-    const text = prediction?.problem ?? "There was no answer for this picture.";
+    const text = prediction?.problem ?? "There was no answer for this image.";
     body.replaceChildren(make("p", { className: "problem", textContent: text }));
     return;
   }

@@ -22,7 +22,7 @@ export const percent = (share) => {
 // Accuracy with its interval and what it was measured on.
 export const accuracyText = (accuracy, [low, high], measured, classes, images) => {
   const over = measured === classes ? "all classes" : `${measured} of ${counted(classes, "class")}`;
-  return `${accuracy.toFixed(3)} (95 % interval ${low.toFixed(3)} to ${high.toFixed(3)}) over ${over}, on ${counted(images, "held-out picture")}`;
+  return `${accuracy.toFixed(3)} (95 % interval ${low.toFixed(3)} to ${high.toFixed(3)}) over ${over}, on ${counted(images, "held-out image")}`;
 };
 
 export const moment = (text) => {

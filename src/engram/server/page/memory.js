@@ -26,22 +26,22 @@ export function showMemory(found) {
   find("classes").replaceChildren(...model.classes.map((each) => classRow(each, most)));
   find("filter-row").hidden = model.classes.length < FILTER_FROM;
   filter();
-  find("generations").replaceChildren(...model.history.toReversed().map(generationRow));
+  find("versions").replaceChildren(...model.history.toReversed().map(versionRow));
 }
 
 function facts() {
   const { bytes, classes, calibration } = model;
   const seen = classes.reduce((sum, each) => sum + each.seen, 0);
   const rows = [
-    ["Classes", `${classes.length.toLocaleString("en")}, from ${counted(seen, "picture")}`],
-    ["Stored", `${megabytes(bytes.memory)}: features ${megabytes(bytes.features)}, pictures ${bytes.images ? megabytes(bytes.images) : "none"}`],
+    ["Classes", `${classes.length.toLocaleString("en")}, from ${counted(seen, "image")}`],
+    ["Stored", `${megabytes(bytes.memory)}: features ${megabytes(bytes.features)}, images ${bytes.images ? megabytes(bytes.images) : "none"}`],
   ];
-  if (latest?.seen_bytes) rows.push(["Last update", `its pictures took ${megabytes(latest.seen_bytes)}${bytes.images ? "" : "; none of them is stored"}`]);
+  if (latest?.seen_bytes) rows.push(["Last update", `its images took ${megabytes(latest.seen_bytes)}${bytes.images ? "" : "; none of them is stored"}`]);
   if (classes.length) rows.push(["Per class", `${megabytes(bytes.memory / classes.length)} on average, and ${megabytes(bytes.classifier / classes.length)} in the classifier`]);
   rows.push(["Budget", ...budget(bytes.memory)]);
   rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "input: vectors" : `input: ${model.image_size} × ${model.image_size} pixels`}`]);
   rows.push(["Classifier", model.classifier]);
-  rows.push(["Folder", `${megabytes(bytes.folder)}, with all generations`]);
+  rows.push(["Folder", `${megabytes(bytes.folder)}, with all versions`]);
   rows.push(["Accuracy", accuracy()]);
   rows.push(["Probabilities", calibrated(calibration)]);
   return rows;
@@ -56,7 +56,7 @@ function budget(kept) {
 }
 
 function accuracy() {
-  if (model.accuracy === null) return "not known: no picture was held out";
+  if (model.accuracy === null) return "not known: no image was held out";
   const { total, estimated } = model.held_out_counts;
   const images = total.reduce((sum, each) => sum + each, 0);
   const measured = total.filter((each) => each > 0).length;
@@ -65,14 +65,14 @@ function accuracy() {
 }
 
 function calibrated(calibration) {
-  if (!isCalibrated(model)) return "not calibrated: too few held-out pictures";
+  if (!isCalibrated(model)) return "not calibrated: too few held-out images";
   if (calibration.error_after === null) return "calibrated before the last edit, not measured since";
-  return `calibrated; expected calibration error ${calibration.error_after.toFixed(3)}, on ${counted(calibration.images, "held-out picture")}`;
+  return `calibrated; expected calibration error ${calibration.error_after.toFixed(3)}, on ${counted(calibration.images, "held-out image")}`;
 }
 
 function holds(each) {
   const kinds = [counted(each.features, "feature vector")];
-  if (each.images) kinds.push(counted(each.images, "picture"));
+  if (each.images) kinds.push(counted(each.images, "image"));
   return `${kinds.join(" and ")}, ${megabytes(each.bytes)}`;
 }
 
@@ -85,7 +85,7 @@ function classRow(each, most) {
   const buttons = [button("Rename", rename), model.classes.length > 1 ? button("Merge", merge) : null, button("Forget", forget)];
   const row = make("li", {},
     make("p", { className: "class-name" }, named(each.name)),
-    make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "picture")} seen` }), bar(each.bytes / most)),
+    make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "image")} seen` }), bar(each.bytes / most)),
     make("p", { className: "row" }, ...buttons),
   );
   row.dataset.name = each.name.toLowerCase();
@@ -114,7 +114,7 @@ function rename(each) {
   const input = make("input", { type: "text", value: each.name, dir: "auto", autocomplete: "off", maxLength: 300 });
   question({
     heading: "Rename a class",
-    body: [...field(["New name of ", named(each.name)], input), "Earlier generations and the history keep the old name."],
+    body: [...field(["New name of ", named(each.name)], input), "Earlier versions and the history keep the old name."],
     go: "Rename",
     check: () => (!input.value.trim() ? "A class needs a name." : input.value.trim() === each.name ? "The class already has this name." : ""),
     act: () => change("/api/rename", { from: each.name, to: input.value.trim() }, "memory-status", `Renamed: it is “${input.value.trim()}” now.`),
@@ -138,8 +138,8 @@ function forget(each) {
   question({
     heading: "Forget a class",
     body: [
-      make("p", {}, "This deletes everything that is stored about ", named(each.name, "strong"), `: ${holds(each)}, its part of the classifier, and its name. It also deletes the details of the history of all classes and all present generations${stored ? ` (${stored})` : ""}. It cannot be undone.`),
-      "The network’s weights do not change: if the network was trained on these pictures, that is not unlearned. Copies and exports of the model are not changed.",
+      make("p", {}, "This deletes everything that is stored about ", named(each.name, "strong"), `: ${holds(each)}, its part of the classifier, and its name. It also deletes the details of the history of all classes and all present versions${stored ? ` (${stored})` : ""}. It cannot be undone.`),
+      "The network’s weights do not change: if the network was trained on these images, that is not unlearned. Copies and exports of the model are not changed.",
       ...field(["To forget it, type ", named(each.name, "strong")], input),
     ],
     go: "Forget it for good",
@@ -152,7 +152,7 @@ function forget(each) {
 const learned = (event) =>
   [["new", "new"], ["more", "known"]]
     .filter(([kind]) => event.learned[kind])
-    .map(([kind, word]) => `${counted(event.learned[kind], `${word} class`)} (${counted(event.learned[`${kind}_samples`], "picture")})`)
+    .map(([kind, word]) => `${counted(event.learned[kind], `${word} class`)} (${counted(event.learned[`${kind}_samples`], "image")})`)
     .join(", ");
 
 function what({ action, details, ...event }) {
@@ -163,14 +163,14 @@ function what({ action, details, ...event }) {
   return [{ rename: "Renamed a class", merge: "Merged two classes", forget: "Forgot classes", save: "Saved from Python" }[action] ?? action];
 }
 
-function generationRow(event) {
+function versionRow(event) {
   const state = event.in_use ? "in use" : event.kept ? "stored" : "gone";
   const row = make("li", {}, make("div", {},
-    make("p", { className: event.in_use ? "in-use" : "" }, `Generation ${event.generation}: `, ...what(event)),
+    make("p", { className: event.in_use ? "in-use" : "" }, `Version ${event.generation}: `, ...what(event)),
     make("p", { className: "muted small", textContent: `${moment(event.created)}, ${state}` }),
   ));
   if (event.kept && !event.in_use) {
-    const back = make("button", { type: "button", className: "quiet", textContent: "Use this one", "aria-label": `Use generation ${event.generation}` });
+    const back = make("button", { type: "button", className: "quiet", textContent: "Use this one", "aria-label": `Use version ${event.generation}` });
     back.addEventListener("click", () => rollback(event));
     row.append(make("p", { className: "row" }, back));
   }
@@ -179,9 +179,9 @@ function generationRow(event) {
 
 function rollback(event) {
   question({
-    heading: `Use generation ${event.generation}?`,
-    body: [`The model answers as it did on ${moment(event.created)}. Generation ${model.generation} stays stored, so you can go back to it.`],
-    go: `Use generation ${event.generation}`,
-    act: () => change("/api/rollback", { to: event.generation }, "history-status", `Generation ${event.generation} is in use.`),
+    heading: `Use version ${event.generation}?`,
+    body: [`The model answers as it did on ${moment(event.created)}. Version ${model.generation} stays stored, so you can go back to it.`],
+    go: `Use version ${event.generation}`,
+    act: () => change("/api/rollback", { to: event.generation }, "history-status", `Version ${event.generation} is in use.`),
   });
 }

@@ -1,7 +1,7 @@
-// The form for an update (classes with pictures), and the jobs that run updates.
+// The form for an update (classes with images), and the jobs that run updates.
 
 import { get, pause, remove, send } from "./api.js";
-import { dropZone, isPicture, thumbnail } from "./pictures.js";
+import { dropZone, isImage, thumbnail } from "./images.js";
 import { accuracyText, counted, find, make, megabytes, minutes, moment, named, setText } from "./elements.js";
 
 const THUMBNAILS = 11; // shown per class; the rest is counted
@@ -11,7 +11,7 @@ const FINISHED = ["done", "failed", "cancelled"];
 const STATES = { queued: "Waiting", learning: "Learning", done: "Learned", failed: "Failed", cancelled: "Cancelled" };
 const QUEUED = { queued: "It starts when the current update is done.", wait: "Another command is working on the model. It starts after that." };
 const PHASES = {
-  queued: "Starting", scan: "Scanning the files", read: "Reading the pictures", train: "Training the network", extract: "Extracting features",
+  queued: "Starting", scan: "Scanning the files", read: "Reading the images", train: "Training the network", extract: "Extracting features",
   adapt: "Adapting stored features", herd: "Selecting features to store", classify: "Fitting the classifier",
 };
 
@@ -39,8 +39,8 @@ function addGroup(name = "", files = []) {
   input.id = `class-${crypto.getRandomValues(new Uint32Array(1))[0]}`;
   label.htmlFor = input.id;
   const drop = make("div", { className: "drop" });
-  const strip = make("ul", { className: "strip", "aria-label": "Pictures of this class" });
-  const clear = make("button", { type: "button", className: "quiet", textContent: "Remove these pictures", hidden: true });
+  const strip = make("ul", { className: "strip", "aria-label": "Images of this class" });
+  const clear = make("button", { type: "button", className: "quiet", textContent: "Remove these images", hidden: true });
   const away = make("button", { type: "button", className: "quiet leave", textContent: "Remove this class" });
   const group = make("fieldset", { className: "group" }, make("legend"), label, input, drop, strip, make("p", { className: "row" }, clear, away));
   update.set(group, []);
@@ -64,38 +64,38 @@ function addGroup(name = "", files = []) {
 }
 
 function addFiles(group, files) {
-  const pictures = files.filter(isPicture);
-  update.set(group, [...update.get(group), ...pictures]);
+  const images = files.filter(isImage);
+  update.set(group, [...update.get(group), ...images]);
   showFiles(group);
-  const other = files.length - pictures.length;
-  if (other) setText(status, `${counted(other, "file")} skipped: not ${other === 1 ? "a picture" : "pictures"}.`);
+  const other = files.length - images.length;
+  if (other) setText(status, `${counted(other, "file")} skipped: not ${other === 1 ? "an image" : "images"}.`);
 }
 
 function showFiles(group) {
   const files = update.get(group);
-  const items = files.slice(0, THUMBNAILS).map((file) => make("li", {}, picture(group, file)));
-  if (files.length > THUMBNAILS) items.push(make("li", { className: "muted", textContent: `and ${counted(files.length - THUMBNAILS, "more picture")}` }));
+  const items = files.slice(0, THUMBNAILS).map((file) => make("li", {}, imageButton(group, file)));
+  if (files.length > THUMBNAILS) items.push(make("li", { className: "muted", textContent: `and ${counted(files.length - THUMBNAILS, "more image")}` }));
   group.querySelector(".strip").replaceChildren(...items);
   group.querySelector("button.quiet").hidden = !files.length;
   updateChanged();
 }
 
-// A thumbnail; clicking it removes the picture.
-function picture(group, file) {
-  const button = make("button", { type: "button", className: "picture", title: `Remove ${file.name}`, "aria-label": `Remove ${file.name}` }, thumbnail(file));
+// A thumbnail; clicking it removes the image.
+function imageButton(group, file) {
+  const button = make("button", { type: "button", className: "image", title: `Remove ${file.name}`, "aria-label": `Remove ${file.name}` }, thumbnail(file));
   button.addEventListener("click", () => {
-    const place = [...group.querySelectorAll(".picture")].indexOf(button);
+    const place = [...group.querySelectorAll(".image")].indexOf(button);
     update.set(group, update.get(group).filter((each) => each !== file));
     showFiles(group);
-    (group.querySelectorAll(".picture")[place] ?? group.querySelector(".choose")).focus();
+    (group.querySelectorAll(".image")[place] ?? group.querySelector(".choose")).focus();
   });
   return button;
 }
 
-// One sub-folder per class. A picture outside any sub-folder gets the name of the folder.
+// One sub-folder per class. An image outside any sub-folder gets the name of the folder.
 function addFolder() {
   const classes = new Map();
-  for (const file of [...find("folder").files].filter(isPicture)) {
+  for (const file of [...find("folder").files].filter(isImage)) {
     const name = file.webkitRelativePath.split("/").at(-2) ?? "";
     classes.set(name, [...(classes.get(name) ?? []), file]);
   }
@@ -107,7 +107,7 @@ function addFolder() {
   }
   for (const [name, files] of classes) addGroup(name, files);
   if (!update.size) addGroup();
-  setText(problem, classes.size ? "" : "There is no picture in this folder.");
+  setText(problem, classes.size ? "" : "There is no image in this folder.");
 }
 
 const nameOf = (group) => group.querySelector("input[type=text]").value.trim();
@@ -116,10 +116,10 @@ function updateChanged() {
   key = "";
   const files = [...update.values()].flat();
   const bytes = files.reduce((sum, file) => sum + file.size, 0);
-  setText(find("update-size"), files.length ? `${counted(files.length, "picture")}, ${megabytes(bytes)} to send.` : "");
+  setText(find("update-size"), files.length ? `${counted(files.length, "image")}, ${megabytes(bytes)} to send.` : "");
   [...update.keys()].forEach((group, index) => {
     const count = update.get(group).length;
-    setText(group.querySelector("legend"), `Class ${index + 1}${count ? `, ${counted(count, "picture")}` : ""}`);
+    setText(group.querySelector("legend"), `Class ${index + 1}${count ? `, ${counted(count, "image")}` : ""}`);
     group.querySelector(".leave").hidden = update.size === 1;
   });
 }
@@ -132,7 +132,7 @@ function validate() {
     if (!nameOf(group)) input.setAttribute("aria-invalid", "true");
     (nameOf(group) ? group.querySelector(".choose") : input).focus();
     if (!nameOf(group)) return "A class has no name.";
-    return `There is no picture of “${nameOf(group)}”.`;
+    return `There is no image of “${nameOf(group)}”.`;
   }
   return "";
 }
@@ -151,7 +151,7 @@ async function submit(event) {
   }
   key ||= newKey();
   start.disabled = true;
-  setText(status, "Sending the pictures …");
+  setText(status, "Sending the images …");
   try {
     const waiting = (seconds) => setText(status, `The server is busy. Sending again in ${seconds} s.`);
     const sent = (share) => Object.assign(sending, { hidden: share === 1, value: share });
@@ -161,7 +161,7 @@ async function submit(event) {
     follow(job).querySelector("h3").focus();
   } catch (error) {
     setText(status, "");
-    setText(problem, error.status === 0 ? `${error.message} Your pictures are still here: press Teach again when the server is back. They will be learned only once.` : error.message);
+    setText(problem, error.status === 0 ? `${error.message} Your images are still here: press Teach again when the server is back. They will be learned only once.` : error.message);
   } finally {
     start.disabled = false;
     sending.hidden = true;
@@ -266,8 +266,8 @@ function build(article, job) {
 function outcome({ state, problem, result }) {
   if (state === "failed") return problem;
   if (state === "cancelled") return "Nothing was changed.";
-  const memory = `${megabytes(result.memory_bytes)} of features and pictures stored in all; the pictures of this update took ${megabytes(result.seen_bytes)}.`;
-  return `This is generation ${result.generation}. ${accuracyOf(result)} ${memory}`;
+  const memory = `${megabytes(result.memory_bytes)} of features and images stored in all; the images of this update took ${megabytes(result.seen_bytes)}.`;
+  return `This is version ${result.generation}. ${accuracyOf(result)} ${memory}`;
 }
 
 // The network, whether it was trained, and the classifier.
@@ -277,8 +277,8 @@ function settings(result) {
 }
 
 function accuracyOf({ accuracy, interval, held_out: images, held_out_classes: measured, classes, estimated }) {
-  if (accuracy === null) return "Accuracy is not known: no picture was held out.";
-  const label = estimated ? "Accuracy, estimated (the network has changed since some of the pictures were seen):" : "Accuracy:";
+  if (accuracy === null) return "Accuracy is not known: no image was held out.";
+  const label = estimated ? "Accuracy, estimated (the network has changed since some of the images were seen):" : "Accuracy:";
   return `${label} ${accuracyText(accuracy, interval, measured, classes, images)}.`;
 }
 
@@ -310,7 +310,7 @@ function accuracyTable(accuracies) {
   );
   const found = [make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Before and after" }, table)];
   if (accuracies.some((each) => each.estimated)) {
-    found.push(make("p", { className: "muted small" }, "These are estimates: the network has changed since some of the pictures were seen."));
+    found.push(make("p", { className: "muted small" }, "These are estimates: the network has changed since some of the images were seen."));
   }
   return found;
 }

@@ -1,20 +1,20 @@
-// Pictures as input: dropped, pasted, chosen, or taken with the camera.
+// Images as input: dropped, pasted, chosen, or taken with the camera.
 
 import { find, make } from "./elements.js";
 
 const IMAGE = /\.(png|jpe?g|gif|webp|bmp|tiff?|ppm|pgm|pbm|jfif|avif|hei[cf]|hif)$/i;
 
-export const isPicture = (file) => file.type.startsWith("image/") || IMAGE.test(file.name);
+export const isImage = (file) => file.type.startsWith("image/") || IMAGE.test(file.name);
 
 // Turn `place` into a drop zone. `accept(files)` gets the files; `about` describes them to a screen reader.
 export function dropZone(place, accept, about, { once = false } = {}) {
-  const chooser = make("input", { type: "file", multiple: true, accept: "image/*", hidden: true, "aria-label": `Pictures ${about}` });
+  const chooser = make("input", { type: "file", multiple: true, accept: "image/*", hidden: true, "aria-label": `Images ${about}` });
   const capture = make("input", { type: "file", accept: "image/*", hidden: true, "aria-label": `A photo ${about}` });
   capture.setAttribute("capture", "environment");
-  const choose = make("button", { type: "button", className: "choose", textContent: "Choose pictures", "aria-label": `Choose pictures ${about}` });
-  const camera = make("button", { type: "button", className: "camera", textContent: "Camera", "aria-label": `Camera: a picture ${about}` });
+  const choose = make("button", { type: "button", className: "choose", textContent: "Choose images", "aria-label": `Choose images ${about}` });
+  const camera = make("button", { type: "button", className: "camera", textContent: "Camera", "aria-label": `Camera: an image ${about}` });
   choose.addEventListener("click", () => chooser.click());
-  camera.addEventListener("click", () => takePictures((file) => accept([file]), capture, once));
+  camera.addEventListener("click", () => takeImages((file) => accept([file]), capture, once));
   for (const input of [chooser, capture]) {
     input.addEventListener("change", () => {
       const files = [...input.files];
@@ -22,7 +22,7 @@ export function dropZone(place, accept, about, { once = false } = {}) {
       if (files.length) accept(files);
     });
   }
-  place.append(make("p", { className: "hint" }, "Drop or paste pictures here, or"), make("p", { className: "row" }, choose, camera), chooser, capture);
+  place.append(make("p", { className: "hint" }, "Drop or paste images here, or"), make("p", { className: "row" }, choose, camera), chooser, capture);
   handleDrop(place, accept);
   place.paste = accept;
 }
@@ -45,7 +45,7 @@ function handleDrop(place, accept) {
 async function dropped(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   if (!entries.some((entry) => entry.isDirectory)) return [...transfer.files];
-  return (await Promise.all(entries.map(within))).flat().filter(isPicture);
+  return (await Promise.all(entries.map(within))).flat().filter(isImage);
 }
 
 async function within(entry) {
@@ -59,20 +59,20 @@ async function within(entry) {
   }
 }
 
-// Pasted pictures go to the drop zone of the focused group, else to `otherwise`.
+// Pasted images go to the drop zone of the focused group, else to `otherwise`.
 export function handlePaste(otherwise) {
   document.addEventListener("paste", (event) => {
-    const files = [...(event.clipboardData?.files ?? [])].filter(isPicture);
+    const files = [...(event.clipboardData?.files ?? [])].filter(isImage);
     if (!files.length || document.querySelector("dialog[open]")) return;
     event.preventDefault();
     const near = document.activeElement?.closest("fieldset")?.querySelector(".drop");
     (near ?? otherwise).paste(files);
   });
-  // A picture dropped outside a drop zone would replace the page.
+  // An image dropped outside a drop zone would replace the page.
   for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
 }
 
-async function takePictures(accept, capture, once) {
+async function takeImages(accept, capture, once) {
   if (!navigator.mediaDevices?.getUserMedia) return capture.click();
   let stream;
   try {
@@ -94,7 +94,7 @@ async function takePictures(accept, capture, once) {
     if (!file) return;
     accept(file);
     if (once) dialog.close();
-    else status.textContent = taken === 1 ? "One picture taken." : `${taken} pictures taken.`;
+    else status.textContent = taken === 1 ? "One image taken." : `${taken} images taken.`;
   };
   find("camera-close").onclick = () => dialog.close();
   dialog.addEventListener("close", () => {
