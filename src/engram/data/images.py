@@ -127,10 +127,7 @@ def decode(
     """
     if size is not None:
         check_side(size)
-    content = source if isinstance(source, bytes) else read_file(source)
-    kind = _kind(content)
-    with _readable(kind):
-        image = _open(kind, content, limit)
+    with _opened(source, limit) as (image, kind, content):
         extent = _draft(image, size)
         image.load()  # before EXIF is read: in a PNG it may come after the pixels
         if kind == "PNG":
@@ -148,10 +145,8 @@ def decode(
 
 def extent(source: str | os.PathLike[str] | bytes, *, limit: int = LIMIT) -> tuple[int, int]:
     """(width, height) in pixels, from the header alone: as stored, or for HEIC as rotated."""
-    content = source if isinstance(source, bytes) else read_file(source)
-    kind = _kind(content)
-    with _readable(kind):
-        return _open(kind, content, limit).size
+    with _opened(source, limit) as (image, _, _):
+        return image.size
 
 
 def check_side(size: int) -> None:
@@ -176,9 +171,12 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 @contextmanager
-def _readable(kind: str) -> Iterator[None]:
+def _opened(source: str | os.PathLike[str] | bytes, limit: int) -> Iterator[tuple[ImageFile.ImageFile, str, bytes]]:
+    """The image with its header read, its format, and the bytes of its file; inside, any error is `UnreadableImage`."""
+    content = source if isinstance(source, bytes) else read_file(source)
+    kind = _kind(content)
     try:
-        yield
+        yield _open(kind, content, limit), kind, content
     except UnreadableImage:
         raise
     except MemoryError as error:

@@ -28,34 +28,8 @@ from engram.network.registry import (
 )
 from engram.network.training import EpochCheckpoints, Loss, Training
 
-__all__ = [
-    "DEFAULT_PRETRAINED",
-    "HEADS",
-    "NETWORKS",
-    "Cache",
-    "Carried",
-    "CorrectedHead",
-    "CosineHead",
-    "EpochCheckpoints",
-    "Head",
-    "LinearHead",
-    "Loss",
-    "Network",
-    "TrainableWeights",
-    "Training",
-    "check_name",
-    "choose_device",
-    "choose_extractor",
-    "describe_network",
-    "extract",
-    "extractor_for_weights",
-    "input_size",
-    "is_pretrained",
-    "make_network",
-    "networks",
-    "parallel",
-    "portable_name",
-    "restore_network",
-    "threads_for",
-    "unchanged_statistics",
-]
+__all__ = ["DEFAULT_PRETRAINED", "HEADS", "NETWORKS", "Cache", "Carried", "CorrectedHead", "CosineHead"]
+__all__ += ["EpochCheckpoints", "Head", "LinearHead", "Loss", "Network", "TrainableWeights", "Training", "check_name"]
+__all__ += ["choose_device", "choose_extractor", "describe_network", "extract", "extractor_for_weights", "input_size"]
+__all__ += ["is_pretrained", "make_network", "networks", "parallel", "portable_name", "restore_network", "threads_for"]
+__all__ += ["unchanged_statistics"]
