@@ -13,8 +13,10 @@ from commands import engram
 from models_made import DAISY, FORMULA, NAMES, SIDE, TULIP, copied, draw
 
 from engram import IncrementalClassifier
+from engram.data import Samples, Task
 from engram.errors import UsageError
 from engram.features import Int8, ProductQuantisation
+from engram.methods import editing, make
 from engram.model import (
     LearnOptions,
     ModelFolder,
@@ -82,6 +84,21 @@ def test_it_is_edited(model: ModelFolder, tmp_path: Path) -> None:
     found = inspect(folder)
     assert [each.features for each in found.classes] == [80] * 2
     assert found.bytes.memory == ProductQuantisation().nbytes(160, 64)
+
+
+def test_after_forgetting_codebook_and_rotation_are_those_of_the_remaining_vectors() -> None:
+    inputs, labels = torch.randn(600, 16, generator=torch.Generator().manual_seed(0)), torch.arange(600) % 3
+    samples = Samples.of(inputs, labels)
+    learner = make("features", network="mlp", epochs=1, features_per_class=200, codec="pq")
+    learner.learn(Task(0, (0, 1, 2), samples, samples))
+    before, rows = learner.memory.features.vectors, learner.memory.features.class_indices != 1
+    editing.forget(learner, 1)
+    after = learner.memory.features.vectors
+    expected = ProductQuantisation().encode(before.approximations()[rows])  # 400 vectors: more than 256 centroids
+    assert after.tensors().keys() == expected.tensors().keys() == {"codes", "codebook", "rotation"}
+    assert all(torch.equal(tensor, expected.tensors()[name]) for name, tensor in after.tensors().items())
+    assert not torch.equal(after.tensors()["rotation"], before.tensors()["rotation"])
+    assert float((after.decode() * before.decode()[rows]).sum(1).mean()) > 0.98
 
 
 def test_its_vectors_are_exported_decoded(model: ModelFolder, tmp_path: Path) -> None:

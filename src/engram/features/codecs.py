@@ -52,7 +52,11 @@ class Encoded(ABC):
 
     @abstractmethod
     def take(self, rows: Tensor) -> Self:
-        """The vectors in these rows (k,), without anything that was computed from the others."""
+        """The vectors in these rows (k,), and of what all rows share no more than these need."""
+
+    def refitted(self) -> Encoded:
+        """The same vectors with everything that they share computed from them alone."""
+        return self
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is stored, by name."""
@@ -240,6 +244,11 @@ class Quantised(Encoded):
             codebook[part, : len(used)] = self.codebook[part, used]
             renumbered[:, part] = places.to(torch.uint8)
         return type(self)(renumbered, codebook, self.rotation)
+
+    def refitted(self) -> Encoded:
+        if self.rotation is None:  # each has centroids of its own
+            return self
+        return ProductQuantisation(codec_bytes=self.codes.shape[1]).encode(self.approximations())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,6 +94,10 @@ class FeatureMemory(_ClassRows):
         """The memory of the adapted vectors, as float32: φ(M)."""
         return FeatureMemory(adapt(adapter, self.rows, device), self.counts)
 
+    def refitted(self) -> FeatureMemory:
+        """The same vectors with everything that they share, such as a codebook, computed from them alone."""
+        return FeatureMemory(self.vectors.refitted(), self.counts, self.held_out)
+
     def marked(self, held_out: Tensor) -> FeatureMemory:
         """The same vectors, with those of held-out images marked."""
         return FeatureMemory(self.vectors, self.counts, held_out)

@@ -58,8 +58,11 @@ def _regroup(learner: Learner, groups: Sequence[Sequence[int]]) -> None:
         vectors = F.normalize(extract(network, Samples.of(images.rows, images.class_indices)))
     none = torch.zeros(len(features), dtype=torch.bool)
     held_out = held_out_rows(images.counts) & learner.objective.holds_out
+    features = _regrouped(features, features.rows, none, groups, learner.features_limit(len(groups)))
+    if sum(map(len, groups)) < len(learner.classes_):  # a codebook was computed from the forgotten features too
+        features = features.refitted()
     memory = Memory(
-        _regrouped(features, features.rows, none, groups, learner.features_limit(len(groups))),
+        features,
         _regrouped(images, vectors, held_out, groups, learner.images_limit(len(groups))),
         learner.memory.statistics.regrouped(groups),
         learner.memory.carried_bytes,
