@@ -1,4 +1,4 @@
-"""`engram run` as several processes: one voice, one folder, one end, and going on with another number of them."""
+"""`engram run` in several processes: one report, one folder, one exit code, and resuming with another number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared_work import ran_twice
 
 from engram.experiments import Result
 
-# Enough steps to be interrupted in, at a rate at which so many do not make of rounding another network.
+# Enough steps to interrupt, at a learning rate so low that rounding does not lead to another network.
 SLOW = ["--set", "batch_size=4", "--epochs", "30", "--set", "learning_rate=0.02"]
 
 
@@ -34,12 +34,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> list[Path]:
+def folders(tmp_path: Path) -> list[Path]:
     """A folder for each of two processes: machines need not share a disk."""
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
+    made = [tmp_path / "first", tmp_path / "second"]
+    for folder in made:
         folder.mkdir()
-    return folders
+    return made
 
 
 def command(data: Path, *options: str) -> list[str]:
@@ -58,39 +58,41 @@ def command(data: Path, *options: str) -> list[str]:
     ]
 
 
-def told(out: Path, event: str = "epoch") -> int:
+def count_events(out: Path, event: str = "epoch") -> int:
     path = out / "events.jsonl"
     return path.read_text().count(f'"event": "{event}"') if path.exists() else 0
 
 
 def wait_until_mid_training(out: Path, command: Command | subprocess.Popen[str], epochs: int = 3) -> None:
-    """Until so many more epochs of the run have been told of."""
-    enough, limit = told(out) + epochs, time.monotonic() + 60
-    while told(out) < enough:
+    """Wait until the run has logged so many more epochs."""
+    enough, limit = count_events(out) + epochs, time.monotonic() + 60
+    while count_events(out) < enough:
         assert command.poll() is None and time.monotonic() < limit, "the run did not get that far"
         time.sleep(0.01)
 
 
 def test_two_processes_write_the_same_as_one_and_only_rank_0_prints_and_writes(
-    data: Path, places: list[Path], tmp_path: Path
+    data: Path, folders: list[Path], tmp_path: Path
 ) -> None:
     options = command(data, "--seeds", "2", "--out", "run", "--trainings", "trained", "--json")
-    ended = engram_together(*options, cwd=places)
+    ended = engram_together(*options, cwd=folders)
     assert [each.returncode for each in ended] == [0, 0], [each.stderr for each in ended]
     assert ended[1].stdout == ended[1].stderr == ""
-    assert not list(places[1].iterdir())
+    assert not list(folders[1].iterdir())
     assert json.loads(ended[0].stdout)["seeds"] == [0, 1]
-    assert json.loads(ended[0].stdout) == json.loads((places[0] / "run" / "summary.json").read_text())
+    assert json.loads(ended[0].stdout) == json.loads((folders[0] / "run" / "summary.json").read_text())
     assert engram(*options, cwd=tmp_path).returncode == 0
-    here, alone_there = ({str(path.relative_to(place)) for path in place.rglob("*")} for place in (places[0], tmp_path))
-    alone_there = {name for name in alone_there if not name.startswith(("first", "second"))}
+    found_names, alone_names = (
+        {str(path.relative_to(folder)) for path in folder.rglob("*")} for folder in (folders[0], tmp_path)
+    )
+    alone_names = {name for name in alone_names if not name.startswith(("first", "second"))}
     by_weights = ("trained/features-", "trained/adapter-")  # two processes round the weights differently
-    assert {name for name in here if not name.startswith(by_weights)} == {
-        name for name in alone_there if not name.startswith(by_weights)
+    assert {name for name in found_names if not name.startswith(by_weights)} == {
+        name for name in alone_names if not name.startswith(by_weights)
     }
-    assert len(here) == len(alone_there)
+    assert len(found_names) == len(alone_names)
     for seed in ("seed-0", "seed-1"):
-        found, alone = (Result.load(place / "run" / seed / "result.json") for place in (places[0], tmp_path))
+        found, alone = (Result.load(place / "run" / seed / "result.json") for place in (folders[0], tmp_path))
         assert found.to_json().keys() == alone.to_json().keys()
         assert found.curve == pytest.approx(alone.curve, abs=0.03)
         assert found.omega == pytest.approx(alone.omega, abs=0.01)
@@ -137,62 +139,64 @@ def test_no_thread_of_the_process_group_outlives_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "exit_code", "words"),
+    ("options", "exit_code", "fact"),
     [
-        (["--set", "learning_rat=1"], 2, "has no setting 'learning_rat'"),
-        (["--out", "taken"], 2, "taken holds something else (note.txt)"),
+        (["--set", "learning_rat=1"], 2, "'learning_rat'"),
+        (["--out", "taken"], 2, "taken"),
         (["--network", "resnet32", "--out", "run"], 2, "resnet32"),
-        (["--set", "learning_rate=1e30", "--out", "run"], 1, "is not finite"),
+        (["--set", "learning_rate=1e30", "--out", "run"], 1, "finite"),
     ],
 )
 def test_an_error_is_printed_once_and_ends_all_processes_with_its_exit_code(
-    data: Path, places: list[Path], options: list[str], exit_code: int, words: str
+    data: Path, folders: list[Path], options: list[str], exit_code: int, fact: str
 ) -> None:
-    (places[0] / "taken").mkdir()
-    (places[0] / "taken" / "note.txt").write_text("mine")
-    ended = engram_together(*command(data, *options), cwd=places)
+    (folders[0] / "taken").mkdir()
+    (folders[0] / "taken" / "note.txt").write_text("mine")
+    ended = engram_together(*command(data, *options), cwd=folders)
     assert [each.returncode for each in ended] == [exit_code, exit_code]
-    said = "".join(each.stderr for each in ended)
-    assert said.count("error:") == 1
-    assert words in said
-    assert not list(places[1].iterdir())
+    stderr = "".join(each.stderr for each in ended)
+    assert stderr.count("error:") == 1
+    assert fact in stderr
+    assert not list(folders[1].iterdir())
 
 
 @pytest.mark.parametrize("arguments", [["suite", "table1"], ["learn", "model", "pictures"]])
-def test_other_commands_that_write_work_in_one_process(places: list[Path], arguments: list[str]) -> None:
-    ended = engram_together(*arguments, cwd=places)
+def test_other_commands_that_write_work_in_one_process(folders: list[Path], arguments: list[str]) -> None:
+    ended = engram_together(*arguments, cwd=folders)
     assert [each.returncode for each in ended] == [2, 2]
-    said = "".join(each.stderr for each in ended)
-    assert said.count("error:") == 1
-    assert f"`engram {arguments[0]}` works in one process. Leave out torchrun" in said
-    assert not any(list(place.iterdir()) for place in places)
+    stderr = "".join(each.stderr for each in ended)
+    assert stderr.count("error:") == 1
+    assert f"`engram {arguments[0]}`" in stderr
+    assert not any(list(place.iterdir()) for place in folders)
 
 
-def test_a_locked_folder_is_refused_by_all_processes(data: Path, places: list[Path]) -> None:
+def test_a_locked_folder_is_refused_by_all_processes(data: Path, folders: list[Path]) -> None:
     slow = command(data, *SLOW, "--out", "run", "--quiet")
-    busy = Command(*slow, cwd=places[0])
-    wait_until_mid_training(places[0] / "run", busy)
-    ended = engram_together(*slow, cwd=places)
+    busy = Command(*slow, cwd=folders[0])
+    wait_until_mid_training(folders[0] / "run", busy)
+    ended = engram_together(*slow, cwd=folders)
     busy.process.kill()
     assert [each.returncode for each in ended] == [1, 1]
-    assert "".join(each.stderr for each in ended).count("Another process is working in run.") == 1
+    stderr = "".join(each.stderr for each in ended)
+    assert stderr.count("error:") == stderr.count(" in run.") == 1
 
 
-def test_processes_with_different_data_are_refused(data: Path, places: list[Path]) -> None:
+def test_processes_with_different_data_are_refused(data: Path, folders: list[Path]) -> None:
     arrays = dict(np.load(data))
-    np.savez(places[0] / "own.npz", **arrays)
+    np.savez(folders[0] / "own.npz", **arrays)
     arrays["inputs"][3] += 1e-3
-    np.savez(places[1] / "own.npz", **arrays)
-    ended = engram_together(*command(Path("own.npz"), "--out", "run"), cwd=places)
+    np.savez(folders[1] / "own.npz", **arrays)
+    ended = engram_together(*command(Path("own.npz"), "--out", "run"), cwd=folders)
     assert [each.returncode for each in ended] == [2, 2]
-    assert "do not agree on the data or the settings" in "".join(each.stderr for each in ended)
+    stderr = "".join(each.stderr for each in ended)
+    assert stderr.count("error:") == stderr.count("process 2 of 2") == 1
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_ends_all_and_one_process_can_resume(data: Path, places: list[Path], victim: int) -> None:
+def test_a_killed_process_ends_all_and_one_process_can_resume(data: Path, folders: list[Path], victim: int) -> None:
     options = command(data, *SLOW, "--out", "run", "--resume", "--quiet")
-    with ranks(*options, cwd=places) as started:
-        wait_until_mid_training(places[0] / "run", started[0])
+    with ranks(*options, cwd=folders) as started:
+        wait_until_mid_training(folders[0] / "run", started[0])
         started[victim].send_signal(signal.SIGKILL)
         start = time.monotonic()
         ended = started[1 - victim].wait(30)
@@ -200,49 +204,49 @@ def test_a_killed_process_ends_all_and_one_process_can_resume(data: Path, places
     assert ended.returncode == 1
     assert f"error: Process {victim + 1} of 2, on " in ended.stderr
     assert "--resume" in ended.stderr
-    assert not (places[0] / "run" / "result.json").exists()
-    before = told(places[0] / "run")
-    assert engram(*options, cwd=places[0]).returncode == 0
-    result = Result.load(places[0] / "run" / "result.json")
+    assert not (folders[0] / "run" / "result.json").exists()
+    before = count_events(folders[0] / "run")
+    assert engram(*options, cwd=folders[0]).returncode == 0
+    result = Result.load(folders[0] / "run" / "result.json")
     assert result.environment["processes"] == "1"
-    assert told(places[0] / "run") - before < 2 * 30  # not all over again
-    assert engram(*command(data, *SLOW, "--out", "whole", "--quiet"), cwd=places[0]).returncode == 0
-    whole = Result.load(places[0] / "whole" / "result.json")
+    assert count_events(folders[0] / "run") - before < 2 * 30  # not from the beginning
+    assert engram(*command(data, *SLOW, "--out", "whole", "--quiet"), cwd=folders[0]).returncode == 0
+    whole = Result.load(folders[0] / "whole" / "result.json")
     assert result.curve == pytest.approx(whole.curve, abs=0.05)
     assert result.split == whole.split and result.settings == whole.settings
 
 
-def test_two_processes_resume_what_one_began(data: Path, places: list[Path]) -> None:
+def test_two_processes_resume_a_run_of_one(data: Path, folders: list[Path]) -> None:
     options = command(data, *SLOW, "--out", "run", "--resume", "--quiet")
-    alone = Command(*options, cwd=places[0])
-    wait_until_mid_training(places[0] / "run", alone, epochs=33)  # in the second task
+    alone = Command(*options, cwd=folders[0])
+    wait_until_mid_training(folders[0] / "run", alone, epochs=33)  # in the second task
     alone.send_signal(signal.SIGKILL)
     alone.wait()
-    before = told(places[0] / "run")
-    assert [each.returncode for each in engram_together(*options, cwd=places)] == [0, 0]
-    assert told(places[0] / "run") - before < 30  # the first task is not learned again
-    assert Result.load(places[0] / "run" / "result.json").environment["processes"] == "1, then 2"
+    before = count_events(folders[0] / "run")
+    assert [each.returncode for each in engram_together(*options, cwd=folders)] == [0, 0]
+    assert count_events(folders[0] / "run") - before < 30  # the first task is not learned again
+    assert Result.load(folders[0] / "run" / "result.json").environment["processes"] == "1, then 2"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_leaves_a_run_that_can_be_resumed(data: Path, places: list[Path], number: int) -> None:
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(data: Path, folders: list[Path], number: int) -> None:
     options = command(data, *SLOW, "--out", "run")
-    with ranks(*options, cwd=places) as started:
-        wait_until_mid_training(places[0] / "run", started[0])
+    with ranks(*options, cwd=folders) as started:
+        wait_until_mid_training(folders[0] / "run", started[0])
         for each in started:
             each.send_signal(number)
         ended = [each.wait(30) for each in started]
     assert [each.returncode for each in ended] == [130, 130]
     assert "".join(each.stderr for each in ended).count("Stopped.") == 1
     assert "Traceback" not in ended[0].stderr + ended[1].stderr
-    assert told(places[0] / "run", "stop") == 1
-    assert engram(*options, "--resume", "--quiet", cwd=places[0]).returncode == 0
+    assert count_events(folders[0] / "run", "stop") == 1
+    assert engram(*options, "--resume", "--quiet", cwd=folders[0]).returncode == 0
 
 
 @pytest.mark.slow
-def test_a_hanging_process_ends_all(data: Path, places: list[Path]) -> None:
-    with ranks(*command(data, *SLOW, "--out", "run", "--quiet"), cwd=places) as started:
-        wait_until_mid_training(places[0] / "run", started[0])
+def test_a_hanging_process_ends_all(data: Path, folders: list[Path]) -> None:
+    with ranks(*command(data, *SLOW, "--out", "run", "--quiet"), cwd=folders) as started:
+        wait_until_mid_training(folders[0] / "run", started[0])
         started[1].send_signal(signal.SIGSTOP)
         start = time.monotonic()
         ended = started[0].wait(30)
@@ -251,8 +255,8 @@ def test_a_hanging_process_ends_all(data: Path, places: list[Path]) -> None:
     assert "error: Process 2 of 2, on " in ended.stderr
 
 
-def of_rank(torchrun: subprocess.Popen[str], rank: int) -> int:
-    """The process that torchrun has started as this one."""
+def process_of_rank(torchrun: subprocess.Popen[str], rank: int) -> int:
+    """The id of the process that torchrun has started with this rank."""
     children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
     return next(int(each) for each in children if f"\0RANK={rank}\0" in Path(f"/proc/{each}/environ").read_text())
 
@@ -266,21 +270,21 @@ def test_under_torchrun_a_killed_process_ends_all_and_the_run_can_be_resumed(dat
     )
     try:
         wait_until_mid_training(tmp_path / "run", torchrun)
-        os.kill(of_rank(torchrun, 1), signal.SIGKILL)
+        os.kill(process_of_rank(torchrun, 1), signal.SIGKILL)
         start = time.monotonic()
-        said = torchrun.communicate(timeout=60)[1]
+        stderr = torchrun.communicate(timeout=60)[1]
     finally:
         torchrun.kill()
     assert time.monotonic() - start < 30
     assert torchrun.returncode == 1
-    assert said.count("error: Process 2 of 2, on ") == 1
+    assert stderr.count("error: Process 2 of 2, on ") == 1
     assert engram(*options, cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.slow  # the same on CIFAR-100: benchmarks/distributed.py
-def test_accuracy_is_that_of_one_process_over_three_seeds(places: list[Path], tmp_path: Path) -> None:
+def test_accuracy_is_that_of_one_process_over_three_seeds(folders: list[Path], tmp_path: Path) -> None:
     options = ["run", "features", "--tasks", "2", "--epochs", "2", "--seeds", "3", "--out", "run", "--json", "--quiet"]
-    first, _ = engram_together(*options, cwd=places)
+    first, _ = engram_together(*options, cwd=folders)
     found, alone = json.loads(first.stdout), json.loads(engram(*options, cwd=tmp_path).stdout)
     values, expected = (each["average_incremental_accuracy"]["values"] for each in (found, alone))
     assert values == pytest.approx(expected, abs=0.02)
