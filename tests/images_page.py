@@ -324,7 +324,7 @@ TEMPLATE = """\
 
 `engram learn` and `engram evaluate` take a folder with one sub-folder per class, or a list:
 
-```
+```text
 images/cat/1.jpg           path,label
 images/cat/kitten/2.jpg    cat/1.jpg,cat
 images/dog/1.png           dog/1.png,dog
@@ -344,7 +344,7 @@ decoded are not learned, and nothing replaces them. `predict` classifies the oth
 An image becomes the square that the network takes: the shorter side is scaled to the model's size, and the middle of
 the longer one is used. At most {limit} pixels are decoded.
 
-HEIC photos need the package pillow-heif (`pip install -c constraints.txt '.[heic]'`). Without it, HEIC files are
+HEIC photos need the package pillow-heif (`pip install -c constraints.txt -e '.[heic]'`). Without it, HEIC files are
 skipped, and the message says so. Of a HEIC file, the primary image is read, with its rotation and its alpha plane;
 thumbnails, depth maps and HDR gain maps are ignored.
 

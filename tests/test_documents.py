@@ -1,13 +1,22 @@
-"""The documents: links lead somewhere, and the numbers of the main tables are those of the result files."""
+"""The documents: links lead somewhere, commands run as printed, and tables have the numbers of the result files."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from documents_made import COMMANDS, DOCUMENTS, ROOT, SHOWN, Block, blocks, environment, prepare
+from warm_engram import write_command
 
-ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE1 = RESULTS / "cifar100-table1"
 TEN = RESULTS / "cifar100-10-tasks"
@@ -139,3 +148,84 @@ def test_the_table_of_digits_is_what_the_result_files_say() -> None:
         assert near(found[name][0], accuracy["mean"]), (name, found[name], accuracy)
         assert near(found[name][1], accuracy["deviation"]), (name, found[name], accuracy)
         assert near(found[name][2], summary["curve"][-1]), (name, found[name], summary["curve"])
+
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
+RUN = [block for block in BLOCKS if block.language in (*COMMANDS, "python") and not block.skipped]
+NOT_RUN = 29  # blocks that say why they are not run; a new one is to be counted here
+SECONDS = 120
+SERVER = "http://127.0.0.1:8000/livez"
+
+
+def test_every_code_block_is_run_or_says_why_not() -> None:
+    unknown = [
+        f"{block.document.name}:{block.line}" for block in BLOCKS if block.language not in (*COMMANDS, "python", *SHOWN)
+    ]
+    assert not unknown, "a block needs one of the languages sh, console, python, text and json"
+    assert len([block for block in BLOCKS if block.skipped]) == NOT_RUN
+    assert all(block.language in (*COMMANDS, "python") for block in BLOCKS if block.skipped)
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The variables of a shell in which `engram` starts in milliseconds."""
+    folder = tmp_path_factory.mktemp("commands")
+    program = [sys.executable, str(ROOT / "tests" / "warm_engram.py"), str(folder / "socket")]
+    for name in ("engram", "python-warm"):
+        write_command(folder, name, folder / "socket")
+    variables = environment(folder)
+    with subprocess.Popen(program, env=variables) as warm:
+        for _ in range(600):
+            if (folder / "socket").exists():
+                break
+            time.sleep(0.1)
+        yield variables
+        warm.kill()
+
+
+@pytest.mark.parametrize("document", sorted({block.document for block in RUN}), ids=lambda path: path.name)
+def test_the_code_of_a_document_runs_as_printed(document: Path, shell: dict[str, str], tmp_path: Path) -> None:
+    """Commands one after another in a prepared folder; then the document's Python, in one process."""
+    chosen = [block for block in RUN if block.document == document]
+    if any(block.language in COMMANDS for block in chosen):  # Python alone gets an empty folder
+        prepare(tmp_path)
+    with ExitStack() as stack:
+        for block in chosen:
+            if block.background:
+                stack.enter_context(started(block, tmp_path, shell))
+            elif block.language in COMMANDS:
+                finished(["bash", "-euo", "pipefail", "-c", block.commands], block, tmp_path, shell)
+    if python := [block for block in chosen if block.language == "python"]:
+        (tmp_path / "document.py").write_text("\n".join(block.text for block in python), encoding="utf-8")
+        finished(["python-warm", "document.py"], python[0], tmp_path, shell)
+
+
+def finished(command: list[str], block: Block, folder: Path, variables: dict[str, str]) -> None:
+    ended = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=SECONDS)
+    place = f"{block.document.name}:{block.line}"
+    assert ended.returncode == 0, f"{place}\n{block.commands}\n{ended.stdout}\n{ended.stderr}"
+
+
+@contextmanager
+def started(block: Block, folder: Path, variables: dict[str, str]) -> Iterator[None]:
+    """Run a block that starts the server, until it answers and beyond."""
+    if answers():
+        pytest.skip("something else answers at port 8000")
+    command, fresh = ["bash", "-euc", block.commands], {**variables, "FRESH": "1"}
+    with subprocess.Popen(command, cwd=folder, env=fresh, start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + SECONDS
+            while not answers():
+                assert process.poll() is None and time.monotonic() < deadline, f"{block.commands} does not answer"
+                time.sleep(0.2)
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def answers() -> bool:
+    try:
+        with urllib.request.urlopen(SERVER, timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

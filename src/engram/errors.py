@@ -60,4 +60,4 @@ def unknown(kind: str, name: str, known: Iterable[str], see: str = "") -> UsageE
 
 def not_installed(what: str, extra: str) -> UsageError:
     """The error for a missing package that an extra of engram installs."""
-    return UsageError(f"{what} must be installed. In engram's folder: pip install -c constraints.txt '.[{extra}]'")
+    return UsageError(f"{what} must be installed. In engram's folder: pip install -c constraints.txt -e '.[{extra}]'")
