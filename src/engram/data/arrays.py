@@ -28,8 +28,8 @@ NAMES_KEY = "class_names"
 def load(path: Path, options: DecodeOptions | None = None, progress: Progress | None = None) -> Dataset:
     """The images or vectors of an .npz file, named after it.
 
-    It holds `train_inputs, train_labels, test_inputs, test_labels`, or `inputs, labels`, of which a fixed fifth of each
-    class is held out for testing. Labels are integers or text; `class_names` may name the integers.
+    It holds `train_inputs, train_labels, test_inputs, test_labels`, or just `inputs, labels`: then a fixed fifth of
+    each class is the test split. Labels are integers or text; `class_names` may name the integers.
     """
     check_file(path)
     try:
@@ -89,9 +89,9 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, key: str) -> Array
 
 def _splits(arrays: Mapping[str, Array]) -> tuple[Samples, Samples, tuple[str, ...]]:
     """Training samples, test samples and class names."""
-    whole = "inputs" in arrays
-    labels, names = _labels(arrays, ("labels",) if whole else ("train_labels", "test_labels"))
-    if not whole:
+    is_split = "inputs" not in arrays
+    labels, names = _labels(arrays, ("train_labels", "test_labels") if is_split else ("labels",))
+    if is_split:
         return (
             _samples(arrays, "train_inputs", labels["train_labels"]),
             _samples(arrays, "test_inputs", labels["test_labels"]),

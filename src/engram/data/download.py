@@ -1,4 +1,4 @@
-"""Downloads that appear complete and verified or not at all, and archives of which only named files are unpacked."""
+"""Downloads that are complete and verified or leave no file, and archives from which only named files are unpacked."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _open(url: str, timeout: float) -> http.client.HTTPResponse:
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """A generator, so that errors of the network are told from those of the disk: both are OSErrors."""
+    """A generator, so that errors of the network are not mistaken for those of the disk: both are OSErrors."""
     try:
         while chunk := response.read(CHUNK):
             yield chunk
