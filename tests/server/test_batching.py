@@ -34,3 +34,21 @@ def test_each_image_is_predicted_by_its_own_model_in_few_batches(model: ModelFol
     assert [{each.name for each in answer} for answer in answers] == expected
     alone = old.model.probabilities(image[None]).max()
     assert torch.isclose(alone, torch.tensor(answers[0][0].probability), atol=1e-4)
+
+
+def test_images_of_clients_that_left_do_not_hold_up_others(model: ModelFolder) -> None:
+    loaded = LoadedModel(2, load(model, device="cpu"), 16)
+    image = decode(image_bytes(TULIP), size=16)
+
+    async def ask() -> Answers:
+        batcher = Batcher(Config(batch_size=2))
+        try:
+            left = [asyncio.create_task(batcher.predict(loaded, image, 3)) for _ in range(9)]
+            await asyncio.sleep(0)
+            for task in left:
+                task.cancel()
+            return await asyncio.wait_for(batcher.predict(loaded, image, 3), 10)
+        finally:
+            batcher.close()
+
+    assert len(asyncio.run(ask())) == 3

@@ -40,15 +40,14 @@ class Services:
 
     def __init__(self, folder: ModelFolder, config: Config) -> None:
         self.folder, self.config = folder, config
-        self.metrics = Metrics()
         self.authenticator = Authenticator(config)
         self.connections = Connections(config)
         self.limits = RequestLimits(config)
         self.loader = ModelLoader(folder, config.device)
-        self.decoders = Decoders(config, self.metrics.decoder_restarts.inc)
-        self.batcher = Batcher(config, self.metrics.batches.observe)
+        self.decoders = Decoders(config, lambda: self.metrics.decoder_restarts.inc())
+        self.batcher = Batcher(config, lambda size: self.metrics.batches.observe(size))
         self.jobs = Jobs(self.loader, config, self.decoders)
-        self.metrics.watch(self.jobs, self.loader)
+        self.metrics = Metrics(self.jobs, self.loader)
 
     def close(self) -> None:
         """End all processes and threads."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 from engram.data.images import LIMIT
 from engram.errors import UsageError
@@ -74,28 +74,30 @@ class Config:
                 "Set one with --token-file or ENGRAM_TOKEN, or use --host 127.0.0.1."
             )
         for host in self.hosts:
-            if not re.fullmatch(r"[A-Za-z0-9._-]+", host) and _parse(ipaddress.ip_address, host) is None:
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", host) and _address(host) is None:
                 raise UsageError(
                     f"'{printable(host)}' is not a host name. "
                     "Write a name or an address without http:// and without a port, such as: --allow-host pi.local"
                 )
-        for proxy in self._proxies:
-            if _network(proxy) is None:
-                raise UsageError(
-                    f"'{printable(proxy)}' is not an IP address. Name the proxy by its address or network, such as "
-                    "10.0.0.2."
-                )
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ').capitalize()} must be at least 1.")
-
-    @property
-    def _proxies(self) -> list[str]:
-        return [] if self.trusted_proxy is None else self.trusted_proxy.split(",")
+        self.is_proxy("127.0.0.1")  # so that an invalid address is an error now
 
     def is_proxy(self, address: str) -> bool:
         """Whether this is the address of a trusted proxy, through which many clients come."""
-        return any(ipaddress.ip_address(address) in _network(proxy) for proxy in self._proxies)
+        return any(ipaddress.ip_address(address) in network for network in self._proxies)
+
+    @cached_property
+    def _proxies(self) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+        try:
+            texts = () if self.trusted_proxy is None else self.trusted_proxy.split(",")
+            return [ipaddress.ip_network(text.strip(), strict=False) for text in texts]
+        except ValueError as error:
+            raise UsageError(
+                f"'{printable(self.trusted_proxy)}' is not an IP address. Name the proxy by its address or network, "
+                "such as 10.0.0.2."
+            ) from error
 
     @property
     def known_hosts(self) -> frozenset[str]:
@@ -104,16 +106,11 @@ class Config:
 
 
 def _is_loopback(host: str) -> bool:
-    address = _parse(ipaddress.ip_address, host)
+    address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
 
-def _network(text: str) -> Any:
-    return _parse(lambda each: ipaddress.ip_network(each, strict=False), text.strip())
-
-
-def _parse(parser: Callable[[str], Any], text: str) -> Any:
-    try:
-        return parser(text)
-    except ValueError:
-        return None
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(text)
+    return None

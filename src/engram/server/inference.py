@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -117,26 +118,30 @@ class Batcher:
 
     def __init__(self, config: Config, on_batch: Callable[[int], None] = lambda size: None) -> None:
         self.config, self.on_batch = config, on_batch
-        self._waiting: list[_Request] = []
+        self._waiting: dict[_Request, None] = {}  # oldest first
         self._turn = asyncio.Lock()  # one forward pass at a time; images that arrive meanwhile form the next batch
         self._thread = ThreadPoolExecutor(1, "forward")  # each thread that runs torch has its own OpenMP threads
 
     async def predict(self, loaded: LoadedModel, image: Tensor, top: int) -> Answers:
         """At least the `top` most probable classes of an image, most probable first."""
         request = _Request(loaded, image, top, asyncio.get_running_loop().create_future())
-        self._waiting.append(request)
-        async with self._turn:
-            if not request.answers.done():
-                await asyncio.sleep(self.config.batch_seconds)
-                await asyncio.shield(self._run_batch())
-        return await request.answers
+        self._waiting[request] = None
+        try:
+            async with self._turn:
+                if not request.answers.done():
+                    await asyncio.sleep(self.config.batch_seconds)
+                    await asyncio.shield(self._run_batch())
+            return await request.answers
+        finally:
+            self._waiting.pop(request, None)  # the client has left
 
     def close(self) -> None:
         self._thread.shutdown()
 
     async def _run_batch(self) -> None:
-        batch = self._waiting[: self.config.batch_size]
-        del self._waiting[: self.config.batch_size]
+        batch = list(islice(self._waiting, self.config.batch_size))
+        for request in batch:
+            del self._waiting[request]
         for loaded in dict.fromkeys(request.loaded for request in batch):
             await self._forward(loaded, [request for request in batch if request.loaded is loaded])
 

@@ -72,7 +72,7 @@ class Authenticator:
         """Refuse a request that is not allowed, before its body is read; note whether it is authenticated."""
         headers = Headers(scope=scope)
         self._check_host_and_origin(scope["method"], headers)
-        self._check_authentication(scope, headers)
+        scope.setdefault("state", {})["authenticated"] = not self.token_required or self._authenticates(scope, headers)
 
     def _check_host_and_origin(self, method: str, headers: Headers) -> None:
         """Starlette's TrustedHostMiddleware answers 400 in plain text and accepts a repeated Host header."""
@@ -87,29 +87,26 @@ class Authenticator:
         if foreign or (headers.get("sec-fetch-site") == "cross-site" and method not in SAFE_METHODS):
             raise Problem(403, "Requests from other sites are refused.")
 
-    def _check_authentication(self, scope: Scope, headers: Headers) -> None:
-        required = self.token_required
-        by_session = required and self.has_session(session_cookie(headers))
-        scope.setdefault("state", {})["authenticated"] = by_session or not required
+    def _authenticates(self, scope: Scope, headers: Headers) -> bool:
+        """Whether a request has the token or a session; only public paths need neither."""
         kind, _, token = headers.get("authorization", "").partition(" ")
-        if required and kind.lower() == "bearer" and token:
+        if kind.lower() == "bearer" and token:
             self.check_token(token.strip(), address_of(scope))
-            scope["state"]["authenticated"] = True
-        elif by_session:
-            _check_same_origin(scope["method"], headers)
-        elif required and scope["path"] not in PUBLIC and not scope["path"].startswith("/static/"):
-            raise Problem(401, "A token is required. Send 'Authorization: Bearer TOKEN', or sign in.", BEARER)
+            return True
+        if not self.has_session(session_cookie(headers)):
+            if scope["path"] not in PUBLIC and not scope["path"].startswith("/static/"):
+                raise Problem(401, "A token is required. Send 'Authorization: Bearer TOKEN', or sign in.", BEARER)
+            return False
+        # Browsers send cookies along by themselves, so a change needs proof that it comes from our own page.
+        proven = "origin" in headers or headers.get("sec-fetch-site") == "same-origin"
+        if scope["method"] not in SAFE_METHODS and not proven:
+            raise Problem(403, "A change by a session needs an Origin header. Send one, or the token.")
+        return True
 
 
 def session_cookie(headers: Headers) -> str:
     """The session that a request carries, or an empty string."""
     return cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
-
-
-def _check_same_origin(method: str, headers: Headers) -> None:
-    """Browsers send cookies along by themselves, so a change needs proof that it comes from our own page."""
-    if method not in SAFE_METHODS and "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
-        raise Problem(403, "A change by a session needs an Origin header. Send one, or the token.")
 
 
 def _digest(text: str) -> str:
