@@ -100,6 +100,8 @@ def test_top_5_leads_on_imagenet(tmp_path: Path) -> None:
     assert list(text.columns)[:3] == ["average top-5 accuracy", "after the last task", "average accuracy"]
     assert text.iloc[0, 0].startswith(".800") and text.iloc[0, 1].startswith(".700")
     assert [plot.name for plot in part.plots][:2] == ["top-5-accuracy", "accuracy"]
+    plots = {plot.name: plot for plot in part.plots}
+    assert plots["matrix"].title == "Top-1 accuracy by task" and "top-1 accuracy" in plots["forgetting"].caption
 
 
 def test_results_by_task_have_accuracy_and_drift(tmp_path: Path) -> None:

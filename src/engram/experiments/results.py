@@ -17,6 +17,10 @@ from engram.network import parallel
 
 SCHEMA = 1
 THEN = ", then "
+BY_TASK = (  # fields with a value for each task
+    *("classes_seen", "curve", "curve_top5", "accuracy_matrix"),
+    *("omega", "omega_previous", "omega_first", "ceiling_curve", "drift_gap"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,21 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """The result as plain values."""
         return asdict(self)
+
+    def is_consistent(self) -> bool:
+        """Whether all lists have a value for each task, and all numbers are in their range."""
+        tasks = len(self.curve)
+        by_task = [values for name in (*BY_TASK, "head_curve") if (values := getattr(self, name)) is not None]
+        averages = [self.average_incremental_accuracy, self.average_incremental_accuracy_top5]
+        return (
+            tasks > 0
+            and all(len(values) == tasks for values in by_task)
+            and [len(row) for row in self.accuracy_matrix] == list(range(1, tasks + 1))
+            and all(0 <= accuracy <= 1 for row in [self.curve, averages, *self.accuracy_matrix] for accuracy in row)
+            and self.classes_seen[0] > 0
+            and self.classes_seen == sorted(self.classes_seen)  # a task may bring known classes only
+            and min([self.memory_bytes, *self.seconds.values()]) >= 0
+        )
 
     def save(self, path: Path) -> None:
         """Write the result file atomically."""

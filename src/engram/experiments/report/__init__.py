@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,25 @@ import engram
 from engram.experiments.report.figures import COLOURS, METHODS, Plot, Styles, make_figures, make_styles
 from engram.experiments.report.runs import Section, make_sections, read_runs
 from engram.experiments.report.tables import Table, commands, environment_table, make_tables, ranges
-from engram.storage import make_folder, writing
+from engram.storage import make_folder, write_file
 
 
 @dataclass(frozen=True)
 class Part:
-    """A section with its tables and figures."""
+    """A section with its tables and figures, which are made when they are asked for."""
 
     section: Section
     styles: Styles
-    tables: dict[str, Table]
-    plots: list[Plot]
+
+    @cached_property
+    def tables(self) -> dict[str, Table]:
+        """The tables by name."""
+        return make_tables(self.section)
+
+    @cached_property
+    def plots(self) -> list[Plot]:
+        """The figures."""
+        return make_figures(self.section, self.styles)
 
 
 @dataclass(frozen=True)
@@ -60,8 +69,7 @@ class Report:
     def save(self, path: Path) -> None:
         """Write the page."""
         make_folder(path.parent)
-        with writing(path) as aside:
-            aside.write_text(self.html(), encoding="utf-8")
+        write_file(path, self.html().encode())
 
     def save_figures(self, folder: Path) -> list[Path]:
         """Write every figure as SVG, PDF and PNG and every table as LaTeX and CSV; returns the paths."""
@@ -76,16 +84,13 @@ class Report:
         for name, table in tables.items():
             files |= {folder / f"{name}.tex": table.latex.encode(), folder / f"{name}.csv": table.csv.encode()}
         for path, content in files.items():
-            with writing(path) as aside:
-                aside.write_bytes(content)
+            write_file(path, content)
         return list(files)
 
 
 def make_report(places: Sequence[Path]) -> Report:
     """A report on the results in these folders and files."""
     runs, suites, notes = read_runs(places)
-    parts = []
-    for section in make_sections(runs, suites, notes):
-        styles = make_styles(section, [*METHODS, *sorted({*runs["method"]} - {*METHODS})])
-        parts.append(Part(section, styles, make_tables(section), make_figures(section, styles)))
+    methods = [*METHODS, *sorted({*runs["method"]} - {*METHODS})]
+    parts = [Part(section, make_styles(section, methods)) for section in make_sections(runs, suites, notes)]
     return Report(parts, environment_table(runs), list(dict.fromkeys(notes)))

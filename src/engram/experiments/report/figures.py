@@ -35,8 +35,7 @@ MOST_MATRICES = 16
 MOST_TASKS = 20  # of a matrix that is drawn cell by cell
 WIDE_SPAN = 50  # values that span more are on a logarithmic axis
 
-# Each colour on a light page, and the one in its place on a dark page. The hues are after Okabe and Ito's palette for
-# all kinds of colour vision, with a contrast of at least 3 to the page.
+# By colour on a light page, the colour on a dark page: after Okabe and Ito, with a contrast of at least 3 to the page.
 INK, MUTED, RULE, PAGE = "#1d2126", "#5a626c", "#d8dce1", "#ffffff"
 HUES = {
     **{"#0a6cb0": "#4aa8ee", "#c9510c": "#ff8e57", "#0b8560": "#35c596", "#a07500": "#e3b341", "#6b4fbb": "#ab95f7"},
@@ -119,9 +118,8 @@ class Plot:
         svg = self.save("svg", **{"svg.fonttype": "none", "svg.hashsalt": name}).decode()
         svg = re.sub("<(style|metadata).*?</(style|metadata)>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
         # Tags alone are changed: matplotlib escapes < and > in texts and attributes.
-        return re.sub("<[^>]+>", _page_tag, svg).replace(
-            "<svg", f'<svg role="img" aria-label="{escape(self.title)}"', 1
-        )
+        labelled = f'<svg role="img" aria-label="{escape(self.title)}"'
+        return re.sub("<[^>]+>", _page_tag, svg).replace("<svg", labelled, 1)
 
 
 def _page_tag(found: re.Match[str]) -> str:
@@ -132,41 +130,38 @@ def _page_tag(found: re.Match[str]) -> str:
 
 
 def make_figures(section: Section, styles: Styles) -> list[Plot]:
-    """Every figure that the section's runs have numbers for."""
+    """Every figure that the section's runs have numbers for; the leading accuracy is top-5 on ImageNet."""
     several_tasks = len(section.first["classes_seen"]) > 1
     average = {AVERAGES[section.metrics[0]]: section.metrics[0]}
+    leading = CURVES[section.metrics[0]][0].capitalize()
+    top1 = "accuracy" if leading == "Accuracy" else "top-1 accuracy"  # of matrices and forgetting
     values, memory, varies = section.groups["value"], section.spread("memory")["mean"], section.varies
     storing = {label: styles[label] for label in section.spread("last_omega")["mean"].dropna().index}
-    plots = []
+    plots: list[Plot] = []
+
     with drawing():
         for name, column in (CURVES[metric] for metric in section.metrics):
-            title = f"{name.capitalize()} against the number of classes"
-            caption = (
-                f"{name.capitalize()} on all classes seen so far after each task; bands: ± one standard deviation."
-            )
-            plots.append(Plot(name.replace(" ", "-"), title, caption, _by_task(section, styles, {name: column})))
+            shown = name.capitalize()
+            caption = f"{shown} on all classes seen so far after each task; bands: ± one standard deviation."
+            figure = _by_task(section, styles, {name: column})
+            plots.append(Plot(name.replace(" ", "-"), f"{shown} against the number of classes", caption, figure))
         if varies:
             panels = {**average, **({"ω": "last_omega"} if storing else {})}
             log = values.min() >= 0 and values.max() > WIDE_SPAN * values[values > 0].min()
-            caption = f"Accuracy, and ω after the last task, against {varies}; dashed: groups without a value."
+            caption = f"{leading}, and ω after the last task, against {varies}; dashed: groups without a value."
             figure = _against(section, styles, varies, values, panels, log)
-            plots.append(Plot("value", f"Accuracy against {varies}", caption, figure))
+            plots.append(Plot("value", f"{leading} against {varies}", caption, figure))
         if memory.nunique() > 1:
-            caption = "Accuracy against the memory for old classes, in MB of 2²⁰ bytes on a logarithmic axis."
+            caption = f"{leading} against the memory for old classes, in MB of 2²⁰ bytes on a logarithmic axis."
             figure = _against(section, styles, "memory, MB", memory, average, log=True)
-            plots.append(Plot("memory", "Accuracy against memory", caption, figure))
+            plots.append(Plot("memory", f"{leading} against memory", caption, figure))
         if storing and several_tasks:
-            caption = (
-                "ω: cosine similarity of stored features to the network's present features of the same images; drift "
-                "gap: accuracy that the classifier would gain if no stored feature had drifted."
-            )
+            caption = f"ω: cosine similarity of stored to current features; drift gap: {top1} that drift costs."
             plots.append(Plot("drift", "Drift of stored features", caption, _by_task(section, storing, DRIFT)))
         if several_tasks:
-            caption = "Accuracy on each task's classes (across) after each task (down), mean over seeds."
-            plots.append(Plot("matrix", "Accuracy by task", caption, _matrices(section)))
-            caption = (
-                "Accuracy that earlier tasks have lost since their best, on average after the last; less is better."
-            )
+            caption = f"{top1.capitalize()} on each task's classes (across) after each task (down), mean over seeds."
+            plots.append(Plot("matrix", f"{top1.capitalize()} by task", caption, _matrices(section)))
+            caption = f"The {top1} that earlier tasks have lost since their best, on average; less is better."
             plots.append(Plot("forgetting", "Forgetting", caption, _forgetting(section, styles)))
         if section.runs["seconds"].map(bool).any():
             caption = "Mean minutes of a run by phase; a network that another run has trained takes no time here."
@@ -240,8 +235,8 @@ def _matrices(section: Section) -> Figure:
     for axes, label, title in zip(every.flat, labels, fit(labels, 0.9 * side, 0.8 * SIZE), strict=False):
         mean = full[section.runs["group"] == label].mean(axis=0)
         axes.pcolormesh(mean, cmap=shades.cmap, norm=shades.norm, **edges)
-        axes.set_xticks([0.5, tasks - 0.5], ["1", str(tasks)])
-        axes.set_yticks([0.5, tasks - 0.5], ["1", str(tasks)])
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks([0.5, tasks - 0.5], ["1", str(tasks)])
         axes.set_title(title, fontsize=0.8 * SIZE, loc="left")
         axes.set(aspect="equal", ylim=(tasks, 0))
         axes.grid(False)

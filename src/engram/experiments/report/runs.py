@@ -16,16 +16,12 @@ import pandas as pd
 import pydantic
 
 from engram.errors import DataError
-from engram.experiments.results import SCHEMA, Result
+from engram.experiments.results import BY_TASK, SCHEMA, Result
 from engram.storage import ASIDE, read_json
 from engram.text import printable
 
 RESULT = "result.json"
 BOUNDS = ("joint", "finetune")  # upper and lower bound: they do not compete
-BY_TASK = (
-    *("classes_seen", "curve", "curve_top5", "accuracy_matrix"),
-    *("omega", "omega_previous", "omega_first", "ceiling_curve", "drift_gap"),
-)
 LARGEST_NUMBER = 2**63  # bytes or seconds
 LONGEST_LABEL = 120
 MOST_SETTINGS = 4  # that a label names before it chooses among them
@@ -105,7 +101,8 @@ def _checked(value: Any) -> Any:
 def _row(file: Path) -> dict[str, Any]:
     """The fields of a result, and what is derived from them."""
     result = _load(Result, file)
-    _check_consistent(result, file)
+    if not result.is_consistent():
+        raise DataError(f"{file} is inconsistent: its lists differ in length, or a number is out of range.")
     split = {name: value for name, value in result.split.items() if name != "source"}
     settings = {name: value for name, value in result.settings.items() if name not in ("seed", "device")}
     return {
@@ -128,23 +125,6 @@ def _row(file: Path) -> dict[str, Any]:
         "seconds_total": math.fsum(spent for phase, spent in result.seconds.items() if phase != "measure"),
         "shares_training": "train" not in result.seconds or bool(result.networks_reused),
     }
-
-
-def _check_consistent(result: Result, file: Path) -> None:
-    tasks = len(result.curve)
-    by_task = [values for name in (*BY_TASK, "head_curve") if (values := getattr(result, name)) is not None]
-    averages = [result.average_incremental_accuracy, result.average_incremental_accuracy_top5]
-    consistent = (
-        tasks > 0
-        and all(len(values) == tasks for values in by_task)
-        and [len(row) for row in result.accuracy_matrix] == list(range(1, tasks + 1))
-        and all(0 <= accuracy <= 1 for row in [result.curve, averages, *result.accuracy_matrix] for accuracy in row)
-        and result.classes_seen[0] > 0
-        and all(a <= b for a, b in itertools.pairwise(result.classes_seen))  # a task may bring known classes only
-        and min([result.memory_bytes, *result.seconds.values()]) >= 0
-    )
-    if not consistent:
-        raise DataError(f"{file} is inconsistent: its lists differ in length, or a number is out of range.")
 
 
 @dataclass(frozen=True)
@@ -219,9 +199,7 @@ def make_sections(runs: pd.DataFrame, suites: Mapping[Path, Suite], notes: list[
         ]
         members = pd.DataFrame(rows, columns=["path", "group", "series", "value"])
         if missing := len({*members["path"]} - {*runs["path"]}):
-            notes.append(
-                printable(f"The suite {suite.suite} in {file.parent} is incomplete: {missing} runs are missing.")
-            )
+            notes.append(printable(f"The suite {suite.suite} in {file.parent} is incomplete: {missing} runs missing."))
         found = members.merge(runs, on="path")
         rest = rest[~rest["path"].isin(found["path"])]
         sections += [Section(part, suite.varies, suite) for _, part in found.groupby("stream", sort=False)]

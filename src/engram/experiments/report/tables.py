@@ -89,16 +89,12 @@ def _results(section: Section) -> Table:
     """Means over the seeds, and differences to the first contender over the seeds that both have."""
     lead, *others = section.metrics
     plain = {"after the last task": f"last_{lead}", **{AVERAGES[other]: other for other in others}}
+    plain |= {"forgetting": "forgetting", "memory, MB": "memory", "seconds": "seconds_total"}
     columns: Columns = {AVERAGES[lead]: (section.spread(lead), accuracy)}
     if len(section.groups) > 1:
         paired = section.differences()[["mean", "low", "high"]].reindex(section.groups.index)
         columns[f"difference to {section.contenders.index[0]}"] = paired, accuracy
-    for heading, column in {
-        **plain,
-        "forgetting": "forgetting",
-        "memory, MB": "memory",
-        "seconds": "seconds_total",
-    }.items():
+    for heading, column in plain.items():
         write = amount if heading in ("memory, MB", "seconds") else accuracy
         columns[heading] = section.spread(column)[["mean", "std"]], write
     caption = f"{section.title}: mean over the seeds ± standard deviation [95 % confidence interval]"
