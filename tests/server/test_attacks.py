@@ -217,6 +217,13 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(model: 
     assert response.count(b"HTTP/1.1") == 1 and b" 400 " in response
 
 
+@pytest.mark.parametrize("line", ["Content-Length: 1\r\nContent-Length: 2", f"Content-Length: {'9' * 5000}", "Host: b"])
+def test_repeated_and_endless_headers_are_refused(model: ModelFolder, line: str) -> None:
+    head = f"GET /livez HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n"
+    with listening(model) as port, opened(port, head.encode()) as connection:
+        assert b" 400 " in connection.recv(100)
+
+
 HOSTILE = {
     "a PNG of 60,000 pixels a side": png(60_000, 60_000, 8, 2, b""),
     "a PNG whose rows unpack to gigabytes": png(64, 64, 8, 2, bytes(200 << 20)),

@@ -26,7 +26,7 @@ from engram.server.jobs import Jobs, JobStatus, Upload
 from engram.server.limits import RequestLimits
 from engram.server.metrics import Metrics
 from engram.server.problems import NoModel, Problem, too_many
-from engram.server.security import COOKIE, Authenticator, session_cookie
+from engram.server.security import COOKIE, Authenticator
 from engram.text import LONGEST_NAME, composed, printable, unfit
 
 Result = TypeVar("Result")
@@ -375,5 +375,5 @@ async def sign_in(body: SignIn, request: Request, response: Response, server: Se
 @api.delete("/session", status_code=204, response_class=Response)
 async def sign_out(request: Request, response: Response, server: Server) -> None:
     """End the session."""
-    server.authenticator.end_session(session_cookie(request.headers))
+    server.authenticator.end_session(request.cookies.get(COOKIE, ""))
     response.delete_cookie(COOKIE)

@@ -10,7 +10,7 @@ import threading
 import time
 
 from starlette.datastructures import Headers
-from starlette.requests import cookie_parser
+from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from engram.server.config import Config
@@ -75,10 +75,9 @@ class Authenticator:
         scope.setdefault("state", {})["authenticated"] = not self.token_required or self._authenticates(scope, headers)
 
     def _check_host_and_origin(self, method: str, headers: Headers) -> None:
-        """Starlette's TrustedHostMiddleware answers 400 in plain text and accepts a repeated Host header."""
-        for name in ("host", "origin"):
-            if len(headers.getlist(name)) > 1:
-                raise Problem(400, f"The header {name} must not be repeated.")
+        """Starlette's TrustedHostMiddleware answers 400 in plain text and does not know IPv6 addresses."""
+        if len(headers.getlist("origin")) > 1:
+            raise Problem(400, "The header Origin must not be repeated.")
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d*)?", host)
         if match is None or (match[1] or match[2]) not in self.config.known_hosts:
@@ -93,7 +92,7 @@ class Authenticator:
         if kind.lower() == "bearer" and token:
             self.check_token(token.strip(), address_of(scope))
             return True
-        if not self.has_session(session_cookie(headers)):
+        if not self.has_session(HTTPConnection(scope).cookies.get(COOKIE, "")):
             if scope["path"] not in PUBLIC and not scope["path"].startswith("/static/"):
                 raise Problem(401, "A token is required. Send 'Authorization: Bearer TOKEN', or sign in.", BEARER)
             return False
@@ -102,11 +101,6 @@ class Authenticator:
         if scope["method"] not in SAFE_METHODS and not proven:
             raise Problem(403, "A change by a session needs an Origin header. Send one, or the token.")
         return True
-
-
-def session_cookie(headers: Headers) -> str:
-    """The session that a request carries, or an empty string."""
-    return cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
 
 
 def _digest(text: str) -> str:
