@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 40, 30
 
 
 def picture(label: int, number: int) -> np.ndarray:
-    """A noisy picture (30, 40, 3) of a pattern of its class."""
+    """A noisy image (30, 40, 3) of the pattern of its class."""
     pattern = np.random.default_rng(label).integers(0, 256, (3, 4, 3))
     noise = np.random.default_rng((label, number)).integers(-30, 31, (HEIGHT, WIDTH, 3))
     return np.clip(np.kron(pattern, np.ones((10, 10, 1))) + noise, 0, 255).astype(np.uint8)
@@ -35,14 +35,14 @@ def class_folders(root: Path, classes: int = 4, per_class: int = 10, first: int 
 
 
 def imagenet(root: Path, classes: int = 4, train: int = 10, test: int = 4) -> Path:
-    """As ImageNet is laid out."""
+    """A folder in the layout of ImageNet."""
     class_folders(root / "train", classes, train)
     class_folders(root / "val", classes, test, first=train)
     return root
 
 
 def tiny_imagenet(root: Path, classes: int = 3, train: int = 4, test: int = 2) -> Path:
-    """As Tiny ImageNet is published: lists, boxes beside the pictures, and all validation pictures in one folder."""
+    """A folder in the layout of Tiny ImageNet: lists, boxes beside the images, all validation images in one folder."""
     names = [f"n{label:08d}" for label in range(classes)]
     annotations = []
     for label, name in enumerate(names):
@@ -67,7 +67,7 @@ COLOURS |= {"black": (20, 20, 20), "yellow": (230, 220, 40)}
 
 
 def paint(folder: Path, names: tuple[str, ...], count: int, seed: int = 0, side: int = 16) -> Path:
-    """Pictures of one colour a class, in uneven light: what a network learns from a few of them."""
+    """Images of one colour per class with uneven brightness, which a network learns from a few examples."""
     draws = np.random.default_rng(seed)
     for name in names:
         (folder / name).mkdir(parents=True)
@@ -79,7 +79,7 @@ def paint(folder: Path, names: tuple[str, ...], count: int, seed: int = 0, side:
 
 
 def settle(root: Path, age: float = 10.0) -> Path:
-    """As if nothing had changed in the folder for some time."""
+    """Set modification times back, as if the folder had not changed for a while."""
     then = time.time() - age
     for folder, _, _ in os.walk(root):
         os.utime(folder, (then, then))

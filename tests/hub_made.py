@@ -47,7 +47,7 @@ PROCESSOR = {"size": {"height": SIDE, "width": SIDE}, "image_mean": [0.5, 0.4, 0
 
 
 def randomised(model: nn.Module, seed: int = 0) -> Any:
-    """The model with weights that leave no part of it without an effect, for evaluation."""
+    """The model in evaluation mode, with random weights, so that every part of it has an effect."""
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -76,7 +76,7 @@ def tiny(model_type: str, folder: Path, processor: Mapping[str, Any] | None = PR
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves folders as repositories, as the hub does; see the attributes for what it can be made to do."""
+    """Serves folders as repositories, as the hub does; its attributes set refusals and interruptions."""
 
     daemon_threads = True
 

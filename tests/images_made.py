@@ -20,7 +20,7 @@ needs_heic = pytest.mark.skipif(not WITH_HEIC, reason="pillow-heif is not instal
 
 
 def gradient(height: int = 24, width: int = 32) -> Pixels:
-    """A smooth picture (h, w, 3) that is different in each corner and in each channel."""
+    """A smooth image (h, w, 3) that is different in each corner and in each channel."""
     y, x = np.mgrid[0:height, 0:width]
     down, right = y * 255 / max(height - 1, 1), x * 255 / max(width - 1, 1)
     return np.stack([right, down, (right + 255 - down) / 2], axis=-1).astype(np.uint8)
@@ -52,7 +52,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 def png(
     width: int, height: int, depth: int, colour: int, rows: bytes, before: bytes = b"", after: bytes = b""
 ) -> bytes:
-    """A PNG of one's own making; `rows` are the filtered rows, `before` and `after` chunks around the pixels."""
+    """A PNG from its parts; `rows` are the filtered rows, `before` and `after` chunks around the pixels."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     pixels = chunk(b"IDAT", zlib.compress(rows))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + before + pixels + after + chunk(b"IEND", b"")
@@ -73,7 +73,7 @@ def bmp_32(pixels: Pixels) -> bytes:
 
 
 def exif(orientation: int, order: str = ">", kind: int = 3) -> bytes:
-    """An EXIF block that says no more than which way is up; `kind` is EXIF's type of number."""
+    """An EXIF block with nothing but the orientation; `kind` is EXIF's type of number."""
     value = struct.pack(order + {1: "B", 3: "H", 4: "I"}[kind], orientation).ljust(4, b"\0")
     head = b"II*\0" if order == "<" else b"MM\0*"
     return b"Exif\0\0" + head + struct.pack(order + "IHHHI", 8, 1, 0x0112, kind, 1) + value + bytes(4)
@@ -87,7 +87,7 @@ def ycck(pixels: Pixels) -> bytes:
 
 
 def several_frames(format: str, **options: Any) -> bytes:
-    """A moving picture: a gradient, then black."""
+    """An animation: a gradient, then black."""
     first = Image.fromarray(gradient())
     if format == "GIF":
         first = first.quantize(64)
@@ -95,7 +95,7 @@ def several_frames(format: str, **options: Any) -> bytes:
 
 
 def scans(content: bytes, count: int) -> bytes:
-    """A progressive JPEG with its first scan repeated so many times."""
+    """A progressive JPEG with its first scan repeated `count` times."""
     start = content.index(b"\xff\xda")
     end = content.index(b"\xff\xc4", start)
     return content[:start] + count * content[start:end] + content[start:]

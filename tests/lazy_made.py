@@ -16,7 +16,7 @@ LABELS = torch.arange(20) % 4
 
 
 class Counted(LazyImages):
-    """The images above, and which of them were ever made."""
+    """The images above, and the rows that were loaded."""
 
     def __init__(self) -> None:
         self.shape = tuple(IMAGES.shape)
@@ -35,7 +35,7 @@ def lazy() -> Samples:
 
 
 class FromMemory(LazyImages):
-    """The images of a tensor, as if each had to be made."""
+    """The images of a tensor as lazy images."""
 
     def __init__(self, images: Tensor) -> None:
         self.images, self.shape = images, tuple(images.shape)
@@ -48,6 +48,6 @@ class FromMemory(LazyImages):
 
 
 def as_lazy(samples: Samples) -> Samples:
-    """The same samples, as if each had to be made."""
+    """The same samples with lazy images."""
     assert isinstance(samples.inputs, Tensor)
     return Samples(FromMemory(samples.inputs), samples.rows, samples.labels)

@@ -21,7 +21,7 @@ from engram.network import parallel
 
 @contextmanager
 def launched(size: int) -> Iterator[list[dict[str, str]]]:
-    """The variables that torchrun sets in each of so many processes; it keeps their store, as is done here."""
+    """The variables that torchrun sets in each of `size` processes; like torchrun, it serves their store."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     yield [
@@ -31,7 +31,7 @@ def launched(size: int) -> Iterator[list[dict[str, str]]]:
 
 
 def together(work: Callable[..., Any], *arguments: Any, size: int = 2, enters: bool = True) -> list[Any]:
-    """What `work(*arguments)`, a function of a module in this folder, gives in each of so many processes.
+    """The result of `work(*arguments)`, a function of a module in this folder, in each of `size` processes.
 
     It is called inside a process group, unless it enters one itself.
     """
@@ -87,7 +87,7 @@ def _be_rank(arguments: tuple[str, ...], cwd: Path, place: Path, variables: dict
 
 @contextmanager
 def ranks(*arguments: str, cwd: Sequence[Path]) -> Iterator[list[Rank]]:
-    """`engram` with these arguments as several processes under way, one in each of the folders."""
+    """`engram` with these arguments, running in several processes, one in each of the folders."""
     with launched(len(cwd)) as variables:
         started = [Rank(*arguments, cwd=place, variables=each) for place, each in zip(cwd, variables, strict=True)]
         try:
@@ -98,6 +98,6 @@ def ranks(*arguments: str, cwd: Sequence[Path]) -> Iterator[list[Rank]]:
 
 
 def engram_together(*arguments: str, cwd: Sequence[Path]) -> list[subprocess.CompletedProcess[str]]:
-    """How `engram` with these arguments ended in each of several processes, and what each wrote."""
+    """The exit code and output of `engram` with these arguments in each of several processes."""
     with ranks(*arguments, cwd=cwd) as started:
         return [each.wait() for each in started]

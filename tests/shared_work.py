@@ -28,7 +28,7 @@ from engram.progress import Phase
 
 
 def refusal(act: Any) -> str:
-    """The kind and the words of the error with which something is refused."""
+    """The type and message of the error that a call raises."""
     try:
         act()
     except EngramError as error:
@@ -40,7 +40,7 @@ def refusal(act: Any) -> str:
 
 
 def exchanged() -> dict[str, Any]:
-    """What each collective operation gives."""
+    """The result of each collective operation."""
     number = rank()
     values = {
         "numbers": [1, 2.5, None, True, "text"],
@@ -76,7 +76,7 @@ def exchanged() -> dict[str, Any]:
 
 
 def waited(seconds: float) -> float:
-    """What the first process gives after working alone for so long."""
+    """The result of rank 0 after it worked alone for so long."""
 
     def work() -> float:
         time.sleep(seconds)
@@ -86,12 +86,12 @@ def waited(seconds: float) -> float:
 
 
 def selected(vectors: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the vectors a memory keeps."""
+    """The vectors that herding selects."""
     return select(FeatureMemory.empty(vectors.shape[1]), vectors, columns, 10)
 
 
 def encoded(vectors: Tensor) -> dict[str, Tensor]:
-    """What product quantisation keeps of vectors."""
+    """The tensors of product-quantised vectors."""
     return ProductQuantisation().encode(vectors).tensors()
 
 
@@ -108,13 +108,13 @@ def vectors(count: int = 43) -> Samples:
 
 
 def batches(count: int, epochs: int, **settings: Any) -> list[tuple[Tensor, Tensor]]:
-    """The inputs that this process sees in each batch, and the positions of all of the batch's."""
+    """This rank's inputs of each batch, and the positions of the global batch."""
     training = Training(pad=2, brightness=63.0, contrast=0.8, **settings)
     return [each for epoch in range(epochs) for each in training.batches(images(count), 5, 1, epoch)]
 
 
 class Epochs:
-    """A progress that notes what the network is at the end of each epoch."""
+    """A progress that records a hash of the network at the end of each epoch."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -134,7 +134,7 @@ class Epochs:
 
 
 def digest(state: dict[str, Tensor]) -> str:
-    """The same for the same bits."""
+    """A hash of every bit of a state dict."""
     sha = hashlib.sha256()
     for name in sorted(state):
         sha.update(name.encode() + state[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -148,7 +148,7 @@ NETWORKS = {
 
 
 def trained(kind: str, loss: str, distributes: bool = True, **settings: Any) -> tuple[dict[str, Tensor], Epochs]:
-    """A network after three epochs, and what it was after each."""
+    """A network after three epochs, and its hash after each."""
     samples = images() if kind == "small" else vectors(settings.pop("count", 43))
     network = NETWORKS[kind]().grown(4, 0, "head")
     noise = {"gradient_noise": 0.3} if loss == "noise" else {}
@@ -175,7 +175,7 @@ def trainings(kinds: list[tuple[str, str, dict[str, Any]]]) -> list[tuple[dict[s
 
 
 def not_finite() -> str:
-    """A loss that is infinite for one sample, so in the share of one process, with a gradient that is not."""
+    """The error for a loss that is infinite for one sample, in the share of one rank, with a finite gradient."""
     network, samples = NETWORKS["mlp"]().grown(4, 0, "head"), vectors()
 
     def value(inputs: Tensor, columns: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ def not_finite() -> str:
 
 
 def gradients(exactly: bool = False) -> Tensor:
-    """The gradient of a batch of sixteen in a ResNet-32; exactly: in float64, by one process."""
+    """The gradient of a batch of 16 in a ResNet-32; `exactly`: in float64, in one process."""
     samples = images(16, side=32)
     network = make_network("resnet32", "cosine", samples, seed=0).grown(4, 0, "head").train()
     inputs = samples.inputs
@@ -208,7 +208,7 @@ def gradients(exactly: bool = False) -> Tensor:
 
 
 def norm_of(kind: str) -> nn.Module:
-    """A batch norm with something learned."""
+    """A batch norm with learned weights."""
     made = {
         "2d": lambda: nn.BatchNorm2d(5),
         "1d": lambda: nn.BatchNorm1d(5),
@@ -224,7 +224,7 @@ def norm_of(kind: str) -> nn.Module:
 
 
 def normalised(kind: str) -> tuple[Tensor, ...]:
-    """Answers, gradients and running statistics after two batches of seven samples, of which each process has some."""
+    """Outputs, gradients and running statistics after two batches of seven samples, sharded over the ranks."""
     network = nn.Sequential(norm_of(kind))
     answers, gradients = [], []
     for seed in (0, 1):
@@ -278,7 +278,7 @@ def learned(methods: list[str]) -> dict[str, dict[str, Tensor]]:
 
 
 def ran_twice(folder: Path) -> list[dict[str, Any]]:
-    """Two runs from Python, one after another; each process has a folder of its own, and only the first writes."""
+    """Two consecutive runs from Python; each rank has its own folder, and only rank 0 writes."""
     own = folder / os.environ["RANK"]
     assert not parallel.is_distributed()
     return [run(quick("features", device="cpu"), stream(), out=own / name).to_json() for name in ("a", "b")]

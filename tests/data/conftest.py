@@ -1,4 +1,4 @@
-"""What the tests of data share: tiny CIFAR releases as Python 2 would have written them, and a server on loopback."""
+"""Fixtures for the tests of data: tiny CIFAR releases as Python 2 wrote them, and an HTTP server on loopback."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def python2_pickle(value: Any) -> bytes:
 
 
 def contents(release: Release) -> dict[str, dict[str, Any]]:
-    """What the files of a tiny release hold: each some random images of each of three classes."""
+    """The content of the files of a tiny release: random images of three classes."""
     random = np.random.default_rng(7)
     files: dict[str, dict[str, Any]] = {}
     for file in (*release.train, *release.test):
@@ -63,7 +63,7 @@ def contents(release: Release) -> dict[str, dict[str, Any]]:
 
 
 def write(release: Release, root: Path, files: dict[str, bytes]) -> Release:
-    """Write the files of a release; the release with their true checksums."""
+    """Write the files of a release, and return the release with their checksums."""
     folder = root / release.folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -97,7 +97,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, Answer]], str]]:
-    """`serve({"/path": answer})`: the address of a server on loopback that answers so, and 404 to everything else."""
+    """`serve({"/path": answer})`: the address of a server on loopback with these answers; 404 for all other paths."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     servers: list[ThreadingHTTPServer] = []
 
@@ -122,7 +122,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, Answe
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of one's own, outside of the data."""
+    """An empty cache folder, outside of the data."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("ENGRAM_DATA", str(folder))
     return folder

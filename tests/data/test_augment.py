@@ -84,7 +84,7 @@ def striped(count: int) -> Tensor:
 
 
 def differences(images: Tensor, changed: Tensor) -> Tensor:
-    """How far each value went, (n, h * w * c)."""
+    """The change of each value, (n, h * w * c)."""
     return (changed.int() - images.int()).flatten(1)
 
 

@@ -31,7 +31,7 @@ PLENTY = 2**20
 
 
 class Counting(ImageFiles):
-    """Files, and how many of them were decoded."""
+    """Image files that count how many of them were decoded."""
 
     decoded = 0
 

@@ -22,8 +22,8 @@ from engram.errors import DataError
 MakeRelease = Callable[..., Release]
 
 
-def plainly(path: Path) -> dict[str, Any]:
-    """An independent reading, which trusts the file."""
+def read_by_pickle(path: Path) -> dict[str, Any]:
+    """An independent reader, which trusts the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy.core is deprecated, but it is what the official files name
         content: dict[str, Any] = pickle.loads(path.read_bytes(), encoding="latin1")
@@ -31,7 +31,7 @@ def plainly(path: Path) -> dict[str, Any]:
 
 
 def assert_same(samples: Samples, folder: Path, files: tuple[str, ...], labels_key: str) -> None:
-    contents = [plainly(folder / file) for file in files]
+    contents = [read_by_pickle(folder / file) for file in files]
     pixels = np.concatenate([content["data"] for content in contents])
     red, green, blue = pixels[:, :1024], pixels[:, 1024:2048], pixels[:, 2048:]
     expected = np.stack([red, green, blue], axis=-1).reshape(-1, 32, 32, 3)

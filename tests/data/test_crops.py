@@ -17,7 +17,7 @@ def draws(seed: int = 0) -> torch.Generator:
 
 
 def numbered(count: int, height: int, width: int) -> torch.Tensor:
-    """Images whose pixels say where they are: (row, column, image)."""
+    """Images whose pixels are their own coordinates: (row, column, image)."""
     images = torch.zeros(count, height, width, 3, dtype=torch.uint8)
     images[..., 0] = torch.arange(height)[None, :, None].to(torch.uint8)
     images[..., 1] = torch.arange(width)[None, None, :].to(torch.uint8)

@@ -49,12 +49,12 @@ def redirect(target: str) -> Answer:
 
 
 def left(folder: Path) -> list[str]:
-    """Everything in a folder but the lock, which is of no consequence."""
+    """All files in a folder except the lock."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != ".lock")
 
 
 class Recorder:
-    """Remembers what was reported to it."""
+    """Records reported progress."""
 
     def __init__(self) -> None:
         self.phases: list[tuple[str, int | None]] = []
@@ -247,8 +247,8 @@ def test_a_link_in_place_of_a_file_is_refused(kind: bytes, tmp_path: Path) -> No
 @pytest.mark.parametrize("damage", ["cut", "no archive", "empty"])
 def test_a_damaged_archive_leaves_nothing(damage: str, tmp_path: Path) -> None:
     noise = b"".join(hashlib.sha256(bytes([i, j])).digest() for i in range(100) for j in range(100))
-    whole = archive_of(member(f"{FOLDER}/train", noise))
-    damaged = {"cut": whole[: len(whole) // 2], "no archive": b"<html>", "empty": b""}[damage]
+    complete = archive_of(member(f"{FOLDER}/train", noise))
+    damaged = {"cut": complete[: len(complete) // 2], "no archive": b"<html>", "empty": b""}[damage]
     (tmp_path / "archive").write_bytes(damaged)
     with pytest.raises(DataError, match="archive "):
         download.unpack(tmp_path / "archive", tmp_path / FOLDER, ["train"])
@@ -257,7 +257,7 @@ def test_a_damaged_archive_leaves_nothing(damage: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def published(make_release: Callable[..., Release], tmp_path: Path, serve: Serve) -> Release:
-    """A tiny release that is to be had from a server, and is nowhere on the disk."""
+    """A tiny release that is on a server and not on the disk."""
     release = make_release()
     folder = tmp_path / release.folder
     content = archive_of(*(member(f"{FOLDER}/{file.name}", file.read_bytes()) for file in folder.iterdir()))

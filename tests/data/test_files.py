@@ -89,11 +89,11 @@ def test_a_large_jpeg_decoded_at_half_its_size_is_almost_the_same(fit: Fit, tmp_
     (tmp_path / "data" / "class").mkdir(parents=True)
     (tmp_path / "data" / "class" / "a.jpg").write_bytes(encoded(large, "JPEG", quality=95))
     (tmp_path / "data" / "class" / "b.png").write_bytes(encoded(large, "PNG"))  # never decoded at less
-    drafted, whole = everything(ImageFiles(build_index(tmp_path / "data", ()), 32, fit)).astype(int)
-    assert np.abs(drafted - whole).mean() < 1.5 and np.abs(drafted - whole).max() < 16
+    drafted, full = everything(ImageFiles(build_index(tmp_path / "data", ()), 32, fit)).astype(int)
+    assert np.abs(drafted - full).mean() < 1.5 and np.abs(drafted - full).max() < 16
 
 
-# Files that are not whole
+# Damaged files
 
 
 def warned(files: ImageFiles, rows: list[int]) -> tuple[np.ndarray, list[str]]:
@@ -109,11 +109,11 @@ def test_the_readable_part_of_a_truncated_jpeg_is_used_with_one_warning(root: Pa
     content = encoded(picture(0, 4), "JPEG", quality=100)
     path.write_bytes(content[: len(content) * 7 // 10])
     files = ImageFiles(build_index(root, ()), 30, "stretch")
-    images, told = warned(files, [3, 4, 5])
-    assert len(told) == 1
-    assert told[0].startswith(f"{path}: It begins like a JPEG") and told[0].endswith(PARTLY)
-    whole = np.array(Image.open(io.BytesIO(content)).resize((30, 30), Image.Resampling.BICUBIC)).astype(int)
-    assert np.abs(images[1][:15] - whole[:15]).max() <= 2  # the upper half is there
+    images, messages = warned(files, [3, 4, 5])
+    assert len(messages) == 1
+    assert messages[0].startswith(f"{path}: It begins like a JPEG") and messages[0].endswith(PARTLY)
+    intact = np.array(Image.open(io.BytesIO(content)).resize((30, 30), Image.Resampling.BICUBIC)).astype(int)
+    assert np.abs(images[1][:15] - intact[:15]).max() <= 2  # the upper half is there
     assert (images[1][-1, -10:] == GREY).all()  # and the last corner is not
     assert warned(files, [4, 4])[1] == []
 
@@ -123,9 +123,9 @@ def test_a_grey_image_replaces_an_unreadable_file_with_one_warning(root: Path) -
     index.path(1).write_bytes(b"x" * int(index.sizes[1]))
     index.path(2).unlink()
     files = ImageFiles(index, 8, "stretch", workers=2)
-    images, told = warned(files, list(range(15)))
+    images, messages = warned(files, list(range(15)))
     assert (images[1] == GREY).all() and (images[2] == GREY).all() and not (images[3] == GREY).all()
-    for row, message in zip((1, 2), told, strict=True):
+    for row, message in zip((1, 2), messages, strict=True):
         assert message.startswith(f"{index.path(row)}: ") and message.endswith(REPLACED)
     assert warned(files, [0, 1, 2])[1] == []
     assert sorted(files.problems) == [1, 2]
@@ -136,9 +136,9 @@ def test_warnings_name_a_limited_number_of_files(tmp_path: Path) -> None:
     for row in range(25):
         index.path(row).write_bytes(b"x" * int(index.sizes[row]))
     files = ImageFiles(index, 8, "stretch")
-    told = [sentence for some in torch.arange(25).split(5) for sentence in warned(files, some.tolist())[1]]
-    assert len(told) == MAX_WARNINGS + 1 and len(files.problems) == 25
-    assert str(tmp_path / "data") in told[-1] and ".JPEG" not in told[-1]
+    messages = [message for some in torch.arange(25).split(5) for message in warned(files, some.tolist())[1]]
+    assert len(messages) == MAX_WARNINGS + 1 and len(files.problems) == 25
+    assert str(tmp_path / "data") in messages[-1] and ".JPEG" not in messages[-1]
 
 
 def test_too_many_unreadable_files_at_once_are_an_error(root: Path) -> None:
@@ -156,8 +156,8 @@ def test_a_file_changed_in_place_gives_a_warning_and_a_new_scan(root: Path) -> N
     path = index.path(0)
     path.write_bytes(encoded(gradient(), "PNG"))  # its folder's time of change stays as it is
     assert int(open_index(root, ()).sizes[0]) == int(index.sizes[0])
-    _, told = warned(ImageFiles(index, 8, "stretch"), [0])
-    assert len(told) == 1 and told[0].endswith(CHANGED)
+    _, messages = warned(ImageFiles(index, 8, "stretch"), [0])
+    assert len(messages) == 1 and messages[0].endswith(CHANGED)
     assert int(open_index(root, ()).sizes[0]) == path.stat().st_size
 
 

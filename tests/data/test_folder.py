@@ -165,7 +165,7 @@ def test_skipped_files_are_listed_as_by_learn(tmp_path: Path) -> None:
     assert load("folder", root / "val").skipped == ()
 
 
-# What is said
+# Errors
 
 
 def test_a_folder_must_be_named_and_exist(tmp_path: Path) -> None:

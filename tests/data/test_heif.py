@@ -191,7 +191,7 @@ Item = tuple[bytes, bytes, list[bytes]]  # type, data, properties
 
 
 def file_of(items: list[Item], references: list[tuple[bytes, int, list[int]]] | None = None) -> bytes:
-    """A HEIF file of one's own making; items count from 1, and the first is the primary one."""
+    """A HEIF file of these items, numbered from 1; the first is the primary image."""
     properties = [each for *_, own in items for each in own]
     entries = [
         box(b"infe", b"\2\0\0\0", struct.pack(">HH", number, 0), kind, b"\0")
@@ -362,7 +362,7 @@ def test_an_avif_is_not_read_whatever_its_brand(small: Item) -> None:
 
 
 def test_an_essential_property_that_is_not_understood_is_refused(small: Item) -> None:
-    """Such as rref, with which the image consists of differences from another."""
+    """For example rref, with which an image consists of differences from another."""
     refused(file_of([with_properties(small, box(b"rref", bytes(8)))]), "^Its format is HEIF with 'rref'")
 
 

@@ -59,7 +59,7 @@ REAL = {
 
 @pytest.fixture(autouse=True)
 def no_warnings() -> Any:
-    """Pillow's warnings are for programmers; none of them reaches the person."""
+    """No warning of Pillow reaches the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -75,7 +75,7 @@ def pixels(source: Any, **options: Any) -> Pixels:
 
 
 def distance(one: Pixels, other: Pixels) -> float:
-    """The largest difference of two pictures."""
+    """The largest difference between two images."""
     assert one.shape == other.shape
     return float(np.abs(one.astype(float) - other).max())
 
@@ -312,7 +312,7 @@ def test_an_invalid_orientation_is_ignored(orientation: int) -> None:
 
 
 def as_text(block: bytes) -> bytes:
-    """An EXIF block as ImageMagick writes it into a PNG: a text of its kind, its length, and lines of digits."""
+    """An EXIF block as ImageMagick writes it into a PNG: as a text with its type, its length and hexadecimal lines."""
     digits = block.hex()
     lines = "\n".join(digits[start : start + 72] for start in range(0, len(digits), 72))
     return b"Raw profile type exif\0" + f"\nexif\n{len(block):8}\n{lines}\n".encode()
@@ -361,7 +361,7 @@ def test_a_wrong_animation_header_does_not_change_the_image() -> None:
 
 
 def reference(picture: Pixels, size: int) -> Pixels:
-    """The shorter side scaled to `size`, then the middle: in two steps, with whole pixels."""
+    """The shorter side scaled to `size`, then cropped to the middle: in two steps, at integer pixels."""
     height, width, _ = picture.shape
     scale = size / min(height, width)
     scaled = Image.fromarray(picture).resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
@@ -761,7 +761,7 @@ def test_an_image_with_a_part_removed_or_repeated_is_an_image_or_refused(
 @HURRIED
 @given(name=st.binary(min_size=4, max_size=4), body=st.binary(max_size=60), after=st.booleans())
 def test_a_png_with_any_chunk_is_an_image_or_refused(name: bytes, body: bytes, after: bool) -> None:
-    """Chunks with right checksums: those that random changes never reach."""
+    """Chunks with correct checksums, which random changes never produce."""
     rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     extra = chunk(name, body)
     read_or_refused(png(32, 24, 8, 2, rows, after=extra) if after else png(32, 24, 8, 2, rows, before=extra))

@@ -14,7 +14,7 @@ from engram.data.images import DECODERS, SIGNATURES, decode
 
 @pytest.fixture
 def any_name(tmp_path: Path) -> None:
-    """Skip where the file system does not keep the names that the cases need."""
+    """Skip on file systems that do not preserve the names in the cases."""
     try:
         for name in (b"cat", b"Cat", b"k\xe4fer", "caf\u00e9".encode(), "cafe\u0301".encode()):
             (tmp_path / os.fsdecode(name)).touch()
@@ -47,10 +47,10 @@ def test_an_unreadable_file_gets_one_short_message(case: Case) -> None:
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.what)
 def test_a_folder_is_learned_or_refused_as_the_page_says(place: Place, any_name: None) -> None:
-    learned, said = outcome(place)
-    assert learned == place.learned, said
-    assert said.isprintable() and said.endswith(".")
-    assert "/tmp" not in said
+    learned, message = outcome(place)
+    assert learned == place.learned, message
+    assert message.isprintable() and message.endswith(".")
+    assert "/tmp" not in message
 
 
 @documented

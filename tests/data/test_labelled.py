@@ -27,14 +27,14 @@ COMPOSED, DECOMPOSED = unicodedata.normalize("NFC", CAFE), unicodedata.normalize
 
 
 def fill(folder: Path, *names: str) -> None:
-    """Write small pictures, each of another grey, with the folders they lie in."""
+    """Write small images, each of another grey, and their folders."""
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(encoded(np.full((5, 7, 3), 10 * number % 256, np.uint8), "PNG"))
 
 
 def listed(folder: Path, text: str | bytes) -> Path:
-    """A list of pictures, of which a, b and c.png exist."""
+    """A list of images; a.png, b.png and c.png exist."""
     fill(folder, "a.png", "b.png", "c.png")
     path = folder / "list.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -42,7 +42,7 @@ def listed(folder: Path, text: str | bytes) -> Path:
 
 
 def classes(found: LabelledFiles) -> dict[str, list[str]]:
-    """What was found, by class: paths as text, relative to where they were looked for."""
+    """The relative paths that were found, by class."""
     root = found.source if found.source.is_dir() else found.source.parent
     result: dict[str, list[str]] = {name: [] for name in found.class_names}
     for path, label in zip(found.paths, found.labels, strict=True):
@@ -55,7 +55,7 @@ def reasons(skipped: tuple[SkippedFile, ...], root: Path) -> dict[str, str]:
 
 
 class Noted:
-    """Keeps what was reported."""
+    """Records reported progress."""
 
     def __init__(self) -> None:
         self.phases: dict[str, tuple[int | None, int]] = {}

@@ -17,7 +17,7 @@ NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay", 
 
 
 def vectors(labels: list[int], offset: int = 0) -> Samples:
-    """Samples that are told apart by their number: `offset`, `offset` + 1, …"""
+    """Samples numbered `offset`, `offset` + 1, …"""
     return Samples.of(
         torch.arange(offset, offset + len(labels), dtype=torch.float32)[:, None],
         torch.tensor(labels, dtype=torch.int64),

@@ -13,7 +13,7 @@ from engram.errors import DataError, UsageError
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three pictures of one colour each, in folders of folders, and something that is none."""
+    """Three images of one colour each, in nested folders, and a file that is not an image."""
     for name, colour in (("a/red", (255, 0, 0)), ("a/b/green", (0, 255, 0)), ("blue", (0, 0, 255))):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (90, 60), colour).save(tmp_path / f"{name}.png")

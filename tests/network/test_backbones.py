@@ -44,7 +44,7 @@ def torchvision_resnet18() -> dict[str, tuple[int, ...]]:
 
 
 def published_file(path: Path, **changes: Tensor | None) -> dict[str, Tensor]:
-    """A file as published weights come: torchvision's names with fc, without counters of batches."""
+    """A file like published weights: torchvision's names with fc, without batch counters."""
     generator = torch.Generator().manual_seed(0)
     shapes = torchvision_resnet18() | {"fc.weight": (1000, 512), "fc.bias": (1000,)}
     tensors: dict[str, Tensor | None] = {
@@ -69,7 +69,7 @@ def normalised(state: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def block(state: dict[str, Tensor], name: str, x: Tensor, stride: int) -> Tensor:
-    """A basic block from its parameters; without a downsampling of its own, option A: every other pixel, and zeros."""
+    """A basic block from its parameters; without a downsampling layer, option A: every other pixel, and zeros."""
     out = F.conv2d(x, state[f"{name}.conv1.weight"], stride=stride, padding=1)
     out = normalised(state, f"{name}.bn1", out).relu()
     out = normalised(state, f"{name}.bn2", F.conv2d(out, state[f"{name}.conv2.weight"], padding=1))
@@ -269,7 +269,7 @@ def test_a_name_that_does_not_fit_the_inputs_is_a_usage_error() -> None:
 
 
 class Pooled(nn.Module):
-    """An extractor of one's own: d = 3 · 2."""
+    """A user's own extractor: d = 3 · 2."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -81,10 +81,10 @@ def test_a_damaged_entry_is_computed_again(damage: bytes | None, tmp_path: Path)
     cache = Cache(tmp_path)
     once = extract(network_of(), SAMPLES, cache=cache)
     (path,) = files(tmp_path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-8] if damage is None else damage)
+    intact = path.read_bytes()
+    path.write_bytes(intact[:-8] if damage is None else damage)
     assert torch.equal(extract(network_of(), SAMPLES, cache=cache), once)
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == intact
 
 
 def test_the_least_recently_used_entry_is_evicted_and_networks_never_are(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ IMAGENET = {
 
 
 def pictures(count: int = 4, height: int = 224, width: int = 224) -> Tensor:
-    """Smooth uint8 images (n, h, w, 3) in which a trained network sees something."""
+    """Smooth uint8 images (n, h, w, 3) that activate a trained network."""
     draws = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 6, 6, generator=draws) * 255
     fine = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=False)

@@ -26,7 +26,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Watched(Heartbeat):
-    """Notes the failure that would end its process."""
+    """Records the failure that would end its process."""
 
     seen: Failure | None = None
 

@@ -30,7 +30,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra 'hub'
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in this process may ask the hub."""
+    """No test may reach the real hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
@@ -409,8 +409,8 @@ def test_a_damaged_config_is_a_data_error(content: str, tmp_path: Path) -> None:
 
 
 def test_damaged_weights_are_a_data_error(vit: Path, tmp_path: Path) -> None:
-    whole = (vit / "model.safetensors").read_bytes()
-    for number, content in enumerate((whole[:-100], whole[:50], b"", b"\xff" * 200)):
+    intact = (vit / "model.safetensors").read_bytes()
+    for number, content in enumerate((intact[:-100], intact[:50], b"", b"\xff" * 200)):
         folder = edited(vit, tmp_path / str(number))
         Path(folder, "model.safetensors").write_bytes(content)
         with pytest.raises(DataError, match="safetensors"):
@@ -523,7 +523,7 @@ def load_all(networks: list[str], cache: Path, url: str, *, offline: bool = Fals
 
 @pytest.fixture(scope="module")
 def downloaded(vit: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Networks asked of a hub on loopback, then without that hub."""
+    """Outcomes of loading networks from a hub on loopback, then without it."""
     folder = tmp_path_factory.mktemp("served")
     complete = Path(edited(vit, folder / "complete"))
     (complete / "pytorch_model.bin").write_bytes(b"a pickle")

@@ -21,7 +21,7 @@ from engram.network.parallel.torchrun import INTERVAL, MISSED_BEATS
 
 
 def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float = 2e-5) -> bool:
-    """Whether two states are the same but for rounding, which may make a code the next one."""
+    """Whether two states are equal up to rounding, which may change a code by one."""
     return found.keys() == expected.keys() and all(
         torch.allclose(found[name].double(), tensor.double(), rtol=within, atol=1 if name.endswith("codes") else within)
         for name, tensor in expected.items()
@@ -67,8 +67,8 @@ def test_a_broadcast_value_is_the_same_on_all_ranks_to_the_last_bit(exchanged: l
         number, values = each["broadcast"]
         assert number == 0
         assert values["numbers"] == [1, 2.5, None, True, "text"]
-        whole, double, empty, yes = values["tensors"]
-        assert whole.tolist() == [0, 1, 2] and whole.dtype == torch.int64
+        integers, double, empty, yes = values["tensors"]
+        assert integers.tolist() == [0, 1, 2] and integers.dtype == torch.int64
         assert double.item() == 0.1 and double.dtype == torch.float64
         assert empty.shape == (0, 4)
         assert yes.tolist() == [True]

@@ -166,7 +166,7 @@ def test_brightness_and_contrast_change_only_if_set_and_after_crops_and_flips() 
     for inputs in (brighter, contrasted):
         assert inputs.dtype == torch.uint8
         same = (inputs == plain).flatten(1).all(1)
-        assert 10 < int(same.sum()) < 30  # crops and mirrors are the same, and two thirds have their light
+        assert 10 < int(same.sum()) < 30  # crops and flips are the same, and two thirds are jittered
     shift = (brighter.int() - plain.int()).flatten(1)
     assert bool(((shift >= 0).all(1) | (shift <= 0).all(1)).all())  # the whole image, its borders of zeros too
 
@@ -272,7 +272,7 @@ def test_no_thread_is_left_behind_when_training_is_interrupted(error: type[BaseE
 def by_hand(
     vectors: np.ndarray, labels: np.ndarray, weights: list[np.ndarray], batches: list[np.ndarray], rates: list[float]
 ) -> list[np.ndarray]:
-    """SGD with momentum .9 and weight decay .01 on one hidden layer and a softmax, with its gradients worked out."""
+    """SGD with momentum .9 and weight decay .01 on one hidden layer and a softmax, with gradients derived by hand."""
     w1, b1, w2, b2 = weights
     velocity = [np.zeros_like(weight) for weight in weights]
     for batch, learning_rate in zip(batches, rates, strict=True):
@@ -362,7 +362,7 @@ def test_gradient_noise_is_that_of_a_sum_over_the_batch_and_decays_with_the_epoc
 
 
 class Listener:
-    """Adds up the steps of a phase."""
+    """Counts the steps of a phase."""
 
     def __init__(self) -> None:
         self.expected: int | None = None
@@ -410,7 +410,7 @@ def test_progress_is_reported_under_the_name_of_the_phase() -> None:
 
 
 class InMemory:
-    """Keeps the last snapshot as a file does, row by row; raises when the training is to be stopped, once saved."""
+    """Stores the last checkpoint as a file would, row by row; raises after a save to interrupt the training."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.saved: dict[str, Tensor] | None = None
@@ -432,7 +432,7 @@ def training() -> Training:
 
 
 def fitted(training: Training, checkpoints: InMemory | None, progress: Listener | None = None) -> Network:
-    """A small network, new each time, trained as far as it goes."""
+    """A new small network, trained until it ends or is interrupted."""
     samples = tiny_images()
     network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
     loss = Distillation(expected_classes=4).loss(context(network, None, torch.ones(4, dtype=torch.bool)))
@@ -612,7 +612,8 @@ def test_training_a_student_leaves_its_teacher_unchanged(loss_function: str) -> 
     teacher, student = start.frozen(), start.grown(2, 0, "head", 1)
     before, began = state_of(teacher), state_of(student)
     objective = Distillation(loss_function=loss_function, expected_classes=4, feature_distillation=0.5)  # type: ignore[arg-type]
-    loss = objective.loss(context(student, teacher, torch.tensor([False, False, True, True])))
+    in_task = torch.tensor([False, False, True, True])
+    loss = objective.loss(context(student, teacher, in_task, class_indices=samples.labels))
     Training(epochs=2, batch_size=16, learning_rate=0.1, pad=1).fit(
         student, samples, samples.labels, loss, seed=0, task=1
     )

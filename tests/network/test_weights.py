@@ -55,7 +55,7 @@ def test_a_file_of_an_old_pytorch_is_read(tmp_path: Path) -> None:
 
 
 class Attack:
-    """What, once unpickled, has made a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, evidence: Path) -> None:
         self.evidence = evidence
