@@ -18,6 +18,14 @@ class Phase(Protocol):
         """Log numbers, such as the loss of an epoch."""
 
 
+class _SilentPhase:
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        pass
+
+    def tell(self, **values: float) -> None:
+        pass
+
+
 class Progress(Protocol):
     """What long work reports to. A phase is left even if an error occurs in it."""
 
@@ -27,20 +35,8 @@ class Progress(Protocol):
         yield _SilentPhase()
 
 
-class _SilentPhase:
-    def advance(self, steps: int = 1, note: str = "") -> None:
-        pass
-
-    def tell(self, **values: float) -> None:
-        pass
-
-
-class Silent:
+class Silent(Progress):
     """Reports to nobody."""
-
-    @contextmanager
-    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        yield _SilentPhase()
 
 
 SILENT = Silent()

@@ -6,8 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -69,10 +68,8 @@ class Display:
         warnings.showwarning = self._show_warning
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.catching.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.catching.__exit__(*error)
         self.bars.stop()
 
     @contextmanager
@@ -89,18 +86,8 @@ class Display:
         if not self.quiet:
             self.console.print(line, markup=False)
 
-    def _show_warning(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if issubclass(category, EngramWarning):
-            if self.mute:
-                return
-            self.console.print(f"note: {message}", style="yellow", markup=False)
-        else:
+    def _show_warning(self, message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        if not issubclass(category, EngramWarning):
             print(f"{category.__name__}: {message}", file=sys.stderr)
+        elif not self.mute:
+            self.console.print(f"note: {message}", style="yellow", markup=False)

@@ -264,10 +264,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _images(self, images: Array, *, anew: bool) -> Array:
         if images.dtype != np.uint8 or images.ndim > 4:
-            found = f"{images.dtype} {images.shape}"
             raise InvalidInput(
                 "X must be vectors (n, d), or uint8 images (n, height, width) or (n, height, width, channels); "
-                f"found {found}."
+                f"found {images.dtype} {images.shape}."
             )
         images = images[..., np.newaxis] if images.ndim == 3 else images
         if images.shape[-1] not in (1, 3) or not images.size:
@@ -342,16 +341,15 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         order = np.argsort(values, kind="stable")
         self.model_ = model
         self.classes_ = values[order]
-        self._columns = np.where(
-            order < len(model.names), order, -1
-        )  # the model's column of each class; -1: not learned yet
+        self._columns = np.where(order < len(model.names), order, -1)  # the model's; -1: not learned yet
 
     def _scores(self, X: ArrayLike) -> NDArray[np.float64]:
         """Scores (n, n_classes), columns in the order of `classes_`; lowest for a class that was not learned yet."""
         check_is_fitted(self)
         inputs = self._inputs(X)
         with as_value_errors():
-            scores = np.concatenate([self._answered(block) for block in _blocks(inputs)])
+            blocks = (inputs[start : start + BLOCK] for start in range(0, len(inputs), BLOCK))
+            scores = np.concatenate([self._answered(block) for block in blocks])
         absent = scores.min(axis=1, keepdims=True) - 1
         return np.where(self._columns >= 0, scores[:, self._columns], absent)
 
@@ -377,10 +375,6 @@ def _array(X: Any) -> Any:
 
 def _is_images(X: Any) -> bool:
     return isinstance(X, np.ndarray) and X.ndim > 2
-
-
-def _blocks(inputs: Array) -> list[Array]:
-    return [inputs[start : start + BLOCK] for start in range(0, len(inputs), BLOCK)]
 
 
 def _writable(inputs: Array) -> Array:

@@ -66,17 +66,16 @@ def options_of(
         raise InvalidParameter(f"`settings` cannot hold '{owned[0]}'. Give it as the parameter {parameter}.")
     known = setting_names(parameters["method"], given.get("objective"))
     images = _whole("images_per_class", parameters["images_per_class"])
-    if images is not None and "images_per_class" not in known:
-        raise InvalidParameter(
-            f"The method '{parameters['method']}' stores no inputs. Use another, such as 'hybrid', or omit "
-            "images_per_class."
-        )
     classifier = None if parameters["classifier"] == "auto" else parameters["classifier"]
-    if classifier is not None and "classifier" not in known:
-        raise InvalidParameter(
-            f"The method '{parameters['method']}' stores no features for classifier={classifier!r}. Use another, "
-            "such as 'features', or omit classifier."
-        )
+    for name, value, stored, example in (
+        ("images_per_class", images, "inputs", "hybrid"),
+        ("classifier", classifier, "features", "features"),
+    ):
+        if value is not None and name not in known:
+            raise InvalidParameter(
+                f"The method '{parameters['method']}' stores no {stored}, which {name}={value!r} needs. Use another, "
+                f"such as '{example}', or omit {name}."
+            )
     features = _whole("features_per_class", parameters["features_per_class"])
     network = choose_network(shape) if parameters["network"] == "auto" else parameters["network"]
     settings = {
@@ -158,10 +157,8 @@ def parameters_of(model: Model) -> dict[str, Any]:
     """The parameters with which a new classifier would learn as this model does, except for the device."""
     learner, facts = model.learner, model.metadata
     settings = settings_of(learner)
-    if (
-        len(learner.shape_) == 3 and settings["learning_rate"] == FIRST_RATE
-    ):  # `engram learn` uses it in the first update only
-        settings["learning_rate"] = LATER_RATE
+    if len(learner.shape_) == 3 and settings["learning_rate"] == FIRST_RATE:
+        settings["learning_rate"] = LATER_RATE  # `engram learn` uses the other in the first update only
     objective = settings["objective"] if settings["objective"] != METHODS[learner.name].objective else None
     usual = {**_all_settings(learner.name, objective, learner.network, learner.shape_), "objective": objective}
     base = settings_of(make(learner.name, **usual))
