@@ -288,8 +288,22 @@ def test_mixed_precision_learns_with_weights_of_full_precision() -> None:
     assert epochs.losses == pytest.approx(expected.losses, rel=0.02)
 
 
-def test_full_precision_is_the_default() -> None:
-    assert Training().precision == "float32"
+@pytest.mark.parametrize(
+    ("shape", "has", "expected"),
+    [
+        ((32, 32, 3), True, "bfloat16"),
+        ((32, 32, 3), False, "float32"),
+        ((8, 8, 1), True, "float32"),
+        ((12,), True, "float32"),
+    ],
+)
+def test_large_images_train_in_bfloat16_where_the_device_computes_in_it(
+    shape: tuple[int, ...], has: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engram.network.training.has_bfloat16", lambda device: has)
+    device = torch.device("cpu")
+    assert Training().resolved_precision(shape, device) == expected
+    assert Training(precision="float32").resolved_precision(shape, device) == "float32"
 
 
 def test_mixed_precision_is_the_same_however_many_processes_there_are() -> None:

@@ -32,6 +32,7 @@ from engram.network import (
     choose_device,
     choose_extractor,
     extract,
+    has_bfloat16,
     is_pretrained,
     make_network,
     parallel,
@@ -440,8 +441,12 @@ class Learner(ABC):
 
     def resolved_settings(self, samples: Samples) -> dict[str, Any]:
         """`settings()` with each automatic value replaced by the one that it stands for on samples like these."""
-        tune = "every" if self.tune == "auto" and not self.is_pretrained else self.tune
-        resolved = {"tune": tune, "tuned_weights": self.tuned, "device": choose_device(self.device).type}
+        tune, device = (
+            "every" if self.tune == "auto" and not self.is_pretrained else self.tune,
+            choose_device(self.device),
+        )
+        resolved = {"tune": tune, "tuned_weights": self.tuned, "device": device.type}
+        resolved["precision"] = self.training.resolved_precision(samples.shape, device)
         if self.network == "auto":
             side, shape = self.training.crop, samples.shape
             resolved["network"] = choose_extractor((side, side, shape[2]) if side and len(shape) > 1 else shape)
@@ -458,6 +463,8 @@ class Learner(ABC):
         elif self.tune != "every" and (self.tune != "auto" or self.is_pretrained):
             own["trains_head"] = self.make_classifier() is None  # of a network that is not tuned
         settings = {**own, **flatten(self.training), **flatten(self.objective)}
+        if settings["precision"] == "auto":  # which the stream and the device resolve
+            settings["precision"] = f"auto, {has_bfloat16(choose_device(self.device))}"
         later = frozenset() if task else {*self.objective.of_later_tasks, "weight_averaging", "weight_averaging_from"}
         used = {name: value for name, value in settings.items() if name not in later}
         return {"objective": self.settings()["objective"], **used}

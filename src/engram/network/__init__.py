@@ -9,6 +9,7 @@ from engram.network.network import (
     Network,
     TrainableWeights,
     choose_device,
+    has_bfloat16,
     make_network,
     restore_network,
     unchanged_statistics,
@@ -32,4 +33,4 @@ __all__ = ["DEFAULT_PRETRAINED", "HEADS", "NETWORKS", "Cache", "Carried", "Corre
 __all__ += ["EpochCheckpoints", "Head", "LinearHead", "Loss", "Network", "TrainableWeights", "Training", "check_name"]
 __all__ += ["choose_device", "choose_extractor", "describe_network", "extract", "extractor_for_weights", "input_size"]
 __all__ += ["is_pretrained", "make_network", "networks", "parallel", "portable_name", "restore_network", "threads_for"]
-__all__ += ["unchanged_statistics"]
+__all__ += ["has_bfloat16", "unchanged_statistics"]

@@ -19,13 +19,14 @@ from engram.data import Samples
 from engram.data.augment import Shard, crop_and_flip, jitter, random_crop, random_resized_crop
 from engram.errors import TrainingError, UsageError
 from engram.network import parallel
-from engram.network.network import Network
+from engram.network.network import Network, has_bfloat16
 from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented inputs, class indices (n,)) -> scalar, a mean over the inputs
 Kind = TypeVar("Kind", bound=Optimizer)
 
+LARGE_SIDE = 24  # pixels. Smaller images train in seconds, and in float32 to the same bits on most machines.
 NOT_COMMITTED = "The task was not committed. A lower learning rate usually helps: --set learning_rate=…"
 
 
@@ -71,7 +72,9 @@ class Training:
     contrast: NonNegativeFloat = 0.0  # EEIL, §4.1: 0.8; largest change of the factor, for another third
     gradient_noise: NonNegativeFloat = 0.0  # EEIL, §4.1: η = 0.3, of noise on the gradient of a batch's sum
     gradient_noise_decay: NonNegativeFloat = 0.55  # EEIL, §4.1: γ; the noise of epoch e is η / (1 + e)^γ
-    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: mixed precision; weights stay float32
+    # bfloat16: mixed precision, with weights in float32. auto: that, where the device computes in it, for images that
+    # are large enough to gain by it.
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def __post_init__(self) -> None:
         if self.crop_area is None:
@@ -107,7 +110,7 @@ class Training:
         with (
             progress.phase(phase, self.epochs * per_epoch) as running,
             ExitStack() as stack,
-            parallel.distributed_step(network, self._with_precision(loss, device)) as step,
+            parallel.distributed_step(network, self._with_precision(loss, samples.shape, device)) as step,
         ):
             running.advance(first * per_epoch)
             for epoch in range(first, self.epochs):
@@ -177,8 +180,15 @@ class Training:
             images = jitter(images, self.brightness, self.contrast, draws, shard)
         return images
 
-    def _with_precision(self, loss: Loss, device: torch.device) -> Loss:
-        if self.precision == "float32":
+    def resolved_precision(self, shape: tuple[int, ...], device: torch.device) -> str:
+        """What `precision` stands for, given the shape of one input."""
+        if self.precision != "auto":
+            return self.precision
+        large = len(shape) == 3 and min(shape[:2]) >= LARGE_SIDE
+        return "bfloat16" if large and has_bfloat16(device) else "float32"
+
+    def _with_precision(self, loss: Loss, shape: tuple[int, ...], device: torch.device) -> Loss:
+        if self.resolved_precision(shape, device) == "float32":
             return loss
 
         def mixed(inputs: Tensor, class_indices: Tensor) -> Tensor:
