@@ -18,6 +18,7 @@ from models_made import DAISY, FORMULA, SIDE, TULIP, copied, draw
 from torch import Tensor
 from torch.nn import functional as F
 
+from engram import storage
 from engram.data import Samples, Task
 from engram.features import Memory
 from engram.methods import Learner, MemorySources, make
@@ -48,6 +49,7 @@ from engram.model.held_out import (
     mark_held_out,
 )
 from engram.network import Training, extract
+from engram.network.backbones import resnet32
 
 
 def skipped(learner: Learner) -> HeldOutCounts:
@@ -214,8 +216,10 @@ def were_among(rows: Tensor, images: list[Tensor], learner: Learner) -> Tensor:
 
 
 def test_kept_images_count_as_long_as_no_update_trains_on_them(tmp_path: Path) -> None:
-    folder = ModelFolder(tmp_path / "model")
-    learn(folder, paint(tmp_path / "1", ("red", "green"), 6), LearnOptions(images_per_class=2))
+    folder, weights = ModelFolder(tmp_path / "model"), tmp_path / "weights.safetensors"
+    storage.save_tensors(weights, resnet32().state_dict())  # with weights, a network is left as it is
+    options = LearnOptions(images_per_class=2, weights=weights, image_size=16, settings={"adapter_steps": 5})
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 6), options)
     assert load(folder).metadata.held_out_counts.total == (6, 6)
     few = paint(tmp_path / "2", ("blue",), 6)
     learned = learn(copied(folder, tmp_path / "frozen"), few)

@@ -118,3 +118,9 @@ def test_a_model_that_is_damaged_or_absent_is_not_inspected(small_model: ModelFo
     (folder.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
     with pytest.raises(DataError, match="Go back to it with: engram rollback"):
         inspect(folder)
+
+
+def test_a_default_of_none_is_shown_as_the_number_that_it_stands_for(small_model: ModelFolder) -> None:
+    found = inspect(small_model)
+    assert found.changed["adapter_width"] == 64
+    assert found.defaults["adapter_width"] == 16 * 64  # d = 64

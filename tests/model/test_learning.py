@@ -52,10 +52,11 @@ def entries(path: Path) -> dict[str, bytes | None]:
     return {str(each.relative_to(path)): each.read_bytes() if each.is_file() else None for each in path.rglob("*")}
 
 
-def test_what_was_learned_is_told_apart(tmp_path: Path) -> None:
+def test_classes_of_three_updates_are_recognised(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    # A network that has seen two colours learns two others without them: only images of theirs can hold it.
-    options = LearnOptions(image_size=SIDE, epochs=10, images_per_class=5, settings={"batch_size": 8})
+    # A network that has seen two colours learns two others without them: only exemplars preserve it.
+    settings = {"batch_size": 8, "adapter_width": 64, "adapter_steps": 100}
+    options = LearnOptions(image_size=SIDE, epochs=10, images_per_class=5, network="small", settings=settings)
     learn(folder, paint(tmp_path / "1", ("red", "green"), 20), options)
     learn(folder, paint(tmp_path / "2", ("blue", "white"), 30), options)
     learn(folder, paint(tmp_path / "3", ("black",), 20))
@@ -546,11 +547,12 @@ def test_more_pictures_are_gone_through_less_often(tmp_path: Path) -> None:
 
 
 def test_pictures_of_anything_are_learned_from_too_and_their_place_is_not_kept(tmp_path: Path) -> None:
-    folder, options = ModelFolder(tmp_path / "model"), LearnOptions(image_size=SIDE, epochs=1)
+    folder, quick = ModelFolder(tmp_path / "model"), {"adapter_steps": 5, "adapter_width": 16}
+    options = LearnOptions(image_size=SIDE, epochs=1, network="small", settings=quick)
     learn(folder, draw(tmp_path / "first", ("a", "b"), 6), options)
     anything = draw(tmp_path / "anything", ("x", "y"), 4)
     second = draw(tmp_path / "second", ("c", "d"), 6)
-    given = replace(options, settings={"unlabelled": str(anything)})
+    given = replace(options, settings={**quick, "unlabelled": str(anything)})
     learn(folder, second, given)
     assert "unlabelled" not in folder.current().settings
     assert load(folder).names == ("a", "b", "c", "d")

@@ -185,8 +185,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Save to a model's folder, as `engram learn` does: a new one, or its next generation."""
         check_is_fitted(self)
         place = Path(path).resolve()
-        with ModelFolder(path).writing() as writer:
-            self._refuse_a_lost_update(place, writer)
+        folder = ModelFolder(path)
+        with folder.writing() as writer:
+            self._refuse_a_lost_update(place, folder)
             record = {"memory_bytes": self.model_.learner.memory.nbytes}
             manifest = save(writer, self.model_, action="save", record=record)
         self._loaded = place, manifest.generation

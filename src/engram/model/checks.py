@@ -123,7 +123,6 @@ def inconsistencies(model: Model) -> Iterator[str]:
         yield f"{wrong} of its {len(rows)} stored features are not of unit length."
     if budget is not None and memory.nbytes > budget:
         yield f"It stores {memory.nbytes:,} bytes, which is more than its budget of {budget:,}."
-    blank = torch.zeros(1, *learner.shape_, dtype=torch.uint8 if len(learner.shape_) == 3 else torch.float32)
-    probabilities = model.probabilities(blank)
+    probabilities = model.probabilities(model.blank_input)
     if probabilities.shape != (1, len(model.names)) or not bool(probabilities.isfinite().all()):
         yield "It does not give each class a probability."

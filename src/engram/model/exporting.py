@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from engram import storage
 from engram.errors import DataError, EngramError, UsageError, not_installed
-from engram.model.folder import CURRENT
 from engram.model.generations import GENERATIONS
 from engram.model.manifest import VERSION
 from engram.model.model import Model
+from engram.model.reading import CURRENT
 from engram.progress import SILENT, Progress
 from engram.text import printable
 

@@ -35,6 +35,10 @@ EXTRACTOR = "network.extractor."  # prefix of the tensors that go into a network
 CheckShapes = Callable[[Manifest, Mapping[str, TensorShape]], None]
 
 
+def unchecked(manifest: Manifest, shapes: Mapping[str, TensorShape]) -> None:
+    """Accept tensors of any type and shape."""
+
+
 class Contents(NamedTuple):
     """A generation as it was read. It may be used if there are no problems."""
 
@@ -108,7 +112,7 @@ class GenerationReader:
     raise DataError, before any file is read into memory.
     """
 
-    def __init__(self, model: Path, check: CheckShapes = lambda manifest, shapes: None) -> None:
+    def __init__(self, model: Path, check: CheckShapes = unchecked) -> None:
         self.model, self.check = model, check
         self._shapes: dict[File, dict[str, TensorShape] | DataError] = {}
         self._networks: dict[File, dict[str, Tensor]] = {}

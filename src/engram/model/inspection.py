@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from engram.data import Samples
 from engram.errors import EngramError
 from engram.methods import METHODS, make
 from engram.model.checks import check_shapes, inconsistencies
@@ -97,10 +99,8 @@ def inspect(folder: ModelFolder) -> ModelSummary:
     """Summarise the model in a folder."""
     manifest, model = load_generation(folder, device="cpu")
     learner, metadata, settings = model.learner, model.metadata, settings_of(model.learner)
-    tensors = learner.state()
     memory, accuracy = learner.memory, metadata.held_out_counts.accuracy()
-    defaults = settings_of(make(learner.name, objective=settings["objective"]))
-    defaults["objective"] = METHODS[learner.name].objective
+    tensors, defaults = learner.state(), _defaults(model)
 
     def nbytes(prefix: str) -> int:
         return sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(prefix))
@@ -137,6 +137,16 @@ def inspect(folder: ModelFolder) -> ModelSummary:
         adaptation=metadata.adaptation,
         history=_history(folder, manifest.generation),
     )
+
+
+def _defaults(model: Model) -> dict[str, Any]:
+    """The default settings of the model's method, with what None stands for in a network like its own."""
+    learner = model.learner
+    default = make(learner.name, objective=learner.settings()["objective"])
+    settings = {**settings_of(default), "objective": METHODS[learner.name].objective}
+    default.network_ = learner.network_
+    resolved = default.resolved_settings(Samples.of(model.blank_input, torch.tensor([0])))
+    return {name: resolved.get(name) if value is None else value for name, value in settings.items()}
 
 
 def _classes(model: Model) -> tuple[ClassSummary, ...]:

@@ -96,6 +96,12 @@ class Model:
         """The side of the square images that it takes; None if its inputs are vectors."""
         return self.learner.shape_[0] if len(self.learner.shape_) == 3 else None
 
+    @property
+    def blank_input(self) -> Tensor:
+        """A black image, or a vector of zeros, as a batch of one."""
+        shape = self.learner.shape_
+        return torch.zeros(1, *shape, dtype=torch.uint8 if len(shape) == 3 else torch.float32)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # As in a folder: settings and tensors, from which the learner is built again.
         settings = {**_settings(self.learner), "network": self.learner.network, "device": self.learner.device}

@@ -12,20 +12,23 @@ from torch import Tensor
 from engram.errors import DataError, EngramError, UsageError, unknown
 from engram.methods import METHODS, make
 from engram.model.checks import check_shapes, check_values, contradictions, inconsistencies
-from engram.model.folder import KEEP, ModelFolder, Writer
+from engram.model.folder import KEEP, Writer
 from engram.model.manifest import Manifest
 from engram.model.model import Metadata, Model, settings_of
+from engram.model.reading import FolderReader
 from engram.storage import TensorShape
 
 _METADATA = pydantic.TypeAdapter(Metadata)
 
 
-def load(folder: ModelFolder, *, generation: int | None = None, device: str = "auto") -> Model:
+def load(folder: FolderReader, *, generation: int | None = None, device: str = "auto") -> Model:
     """The model in a folder, from the generation in use or an earlier one."""
-    return load_generation(folder, generation, device)[1]
+    return load_generation(folder, generation, device=device)[1]
 
 
-def load_generation(folder: ModelFolder, generation: int | None = None, device: str = "auto") -> tuple[Manifest, Model]:
+def load_generation(
+    folder: FolderReader, generation: int | None = None, device: str = "auto"
+) -> tuple[Manifest, Model]:
     """`load`, with the manifest of the generation."""
     manifest, tensors = folder.load(generation, check_shapes)
     return manifest, restore_model(manifest, tensors, device)
