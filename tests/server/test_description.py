@@ -31,7 +31,7 @@ OPERATIONS = [
 
 @pytest.fixture(scope="module")
 def described(small_model: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
-    folder = copied(small_model, tmp_path_factory.mktemp("described") / "secret-place")
+    folder = copied(small_model, tmp_path_factory.mktemp("secret-place") / "described")
     with listening(folder, epochs=1, body_seconds=5, json_bytes=8 << 20) as port:
         yield schemathesis.openapi.from_url(f"http://127.0.0.1:{port}/openapi.json")
 

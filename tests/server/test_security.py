@@ -117,14 +117,14 @@ def test_the_token_opens_every_route(serve: Serve) -> None:
 
 def test_a_browser_signs_in_and_out(serve: Serve) -> None:
     client = serve(token=TOKEN)
-    assert client.get("/api/session").json() == {"authenticated": False, "token_required": True}
+    assert client.get("/api/session").json() == {"authenticated": False, "token_required": True, "model": None}
     assert client.post("/api/session", json={"token": "wrong"}).status_code == 401
     begun = client.post("/api/session", json={"token": TOKEN}, headers=HERE)
     assert begun.status_code == 204
     cookie = begun.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=strict" in cookie and TOKEN not in cookie
     session = cookie.partition(";")[0]
-    assert client.get("/api/session").json() == {"authenticated": True, "token_required": True}
+    assert client.get("/api/session").json() == {"authenticated": True, "token_required": True, "model": "secret-place"}
     assert client.get("/api/model").status_code == 200
     assert client.delete("/api/session", headers=HERE).status_code == 204
     assert client.get("/api/model", headers={"Cookie": session}).status_code == 401
@@ -141,7 +141,7 @@ def test_a_change_by_a_session_needs_its_origin(serve: Serve) -> None:
 
 
 def test_a_server_without_a_token_needs_no_session(client: TestClient) -> None:
-    assert client.get("/api/session").json() == {"authenticated": True, "token_required": False}
+    assert client.get("/api/session").json() == {"authenticated": True, "token_required": False, "model": "secret-place"}
 
 
 def test_wrong_tokens_block_an_address(serve: Serve) -> None:

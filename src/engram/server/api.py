@@ -356,10 +356,20 @@ class SignIn(BaseModel, extra="forbid"):
     token: Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
+class Session(BaseModel):
+    """Whether this client is authenticated, whether it has to be, and the name of the model's folder if it may know."""
+
+    authenticated: bool
+    token_required: bool
+    model: str | None
+
+
 @api.get("/session")
-async def get_session(request: Request, server: Server) -> dict[str, bool]:
-    """Whether this client is authenticated, and whether it has to be."""
-    return {"authenticated": request.state.authenticated, "token_required": server.authenticator.token_required}
+async def get_session(request: Request, server: Server) -> Session:
+    """The session of this client."""
+    authenticated = request.state.authenticated
+    name = printable(server.folder.path.name) if authenticated else None
+    return Session(authenticated=authenticated, token_required=server.authenticator.token_required, model=name)
 
 
 @api.post("/session", status_code=204, response_class=Response)

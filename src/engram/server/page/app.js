@@ -1,6 +1,7 @@
 // The page: session, connection to the server, and the current model.
 
 import { get, listeners, pause, post, remove } from "./api.js";
+import { cameraModel, setUpCamera } from "./camera.js";
 import { removeOutdated, setUpClassify } from "./classify.js";
 import { isCalibrated, setUpMemory, showMemory } from "./memory.js";
 import { handlePaste } from "./images.js";
@@ -61,6 +62,9 @@ function showSession() {
   find("sign-in").hidden = allowed();
   find("signed-in").hidden = !allowed();
   find("contents").hidden = !allowed();
+  const name = session.model ?? "Image classifier";
+  setText(find("model-name"), name);
+  document.title = session.model ? `${name} – engram` : "engram";
   find("sign-out").hidden = !(session.token_required && session.authenticated);
   if (allowed()) return;
   setText(find("summary"), "Sign in to see it.");
@@ -80,10 +84,12 @@ async function showModel() {
   if (text === shown) return;
   shown = text;
   const classes = model?.classes ?? [];
-  setText(find("summary"), model ? `Version ${model.generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(model.bytes.memory)}.` : "There is no model yet.");
+  setText(find("summary"), model ? summary(model) : "There is no model yet.");
   const sees = Boolean(model) && model.image_size !== null;
   find("no-model").hidden = sees;
   find("classifier").hidden = !sees;
+  find("live").hidden = Boolean(model) && !sees;
+  setText(find("classify-heading"), model ? "Classify" : "Start");
   if (model && !sees) setText(find("no-model"), "This model takes vectors, not images. Use it from Python.");
   const calibrated = !sees || isCalibrated(model);
   find("reject-option").hidden = !calibrated;
@@ -91,7 +97,13 @@ async function showModel() {
   setText(find("what-is-stored"), storage(model));
   knowClasses(classes.map((each) => each.name));
   removeOutdated(classes.map((each) => each.name));
+  cameraModel(classes.map((each) => each.name), sees, calibrated);
   showMemory(model);
+}
+
+function summary({ generation, classes, accuracy, interval, bytes }) {
+  const measured = accuracy === null ? "" : ` Accuracy over all classes ${accuracy.toFixed(3)} (95 % interval ${interval.map((each) => each.toFixed(3)).join(" to ")}).`;
+  return `Version ${generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(bytes.memory)}.${measured}`;
 }
 
 function storage(model) {
@@ -140,6 +152,7 @@ async function poll() {
   }
 }
 
+setUpCamera();
 setUpClassify();
 setUpTeach(() => showModel().catch(() => {}));
 setUpMemory(async () => {

@@ -2,10 +2,12 @@
 
 import { send } from "./api.js";
 import { dropZone, thumbnail } from "./images.js";
+import { addTo, takeBack } from "./teach.js";
 import { bar, counted, find, make, named, percent, setText } from "./elements.js";
 
 const BATCH = 16; // images in one request, so that the first answers come soon
 const BATCH_BYTES = 16 * 2 ** 20;
+const LIKELY = 3; // classes that can be chosen by one click
 
 const status = find("classify-status");
 const answers = find("answers");
@@ -50,9 +52,9 @@ async function classifyBatch(files, frames) {
   try {
     const waiting = (seconds) => setText(status, `The server is busy. Trying again in ${seconds} s.`);
     const { predictions, calibrated } = await send(`/api/classify?top=5${reject}`, form, { waiting });
-    frames.forEach((each, index) => fill(each.body, predictions[index], calibrated));
+    frames.forEach((each, index) => fill(each, predictions[index], calibrated));
   } catch (problem) {
-    for (const each of frames) fill(each.body, { problem: problem.message });
+    for (const each of frames) fill(each, { problem: problem.message });
   }
 }
 
@@ -76,11 +78,11 @@ function frame(file) {
   const body = make("div", { className: "answer" }, make("p", { className: "muted", textContent: "…" }));
   const name = make("p", { className: "file muted small" }, named(file.name));
   const item = make("li", {}, make("div", { className: "thumbnail" }, thumbnail(file)), make("div", {}, name, body));
-  return { item, body };
+  return { item, body, file };
 }
 
 // Without calibration, probabilities only rank the classes and are not shown.
-function fill(body, prediction, calibrated) {
+function fill({ body, file }, prediction, calibrated) {
   if (!prediction || prediction.problem) {
     const text = prediction?.problem ?? "There was no answer for this image.";
     body.replaceChildren(make("p", { className: "problem", textContent: text }));
@@ -92,5 +94,32 @@ function fill(body, prediction, calibrated) {
   const list = make("ol", { className: "bars", "aria-label": "The most likely classes" }, ...rows);
   const none = prediction.rejected ? make("p", { className: "none" }, "None of these") : null;
   list.classList.toggle("rejected", Boolean(prediction.rejected));
-  body.replaceChildren(...[none, list].filter(Boolean));
+  body.replaceChildren(...[none, list, correction(file, prediction.top)].filter(Boolean));
+}
+
+// What the image really is: one click adds it to the next update.
+function correction(file, top) {
+  const place = make("div", { className: "correction" });
+  const input = make("input", { type: "text", list: "known-classes", autocomplete: "off", dir: "auto", maxLength: 300, placeholder: "another class", "aria-label": `This is another class: ${file.name}` });
+  const choose = (name) => {
+    addTo(name, [file]);
+    const undo = make("button", { type: "button", className: "quiet", textContent: "Undo" });
+    undo.addEventListener("click", () => {
+      takeBack(name, file);
+      place.replaceChildren(...choices);
+      place.querySelector("button").focus();
+    });
+    place.replaceChildren(make("p", { className: "row", role: "status" }, make("span", {}, "In the next update as ", named(name, "strong")), undo));
+    undo.focus();
+  };
+  const buttons = top.slice(0, LIKELY).map((each) => {
+    const button = make("button", { type: "button", className: "quiet", "aria-label": `This is ${each.class}` }, named(each.class));
+    button.addEventListener("click", () => choose(each.class));
+    return button;
+  });
+  const enter = () => input.value.trim() && choose(input.value.trim());
+  input.addEventListener("change", enter); // chosen from the list, or typed and left with Enter or Tab
+  const choices = [make("p", { className: "row" }, make("span", { className: "muted small", textContent: "This is" }), ...buttons, input)];
+  place.append(...choices);
+  return place;
 }

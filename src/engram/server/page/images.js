@@ -4,10 +4,15 @@ import { find, make } from "./elements.js";
 
 const IMAGE = /\.(png|jpe?g|gif|webp|bmp|tiff?|ppm|pgm|pbm|jfif|avif|hei[cf]|hif)$/i;
 
+const paths = new WeakMap(); // file of a dropped folder → its path
+
+// The name of the folder of a chosen or dropped file, or "".
+export const folderOf = (file) => (paths.get(file) ?? file.webkitRelativePath ?? "").split("/").at(-2) ?? "";
+
 export const isImage = (file) => file.type.startsWith("image/") || IMAGE.test(file.name);
 
 // Turn `place` into a drop zone. `accept(files)` gets the files; `about` describes them to a screen reader.
-export function dropZone(place, accept, about, { once = false } = {}) {
+export function dropZone(place, accept, about, { once = false, hint = "Drop or paste images here, or" } = {}) {
   const chooser = make("input", { type: "file", multiple: true, accept: "image/*", hidden: true, "aria-label": `Images ${about}` });
   const capture = make("input", { type: "file", accept: "image/*", hidden: true, "aria-label": `A photo ${about}` });
   capture.setAttribute("capture", "environment");
@@ -22,12 +27,12 @@ export function dropZone(place, accept, about, { once = false } = {}) {
       if (files.length) accept(files);
     });
   }
-  place.append(make("p", { className: "hint" }, "Drop or paste images here, or"), make("p", { className: "row" }, choose, camera), chooser, capture);
+  place.append(make("p", { className: "hint" }, hint), make("p", { className: "row" }, choose, camera), chooser, capture);
   handleDrop(place, accept);
   place.paste = accept;
 }
 
-function handleDrop(place, accept) {
+export function handleDrop(place, accept) {
   let inside = 0; // dragenter and dragleave also fire for every child
   place.addEventListener("dragenter", () => place.classList.toggle("over", (inside += 1) > 0));
   place.addEventListener("dragleave", () => place.classList.toggle("over", (inside -= 1) > 0));
@@ -49,7 +54,11 @@ async function dropped(transfer) {
 }
 
 async function within(entry) {
-  if (entry.isFile) return [await new Promise((resolve, reject) => entry.file(resolve, reject))];
+  if (entry.isFile) {
+    const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
+    paths.set(file, entry.fullPath);
+    return [file];
+  }
   const reader = entry.createReader();
   const found = [];
   for (;;) {
@@ -90,7 +99,7 @@ async function takeImages(accept, capture, once) {
   viewfinder.srcObject = stream;
   status.textContent = "";
   take.onclick = async () => {
-    const file = await still(viewfinder, (taken += 1));
+    const file = await stillImage(viewfinder, `camera ${(taken += 1)}.jpg`);
     if (!file) return;
     accept(file);
     if (once) dialog.close();
@@ -104,12 +113,17 @@ async function takeImages(accept, capture, once) {
   dialog.showModal();
 }
 
-async function still(viewfinder, number) {
-  if (!viewfinder.videoWidth) return null;
-  const canvas = make("canvas", { width: viewfinder.videoWidth, height: viewfinder.videoHeight });
-  canvas.getContext("2d").drawImage(viewfinder, 0, 0);
+// The current frame of a video as a file, with its shorter side scaled down to `side` pixels.
+export async function stillImage(video, name, side = Infinity) {
+  const { videoWidth: width, videoHeight: height } = video;
+  if (!width) return null;
+  const scale = Math.min(1, side / Math.min(width, height));
+  const canvas = make("canvas", { width: Math.round(scale * width), height: Math.round(scale * height) });
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(video, 0, 0, canvas.width, canvas.height);
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
-  return blob && new File([blob], `camera ${number}.jpg`, { type: "image/jpeg" });
+  return blob && new File([blob], name, { type: "image/jpeg" });
 }
 
 // A thumbnail of a file, or an empty frame if the browser cannot show it.

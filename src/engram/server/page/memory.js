@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { question } from "./question.js";
-import { latest } from "./teach.js";
+import { addImagesOf, latest } from "./teach.js";
 import { accuracyText, bar, counted, find, make, megabytes, moment, named, percent, setText } from "./elements.js";
 
 const FILTER_FROM = 12; // classes
@@ -19,7 +19,7 @@ export function showMemory(found) {
   model = found;
   find("stored").hidden = !model;
   find("nothing-stored").hidden = Boolean(model);
-  for (const id of ["history", "to-history"]) find(id).hidden = !model;
+  for (const id of ["memory", "to-memory", "history", "to-history"]) find(id).hidden = !model;
   if (!model) return;
   find("facts").replaceChildren(...facts().flatMap(([name, ...what]) => [make("dt", { textContent: name }), make("dd", {}, ...what)]));
   const most = Math.max(1, ...model.classes.map((each) => each.bytes));
@@ -77,12 +77,12 @@ function holds(each) {
 }
 
 function classRow(each, most) {
-  const button = (text, open) => {
-    const made = make("button", { type: "button", className: "quiet", textContent: text, "aria-label": `${text} ${each.name}` });
+  const button = (text, open, shown = text) => {
+    const made = make("button", { type: "button", className: "quiet", textContent: shown, "aria-label": `${text} ${each.name}` });
     made.addEventListener("click", () => open(each));
     return made;
   };
-  const buttons = [button("Rename", rename), model.classes.length > 1 ? button("Merge", merge) : null, button("Forget", forget)];
+  const buttons = [button("Add images of", () => addImagesOf(each.name), "Add images"), button("Rename", rename), model.classes.length > 1 ? button("Merge", merge) : null, button("Forget", forget)];
   const row = make("li", {},
     make("p", { className: "class-name" }, named(each.name)),
     make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "image")} seen` }), bar(each.bytes / most)),

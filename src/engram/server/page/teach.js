@@ -1,7 +1,7 @@
 // The form for an update (classes with images), and the jobs that run updates.
 
 import { get, pause, remove, send } from "./api.js";
-import { dropZone, isImage, thumbnail } from "./images.js";
+import { dropZone, folderOf, isImage, thumbnail } from "./images.js";
 import { accuracyText, counted, find, make, megabytes, minutes, moment, named, setText } from "./elements.js";
 
 const THUMBNAILS = 11; // shown per class; the rest is counted
@@ -21,6 +21,8 @@ const sending = find("sending");
 const update = new Map(); // fieldset → files
 const shown = new Map(); // id of a job → its article
 export let latest = null; // result of the latest successful update
+const uploads = new Map(); // id of a job → the images that were sent from here
+const items = new WeakMap(); // file → its item in the list of images
 let key = ""; // Idempotency-Key of the form as it is: sent twice, it is learned once
 let changed = () => {}; // called when the model has changed
 
@@ -28,10 +30,50 @@ export function setUpTeach(whenChanged) {
   changed = whenChanged;
   find("add-group").addEventListener("click", () => addGroup().querySelector("input").focus());
   find("choose-folder").addEventListener("click", () => find("folder").click());
-  find("folder").addEventListener("change", addFolder);
+  find("folder").addEventListener("change", () => {
+    const files = [...find("folder").files].filter(isImage);
+    find("folder").value = "";
+    addFolder(files);
+  });
   find("update").addEventListener("submit", submit);
+  for (const place of document.querySelectorAll(".pending")) {
+    const teach = make("button", { type: "button", className: "main", textContent: "Teach now" });
+    teach.addEventListener("click", submit);
+    place.append(make("p", { className: "row" }, teach, make("span", { className: "waiting" }), make("a", { href: "#teach", textContent: "Review" })), make("p", { className: "status", role: "status" }), make("p", { className: "problem", role: "alert" }));
+  }
   addGroup();
 }
+
+// The images of the next update: how many there are of each class, and who wants to know when that changes.
+export const pendingImages = {
+  listeners: [],
+  counts: () => new Map([...update].filter(([group]) => nameOf(group)).map(([group, files]) => [nameOf(group), files.length])),
+};
+
+// Add images of a class to the next update, and return how many it has of that class.
+export function addTo(name, files) {
+  const group = groupOf(name) ?? addGroup(name);
+  group.querySelector("input[type=text]").value ||= name;
+  addFiles(group, files);
+  return update.get(group).length;
+}
+
+export function takeBack(name, file) {
+  const group = groupOf(name);
+  if (!group) return;
+  removeFile(group, file);
+  if (!update.get(group).length) removeGroup(group);
+}
+
+// Show the form with a class, to add images of it.
+export function addImagesOf(name) {
+  addTo(name, []);
+  const group = groupOf(name);
+  group.scrollIntoView({ block: "center" });
+  group.querySelector(".choose").focus({ preventScroll: true });
+}
+
+const groupOf = (name) => [...update.keys()].find((group) => nameOf(group).normalize() === name.normalize()) ?? [...update].find(([group, files]) => !nameOf(group) && !files.length)?.[0];
 
 function addGroup(name = "", files = []) {
   const label = make("label", { textContent: "Class" });
@@ -40,11 +82,11 @@ function addGroup(name = "", files = []) {
   label.htmlFor = input.id;
   const drop = make("div", { className: "drop" });
   const strip = make("ul", { className: "strip", "aria-label": "Images of this class" });
-  const clear = make("button", { type: "button", className: "quiet", textContent: "Remove these images", hidden: true });
+  const clear = make("button", { type: "button", className: "quiet clear", textContent: "Remove these images", hidden: true });
   const away = make("button", { type: "button", className: "quiet leave", textContent: "Remove this class" });
   const group = make("fieldset", { className: "group" }, make("legend"), label, input, drop, strip, make("p", { className: "row" }, clear, away));
   update.set(group, []);
-  dropZone(drop, (more) => addFiles(group, more), "of this class");
+  dropZone(drop, (more) => addDropped(group, more), "of this class", { hint: "Drop or paste images here, or a folder with one sub-folder per class, or" });
   input.addEventListener("input", updateChanged);
   clear.addEventListener("click", () => {
     update.set(group, []);
@@ -52,15 +94,19 @@ function addGroup(name = "", files = []) {
     drop.querySelector("button").focus();
   });
   away.addEventListener("click", () => {
-    update.delete(group);
-    group.remove();
-    if (!update.size) addGroup();
-    updateChanged();
+    removeGroup(group);
     groups.querySelector("input").focus();
   });
   groups.append(group);
   addFiles(group, files);
   return group;
+}
+
+function removeGroup(group) {
+  update.delete(group);
+  group.remove();
+  if (!update.size) addGroup();
+  updateChanged();
 }
 
 function addFiles(group, files) {
@@ -71,41 +117,59 @@ function addFiles(group, files) {
   if (other) setText(status, `${counted(other, "file")} skipped: not ${other === 1 ? "an image" : "images"}.`);
 }
 
+// Images of several folders, or of one while the class has no name yet, are of the classes that their folders name.
+function addDropped(group, files) {
+  const folders = new Set(files.filter(isImage).map(folderOf));
+  if (folders.size > 1 || ([...folders].some(Boolean) && !nameOf(group))) addFolder(files.filter(isImage));
+  else addFiles(group, files);
+}
+
 function showFiles(group) {
   const files = update.get(group);
-  const items = files.slice(0, THUMBNAILS).map((file) => make("li", {}, imageButton(group, file)));
-  if (files.length > THUMBNAILS) items.push(make("li", { className: "muted", textContent: `and ${counted(files.length - THUMBNAILS, "more image")}` }));
-  group.querySelector(".strip").replaceChildren(...items);
-  group.querySelector("button.quiet").hidden = !files.length;
+  const shown = group.classList.contains("all") ? files : files.slice(0, THUMBNAILS);
+  const list = shown.map((file) => items.get(file) ?? imageItem(group, file));
+  if (files.length > shown.length) {
+    const all = make("button", { type: "button", className: "quiet", textContent: `Show all ${files.length.toLocaleString("en")}` });
+    all.addEventListener("click", () => {
+      group.classList.add("all");
+      showFiles(group);
+      group.querySelectorAll(".image")[THUMBNAILS]?.focus();
+    });
+    list.push(make("li", {}, all));
+  }
+  group.querySelector(".strip").replaceChildren(...list);
+  group.querySelector("button.clear").hidden = !files.length;
   updateChanged();
 }
 
 // A thumbnail; clicking it removes the image.
-function imageButton(group, file) {
+function imageItem(group, file) {
   const button = make("button", { type: "button", className: "image", title: `Remove ${file.name}`, "aria-label": `Remove ${file.name}` }, thumbnail(file));
   button.addEventListener("click", () => {
     const place = [...group.querySelectorAll(".image")].indexOf(button);
-    update.set(group, update.get(group).filter((each) => each !== file));
-    showFiles(group);
+    removeFile(group, file);
     (group.querySelectorAll(".image")[place] ?? group.querySelector(".choose")).focus();
   });
-  return button;
+  const item = make("li", {}, button);
+  items.set(file, item);
+  return item;
+}
+
+function removeFile(group, file) {
+  items.delete(file);
+  update.set(group, update.get(group).filter((each) => each !== file));
+  showFiles(group);
 }
 
 // One sub-folder per class. An image outside any sub-folder gets the name of the folder.
-function addFolder() {
-  const classes = new Map();
-  for (const file of [...find("folder").files].filter(isImage)) {
-    const name = file.webkitRelativePath.split("/").at(-2) ?? "";
-    classes.set(name, [...(classes.get(name) ?? []), file]);
-  }
-  find("folder").value = "";
-  for (const [group, files] of update) {
-    if (files.length || nameOf(group)) continue;
+function addFolder(files) {
+  const classes = Map.groupBy(files, folderOf);
+  for (const [group, images] of update) {
+    if (images.length || nameOf(group)) continue;
     update.delete(group);
     group.remove();
   }
-  for (const [name, files] of classes) addGroup(name, files);
+  for (const [name, images] of classes) addTo(name, images);
   if (!update.size) addGroup();
   setText(problem, classes.size ? "" : "There is no image in this folder.");
 }
@@ -115,7 +179,14 @@ const nameOf = (group) => group.querySelector("input[type=text]").value.trim();
 function updateChanged() {
   key = "";
   const files = [...update.values()].flat();
+  const classes = [...update.values()].filter((each) => each.length).length;
   const bytes = files.reduce((sum, file) => sum + file.size, 0);
+  for (const place of document.querySelectorAll(".pending")) {
+    setText(place.querySelector(".waiting"), files.length ? `Next update: ${counted(files.length, "image")} of ${counted(classes, "class")}.` : "");
+    place.querySelector(".row").hidden = !files.length;
+    place.hidden = !files.length && !place.querySelector(".status").textContent;
+  }
+  for (const listener of pendingImages.listeners) listener();
   setText(find("update-size"), files.length ? `${counted(files.length, "image")}, ${megabytes(bytes)} to send.` : "");
   [...update.keys()].forEach((group, index) => {
     const count = update.get(group).length;
@@ -125,7 +196,9 @@ function updateChanged() {
 }
 
 function validate() {
+  const some = [...update.values()].some((files) => files.length);
   for (const [group, files] of update) {
+    if (some && !nameOf(group) && !files.length) continue;
     const input = group.querySelector("input[type=text]");
     input.removeAttribute("aria-invalid");
     if (nameOf(group) && files.length) continue;
@@ -140,31 +213,44 @@ function validate() {
 async function submit(event) {
   event.preventDefault();
   if (start.disabled) return;
-  setText(problem, validate());
+  const near = event.currentTarget.closest(".pending"); // the button beside the camera or the answers
+  setProblem(validate());
   if (problem.textContent) return;
+  const sent = [...update].flatMap(([group, files]) => files.map((file) => ({ file, class: nameOf(group) })));
   const form = new FormData();
-  for (const [group, files] of update) {
-    for (const file of files) {
-      form.append("files", file, file.name);
-      form.append("classes", nameOf(group));
-    }
+  for (const each of sent) {
+    form.append("files", each.file, each.file.name);
+    form.append("classes", each.class);
   }
   key ||= newKey();
-  start.disabled = true;
+  setBusy(true);
   setText(status, "Sending the images …");
   try {
     const waiting = (seconds) => setText(status, `The server is busy. Sending again in ${seconds} s.`);
-    const sent = (share) => Object.assign(sending, { hidden: share === 1, value: share });
-    const job = await send("/api/teach", form, { headers: { "Idempotency-Key": key }, waiting, sent });
+    const shareSent = (share) => Object.assign(sending, { hidden: share === 1, value: share });
+    const job = await send("/api/teach", form, { headers: { "Idempotency-Key": key }, waiting, sent: shareSent });
+    uploads.set(job.id, sent);
     clearUpdate();
     setText(status, "");
-    follow(job).querySelector("h3").focus();
+    const article = follow(job);
+    if (!near) article.querySelector("h3").focus();
   } catch (error) {
     setText(status, "");
-    setText(problem, error.status === 0 ? `${error.message} Your images are still here: press Teach again when the server is back. They will be learned only once.` : error.message);
+    setProblem(error.status === 0 ? `${error.message} Your images are still here: press Teach again when the server is back. They will be learned only once.` : error.message);
   } finally {
-    start.disabled = false;
+    setBusy(false);
     sending.hidden = true;
+  }
+}
+
+const setProblem = (text) => [problem, ...document.querySelectorAll(".pending .problem")].forEach((each) => setText(each, text));
+const setBusy = (busy) => [start, ...document.querySelectorAll(".pending button")].forEach((button) => (button.disabled = busy));
+
+// What happens to an update, beside the camera and the answers.
+function setState(text) {
+  for (const place of document.querySelectorAll(".pending")) {
+    setText(place.querySelector(".status"), text);
+    place.hidden = !text && place.querySelector(".row").hidden;
   }
 }
 
@@ -204,7 +290,7 @@ function follow(job) {
 
 async function watch(article, id) {
   for (;;) {
-    await pause(document.hidden ? 4 : 0.7);
+    await pause(document.hidden ? 4 : 0.3);
     let job;
     try {
       job = await get(`/api/jobs/${encodeURIComponent(id)}`);
@@ -232,6 +318,7 @@ function show(article, job) {
   if (!finished && of) Object.assign(part("progress"), { max: of, value: Math.min(done, of) });
   else part("progress").removeAttribute("value");
   setText(part(".phase"), finished ? outcome(job) : job.state === "queued" ? QUEUED[phase] ?? QUEUED.queued : `${PHASES[phase] ?? phase} …`);
+  if (uploads.has(job.id)) setState(finished ? `${STATES[job.state]}: ${outcome(job)}` : `${STATES[job.state]} …`);
   setText(part(".left"), finished ? "" : [of ? `${done.toLocaleString("en")} of ${of.toLocaleString("en")}` : "", left === null ? "" : `about ${minutes(left)} left`].filter(Boolean).join(", "));
   part(".phase").classList.toggle("problem", job.state === "failed");
   if (job.state !== "done" || part(".outcome")) return;

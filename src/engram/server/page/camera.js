@@ -1,0 +1,175 @@
+// The live camera: its images are classified one after another, and become images of a class while a button is held.
+
+import { send } from "./api.js";
+import { stillImage, thumbnail } from "./images.js";
+import { addTo, pendingImages } from "./teach.js";
+import { bar, counted, find, make, named, percent, setText } from "./elements.js";
+
+const SHORT_SIDE = 256; // pixels of a frame: more than the network takes, little to send
+const HOLD_SECONDS = 0.15; // between two images while the button is held
+const WEIGHT = 0.35; // of the newest answer in the smoothed probabilities
+const SHOWN = 5; // classes
+const NEWEST = 8; // thumbnails
+const BUTTONS = 12; // classes with a button of their own
+const IDLE_SECONDS = 0.5; // between looks whether there is something to classify
+
+const [video, status, bars] = [find("live-video"), find("live-status"), find("live-bars")];
+let stream = null;
+let model = { names: [], sees: false, calibrated: false };
+let smoothed = new Map(); // class → probability
+let times = []; // of the newest answers
+let recording = null; // the class whose images are taken
+let taken = 0;
+
+export function setUpCamera() {
+  find("live-start").addEventListener("click", start);
+  find("live-stop").addEventListener("click", () => stop());
+  holdable(find("hold"), () => find("live-class").value.trim());
+  find("live-class").addEventListener("keydown", (event) => event.key === "Enter" && find("hold").focus());
+  document.addEventListener("visibilitychange", () => document.hidden && (recording = null));
+  pendingImages.listeners.push(showButtons);
+}
+
+// The classes of the model in use; answers of another version are not mixed with its own.
+export function cameraModel(names, sees, calibrated) {
+  model = { names, sees, calibrated };
+  smoothed = new Map();
+  if (!sees) bars.replaceChildren();
+  showButtons();
+}
+
+async function start() {
+  if (!navigator.mediaDevices?.getUserMedia) {
+    return setText(status, "This browser gives no camera to this page (it needs https or localhost). Use files instead.");
+  }
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+  } catch {
+    return setText(status, "There is no camera, or this page may not use it. Use files instead.");
+  }
+  video.srcObject = stream;
+  for (const track of stream.getTracks()) track.addEventListener("ended", () => stop("The camera was disconnected."));
+  show(true);
+  find("live-class").focus();
+  run(stream);
+}
+
+function stop(why = "The camera is off.") {
+  for (const track of stream?.getTracks() ?? []) track.stop();
+  stream = recording = null;
+  video.srcObject = null;
+  smoothed = new Map();
+  show(false);
+  setText(status, why);
+  find("live-start").focus();
+}
+
+function show(on) {
+  video.hidden = !on;
+  find("record").hidden = !on;
+  find("live-off").hidden = on;
+  bars.replaceChildren();
+  setText(find("live-rate"), "");
+  setText(status, "");
+}
+
+// Classify one frame after another; one request is in flight at a time.
+async function run(own) {
+  while (stream === own) {
+    const frame = model.sees && !document.hidden && video.videoWidth ? await stillImage(video, "camera.jpg", SHORT_SIDE) : null;
+    if (!frame) {
+      setText(status, model.sees || !video.videoWidth ? "" : "Name a class and hold the button to take images of it.");
+      await new Promise((resolve) => setTimeout(resolve, 1000 * IDLE_SECONDS));
+      continue;
+    }
+    const form = new FormData();
+    form.append("files", frame, frame.name);
+    const asked = model;
+    try {
+      const { predictions: [found] } = await send("/api/classify?top=20", form);
+      if (stream === own && asked === model && found.top) showAnswer(found.top);
+      setText(status, "");
+    } catch (error) {
+      setText(status, error.message);
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+  }
+}
+
+function showAnswer(top) {
+  const found = new Map(top.map((each) => [each.class, each.probability]));
+  const first = !smoothed.size;
+  for (const name of new Set([...smoothed.keys(), ...found.keys()])) {
+    const [old, now] = [smoothed.get(name) ?? 0, found.get(name) ?? 0];
+    smoothed.set(name, first ? now : old + WEIGHT * (now - old));
+  }
+  const best = [...smoothed].toSorted((one, other) => other[1] - one[1]).slice(0, SHOWN);
+  bars.replaceChildren(...best.map(([name, probability]) =>
+    make("li", {}, named(name), ...(model.calibrated ? [make("span", { className: "number", textContent: percent(probability) }), bar(probability)] : [])),
+  ));
+  times = [...times, performance.now()].slice(-11);
+  if (times.length > 2) setText(find("live-rate"), `${((1000 * (times.length - 1)) / (times.at(-1) - times[0])).toFixed(1)} answers per second, smoothed`);
+}
+
+// While the button is held (pointer, space bar or Enter), images are taken. A click by a screen reader takes one.
+function holdable(button, className) {
+  const begin = (event) => {
+    event.preventDefault();
+    if (recording === null) record(button, className());
+  };
+  const end = () => (recording = null);
+  button.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
+    button.focus();
+    button.setPointerCapture(event.pointerId);
+    begin(event);
+  });
+  for (const kind of ["pointerup", "pointercancel", "lostpointercapture", "blur"]) button.addEventListener(kind, end);
+  button.addEventListener("contextmenu", (event) => event.preventDefault()); // a long touch
+  button.addEventListener("keydown", (event) => [" ", "Enter"].includes(event.key) && (event.repeat ? event.preventDefault() : begin(event)));
+  button.addEventListener("keyup", (event) => [" ", "Enter"].includes(event.key) && end());
+  button.addEventListener("click", (event) => event.detail === 0 && event.isTrusted && recording === null && record(button, className()).then(end, end));
+}
+
+async function record(button, name) {
+  if (!name) {
+    setText(find("held"), "Type the name of the class first.");
+    return find("live-class").focus();
+  }
+  const own = (recording = { name });
+  button.classList.add("on");
+  do {
+    taken += 1;
+    const file = await stillImage(video, `camera ${taken}.jpg`, SHORT_SIDE);
+    if (!file) break;
+    const count = addTo(name, [file]);
+    setText(find("held"), `${name}: ${counted(count, "image")}`);
+    find("held-strip").prepend(make("li", {}, thumbnail(file)));
+    while (find("held-strip").children.length > NEWEST) find("held-strip").lastChild.remove();
+    await new Promise((resolve) => setTimeout(resolve, 1000 * HOLD_SECONDS));
+  } while (recording === own);
+  button.classList.remove("on");
+}
+
+// One button for each class, known or new in the next update, as long as they are few.
+function showButtons() {
+  const pending = pendingImages.counts();
+  if (![...pending.values()].some(Boolean)) find("held-strip").replaceChildren();
+  const names = [...new Set([...model.names, ...pending.keys()])].toSorted((one, other) => one.localeCompare(other));
+  const list = find("hold-classes");
+  const wanted = names.length > BUTTONS ? [] : names;
+  const shown = [...list.children].map((item) => item.dataset.name);
+  if (JSON.stringify(shown) !== JSON.stringify(wanted) && recording === null) {
+    list.replaceChildren(...wanted.map((name) => {
+      const button = make("button", { type: "button", className: "quiet hold", "aria-label": `Hold to add images of ${name}` }, named(name), make("span", { className: "count" }));
+      holdable(button, () => name);
+      const item = make("li", {}, button);
+      item.dataset.name = name;
+      return item;
+    }));
+  }
+  for (const item of list.children) {
+    const count = pending.get(item.dataset.name) ?? 0;
+    setText(item.querySelector(".count"), count ? ` +${count}` : "");
+  }
+}
