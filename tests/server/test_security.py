@@ -141,7 +141,8 @@ def test_a_change_by_a_session_needs_its_origin(serve: Serve) -> None:
 
 
 def test_a_server_without_a_token_needs_no_session(client: TestClient) -> None:
-    assert client.get("/api/session").json() == {"authenticated": True, "token_required": False, "model": "secret-place"}
+    session = client.get("/api/session").json()
+    assert session == {"authenticated": True, "token_required": False, "model": "secret-place"}
 
 
 def test_wrong_tokens_block_an_address(serve: Serve) -> None:
