@@ -198,6 +198,8 @@ def test_tensors_that_contradict_each_other_are_found(
         ({"method": "pickle\x1b[31m"}, r"There is no method 'pickle\x1b[31m'."),
         ({"method": "finetune"}, "cannot be restored. The method 'finetune' has no setting"),
         ({"settings": {"network": "resnet18"}}, "The saved state is not of a learner"),
+        ({"details": {"seen": [1, 2, 3], "held_out_counts": {"correct": [1], "total": [2]}}}, "3 classes"),
+        ({"details": {"seen": [1, 2, 3], "held_out_counts": {"correct": [2, 0, 0], "total": [1, 0, 0]}}}, "3 classes"),
         ({"settings": {"weights": "/etc/hostname"}}, "weights"),
         ({"settings": {"unlabelled": "/"}}, "unlabelled"),
         ({"settings": {"device": "meta"}}, "device"),

@@ -22,47 +22,10 @@ from engram.model.prediction import (
 )
 from engram.model.saving import load, load_generation, restore_model, save
 
-__all__ = [
-    "Calibration",
-    "ClassAccuracy",
-    "ClassProbability",
-    "EditResult",
-    "Evaluation",
-    "ForgetPreview",
-    "Generation",
-    "LearnOptions",
-    "Metadata",
-    "Model",
-    "ModelFolder",
-    "ModelSummary",
-    "Prediction",
-    "UpdatePlan",
-    "UpdateRejected",
-    "UpdateResult",
-    "evaluate",
-    "expected_seconds",
-    "export",
-    "find_images",
-    "forget",
-    "inconsistencies",
-    "inspect",
-    "learn",
-    "learn_images",
-    "load",
-    "load_generation",
-    "merge",
-    "plan_update",
-    "plan_update_of_samples",
-    "predict",
-    "preview_forget",
-    "rename",
-    "restore_model",
-    "rollback",
-    "save",
-    "settings_of",
-    "top_classes",
-    "train_update",
-    "verify",
-    "with_metadata",
-    "with_settings",
-]
+__all__ = ["Calibration", "ClassAccuracy", "ClassProbability", "EditResult", "Evaluation", "ForgetPreview"]
+__all__ += ["Generation", "LearnOptions", "Metadata", "Model", "ModelFolder", "ModelSummary", "Prediction"]
+__all__ += ["UpdatePlan", "UpdateRejected", "UpdateResult"]
+__all__ += ["evaluate", "expected_seconds", "export", "find_images", "forget", "inconsistencies", "inspect", "learn"]
+__all__ += ["learn_images", "load", "load_generation", "merge", "plan_update", "plan_update_of_samples", "predict"]
+__all__ += ["preview_forget", "rename", "restore_model", "rollback", "save", "settings_of", "top_classes"]
+__all__ += ["train_update", "verify", "with_metadata", "with_settings"]

@@ -90,8 +90,10 @@ def contradictions(model: Model) -> Iterator[str]:
         yield "Two of its classes have one label."
     if not all(0 <= task < learner.tasks_ for task in learner.task_of_class_):
         yield f"It does not say for each of its {classes} classes which of {learner.tasks_} tasks brought it."
-    if learner.trained.classes != classes:
-        yield f"Its head has {learner.trained.classes} rows for {classes} classes."
+    counts = model.metadata.held_out_counts
+    wrong = len(counts.correct) != len(counts.total) or len(counts.total) not in (0, classes)
+    if wrong or not all(0 <= correct <= total for correct, total in zip(counts.correct, counts.total, strict=True)):
+        yield f"It does not count correct predictions of {classes} classes."
     if learner.classifier_ is not None and learner.classifier_.classes_.tolist() != list(range(classes)):
         yield f"Its classifier does not have a row for each of its {classes} classes."
     yield from _wrong_rows("features", memory.features, classes, (learner.trained.dimension,))

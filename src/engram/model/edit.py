@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from engram.data.labelled import name_key
 from engram.errors import UsageError, unknown
 from engram.methods import editing
 from engram.model.folder import ModelFolder
 from engram.model.held_out import HeldOutScores, assess
+from engram.model.manifest import Manifest
 from engram.model.model import Model
 from engram.model.reading import FolderReader
 from engram.model.saving import load, save
@@ -37,12 +38,16 @@ class EditResult:
     action: str
     generation: int  # in use now
     classes: tuple[str, ...]  # known now
-    details: Mapping[str, Any] = field(default_factory=dict)  # what was done
+    details: Mapping[str, Any]  # what was done
+
+    @classmethod
+    def of(cls, action: str, manifest: Manifest, details: Mapping[str, Any]) -> Self:
+        """The result of an edit that led to the generation of this manifest."""
+        return cls(action=action, generation=manifest.generation, classes=manifest.classes, details=details)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        named = {"action": self.action, "generation": self.generation, "classes": list(self.classes)}
-        return {**named, **self.details}
+        return {"action": self.action, "generation": self.generation, "classes": list(self.classes), **self.details}
 
 
 def preview_forget(folder: ModelFolder, names: Sequence[str]) -> ForgetPreview:
@@ -68,15 +73,9 @@ def forget(folder: ModelFolder, names: Sequence[str]) -> EditResult:
         # Without names: this stays in the history.
         record = {"classes": len(gone.names), "features": gone.features, "images": gone.images}
         manifest = save(writer, model, action="forget", record=record, alone=True)
-    details = {
-        "forgotten": list(gone.names),
-        "not_in_use": list(gone.not_in_use),
-        "features": gone.features,
-        "images": gone.images,
-        "bytes": gone.bytes,
-        "removed_generations": list(gone.generations),
-    }
-    return EditResult(action="forget", generation=manifest.generation, classes=manifest.classes, details=details)
+    details = {"forgotten": list(gone.names), "not_in_use": list(gone.not_in_use), "bytes": gone.bytes}
+    stored = {"features": gone.features, "images": gone.images, "removed_generations": list(gone.generations)}
+    return EditResult.of("forget", manifest, {**details, **stored})
 
 
 def rename(folder: ModelFolder, old: str, new: str) -> EditResult:
@@ -91,7 +90,7 @@ def rename(folder: ModelFolder, old: str, new: str) -> EditResult:
         names = tuple(new if name == old else name for name in model.names)
         details = {"from": old, "to": new}
         manifest = save(writer, replace(model, names=names), action="rename", record=details)
-    return EditResult(action="rename", generation=manifest.generation, classes=manifest.classes, details=details)
+    return EditResult.of("rename", manifest, details)
 
 
 def merge(folder: ModelFolder, name: str, into: str) -> EditResult:
@@ -107,7 +106,7 @@ def merge(folder: ModelFolder, name: str, into: str) -> EditResult:
         features, images = _stored(edited, [into])
         details = {"class": name, "into": into, "features": features, "images": images}
         manifest = save(writer, edited, action="merge", record=details)
-    return EditResult(action="merge", generation=manifest.generation, classes=manifest.classes, details=details)
+    return EditResult.of("merge", manifest, details)
 
 
 def rollback(folder: ModelFolder, to: int | None = None) -> EditResult:
@@ -119,8 +118,7 @@ def rollback(folder: ModelFolder, to: int | None = None) -> EditResult:
     with folder.writing() as writer:
         before = writer.number_in_use()
         manifest = writer.use(_parent(writer) if to is None else to)
-    details = {"from": before, "created": manifest.created}
-    return EditResult(action="rollback", generation=manifest.generation, classes=manifest.classes, details=details)
+    return EditResult.of("rollback", manifest, {"from": before, "created": manifest.created})
 
 
 def _preview(folder: FolderReader, model: Model, names: Sequence[str]) -> ForgetPreview:

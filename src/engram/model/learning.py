@@ -111,11 +111,10 @@ def learn(
         images = read_images(files, plan.image_size, progress)
         read = _count(images)  # some may be unreadable
         plan = replace(plan, new={name: read[name] for name in plan.new}, more={name: read[name] for name in plan.more})
-        updated, result = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
         seen_bytes = sum(path.stat().st_size for path in images.paths if path.exists())
+        updated, result = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
         skipped = (*files.skipped, *images.unreadable)
-        seconds = time.monotonic() - start
-        return _publish(writer, updated, replace(result, seconds=seconds, seen_bytes=seen_bytes, skipped=skipped))
+        return _publish(writer, updated, replace(result, seen_bytes=seen_bytes, skipped=skipped), start)
 
 
 def learn_images(
@@ -135,13 +134,12 @@ def learn_images(
             raise UsageError(f"This model has learned samples of shape {model.learner.shape_}; that cannot be changed.")
         plan = plan_update_of_samples(model, _count(images), images.samples.shape, options)
         updated, result = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
-        seconds = time.monotonic() - start
-        skipped = images.unreadable
-        return _publish(writer, updated, replace(result, seconds=seconds, seen_bytes=seen_bytes, skipped=skipped))
+        return _publish(writer, updated, replace(result, seen_bytes=seen_bytes, skipped=images.unreadable), start)
 
 
-def _publish(writer: Writer, model: Model, result: UpdateResult) -> UpdateResult:
+def _publish(writer: Writer, model: Model, result: UpdateResult, start: float) -> UpdateResult:
     """Save the model as the next generation, with a record of the update in the history."""
+    result = replace(result, seconds=time.monotonic() - start)
     record = {
         "new": dict(result.new),
         "more": dict(result.more),
