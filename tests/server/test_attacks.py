@@ -287,16 +287,13 @@ def test_a_client_has_a_budget_of_cpu_time_for_decoding(serve: Serve) -> None:
     assert client.post("/api/classify", files=files(image_bytes(TULIP))).status_code == 429
     decoders = client.app.state.services.decoders  # type: ignore[attr-defined]
     assert not decoders.seconds_to_wait("192.0.2.1")
-    job = client.post("/api/teach", **update_form("grey")).json()["id"]  # it waits for the budget
-    time.sleep(0.5)
-    assert client.get(f"/api/jobs/{job}").json()["progress"] == {
-        "phase": "read",
-        "done": 0,
-        "of": 8,
-        "seconds_left": None,
-    }
-    client.delete(f"/api/jobs/{job}")
-    assert wait_for_job(client, job)["state"] == "cancelled"
+
+
+def test_an_update_has_a_budget_of_cpu_time_for_decoding(serve: Serve) -> None:
+    client = serve(update_decode_budget=0.5, decode_share=0.01)
+    sent = client.post("/api/teach", files=files(*[BOMB] * 20), data={"classes": ["grey"] * 20})
+    assert wait_for_job(client, sent.json()["id"])["state"] == "failed"
+    assert client.post("/api/classify", files=files(image_bytes(TULIP))).status_code == 200
 
 
 def test_decoding_stops_when_the_client_leaves(model: ModelFolder) -> None:

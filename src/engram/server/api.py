@@ -20,7 +20,7 @@ from engram.errors import DataError
 from engram.model import ModelFolder, ModelSummary, forget, inspect, merge, rename, rollback
 from engram.server.config import Config
 from engram.server.connections import Connections, address_of
-from engram.server.decoding import Decoders
+from engram.server.decoding import COSTLY_IMAGES, Decoders
 from engram.server.inference import Batcher, LoadedModel, ModelLoader
 from engram.server.jobs import Jobs, JobStatus, Upload
 from engram.server.limits import RequestLimits
@@ -161,7 +161,7 @@ async def _predict(
     try:
         async with decoders.turn(client):
             if wait := decoders.seconds_to_wait(client):
-                raise too_many("These images take too long to decode for their size. Send other ones, or wait.", wait)
+                raise too_many(COSTLY_IMAGES, wait)
             content, size = await file.read(), loaded.image_size
             loop = asyncio.get_running_loop()
             image = await loop.run_in_executor(decoders.threads, decoders.decode, content, size, client)
@@ -233,11 +233,11 @@ async def teach(
 ) -> JobStatus:
     """Update the model with images, each with the class at the same position. This starts a job."""
     async with _read_form(request, server.config) as form:
-        upload = await _read_upload(form, server.config, address_of(request.scope))
+        upload = await _read_upload(form, server.config)
     return await run_in_threadpool(server.jobs.add, upload, idempotency_key)
 
 
-async def _read_upload(form: FormData, config: Config, client: str) -> Upload:
+async def _read_upload(form: FormData, config: Config) -> Upload:
     files = _files(form, config)
     classes = [composed(name) for name in form.getlist("classes") if isinstance(name, str)]
     if not len(files) == len(classes) == len(form.getlist("classes")):
@@ -249,7 +249,7 @@ async def _read_upload(form: FormData, config: Config, client: str) -> Upload:
         check_class_names(dict.fromkeys(classes, "sent"))
     except DataError as error:
         raise Problem(422, str(error)) from None
-    upload = Upload(client)
+    upload = Upload()
     try:
         for file, class_name in zip(files, classes, strict=True):
             await run_in_threadpool(upload.add, _file_name(file), class_name, await file.read())

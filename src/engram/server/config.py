@@ -49,7 +49,8 @@ class Config:
     decode_seconds: int = 10  # CPU time for one image
     decode_bytes: int = 2 << 30  # memory for one image
     decode_budget: float = 10.0  # CPU seconds that a client's images may take beyond what their bytes explain
-    decode_share: float = 0.25  # of a CPU: how fast the budget recovers
+    update_decode_budget: float = 300.0  # the same for the images of an update
+    decode_share: float = 0.25  # of a CPU: how fast these budgets recover
 
     batch_size: int = 64  # images in one forward pass
     batch_seconds: float = 0.003  # to wait for more images

@@ -4,7 +4,7 @@ They send back plain bytes of a known length, so a crash costs one answer. Nothi
 has the rights of the server's user. Restrict that user as in `deploy/`.
 
 A few bytes can take seconds to decode. CPU time beyond what an ordinary image of the same bytes takes is charged to the
-client, who has to wait when it has used up its budget.
+client, or to the update, and refused when a budget is used up.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ FREE_SECONDS, FREE_SECONDS_PER_BYTE = 0.01, 0.5e-6  # of CPU time: more than pho
 MAX_CLIENTS = 10_000  # with a debt, to remember
 LONGEST_REASON = 1_000
 START_SECONDS = 60.0
+COSTLY_IMAGES = "These images take too long to decode for their size. Save them in another format."
 TOO_COSTLY = "It needs too much time or memory to decode. Make it smaller, or save it again."
 
 
@@ -59,11 +60,14 @@ class Decoders:
         """One client decodes in all processes but one at once, so that others do not wait for it."""
         return self._turns.setdefault(client, asyncio.Semaphore(max(1, self.config.decoders - 1)))
 
+    def debt(self, client: str) -> float:
+        """CPU seconds that this client has used beyond the free ones and that have not recovered."""
+        return max(0.0, self._paid.get(client, 0.0) - time.monotonic()) * self.config.decode_share
+
     def seconds_to_wait(self, client: str) -> float:
-        """Until this client has some of its budget again; 0 if it has."""
-        left = self._paid.get(client, 0.0) - time.monotonic()
-        budget = self.config.decode_budget / self.config.decode_share
-        return 0.0 if left < budget else left - budget / 2
+        """Until this client has half of its budget again; 0 if it has not used it up."""
+        debt, budget = self.debt(client), self.config.decode_budget
+        return 0.0 if debt < budget else (debt - budget / 2) / self.config.decode_share
 
     def _charge(self, client: str, seconds: float) -> None:
         if seconds <= 0:

@@ -28,7 +28,7 @@ from engram.model import LearnOptions, UpdateResult
 from engram.network import DEFAULT_PRETRAINED
 from engram.network.efficientnet import VARIANTS
 from engram.server.config import Config
-from engram.server.decoding import Decoders
+from engram.server.decoding import COSTLY_IMAGES, Decoders
 from engram.server.inference import ModelLoader
 from engram.server.problems import Problem, as_problem, too_many
 from engram.server.updating import WAITING, JobProgress, UpdateRequest, current_generation, run_update
@@ -49,8 +49,7 @@ KILLED_LATE = "The update was killed after it was saved as version {}. Check the
 class Upload:
     """Uploaded files with names and classes, in one temporary file that has no name on Linux."""
 
-    def __init__(self, client: str = "") -> None:
-        self.client = client
+    def __init__(self) -> None:
         self.names: list[str] = []
         self.classes: list[str] = []
         self.bytes = 0
@@ -293,12 +292,12 @@ class Jobs:
         progress = JobProgress("read", 0, len(upload.names))
         job.set(progress=progress)
         for index, name in enumerate(upload.names):
-            while not job.cancelled.is_set() and (wait := self.decoders.seconds_to_wait(upload.client)):
-                job.cancelled.wait(wait)
             if job.cancelled.is_set():
                 raise Cancelled
+            if self.decoders.debt(job.status.id) > self.config.update_decode_budget:
+                raise DataError(COSTLY_IMAGES)
             try:
-                images.append(self.decoders.decode(upload.content(index), image_size, upload.client))
+                images.append(self.decoders.decode(upload.content(index), image_size, job.status.id))
             except UnreadableImage as error:
                 skipped[index] = SkippedFile(Path(printable(name)), str(error))
             progress.advance()

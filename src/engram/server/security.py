@@ -75,7 +75,7 @@ class Authenticator:
         scope.setdefault("state", {})["authenticated"] = not self.token_required or self._authenticates(scope, headers)
 
     def _check_host_and_origin(self, method: str, headers: Headers) -> None:
-        """Starlette's TrustedHostMiddleware answers 400 in plain text and does not know IPv6 addresses."""
+        """Starlette's TrustedHostMiddleware answers 400 in plain text, not 421 as a problem document."""
         if len(headers.getlist("origin")) > 1:
             raise Problem(400, "The header Origin must not be repeated.")
         host, origin = headers.get("host", "").lower(), headers.get("origin")
