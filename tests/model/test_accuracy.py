@@ -10,7 +10,7 @@ from engram.model.held_out import Accuracy, interval
 
 
 @pytest.mark.parametrize("right, total", [(0, 1), (1, 1), (0, 20), (20, 20), (5, 6), (89, 240), (49_873, 50_000)])
-def test_the_interval_is_walds_with_two_more_right_and_two_more_wrong_answers(right: int, total: int) -> None:
+def test_interval_equals_wald_with_two_added_successes_and_failures(right: int, total: int) -> None:
     z = norm.ppf(0.975)
     n, k = total + z**2, right + z**2 / 2
     low, high = k / n - z * np.sqrt(k / n * (1 - k / n) / n), k / n + z * np.sqrt(k / n * (1 - k / n) / n)
@@ -21,7 +21,7 @@ def test_the_interval_is_walds_with_two_more_right_and_two_more_wrong_answers(ri
 
 
 @pytest.mark.parametrize("total", [20, 60, 180, 600])
-def test_the_interval_covers_the_truth_as_often_as_it_says(total: int) -> None:
+def test_interval_covers_the_true_accuracy_as_often_as_nominal(total: int) -> None:
     low, high = np.array([interval(right, total) for right in range(total + 1)]).T
     truths = np.linspace(0.5, 0.999, 200)
     coverage = [binom.pmf(np.arange(total + 1), total, p)[(low <= p) & (p <= high)].sum() for p in truths]
@@ -29,7 +29,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(total: int) -> None:
     assert min(coverage) >= 0.925
 
 
-def test_it_reads_as_text() -> None:
+def test_accuracy_formats_as_text() -> None:
     assert str(Accuracy(566, 600)) == "0.943 (0.922 to 0.959, 600 photos)"
     assert str(Accuracy(0, 1)).endswith("1 photo)")
     assert str(Accuracy(1_000, 2_000)).endswith("2,000 photos)")

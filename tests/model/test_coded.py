@@ -55,7 +55,7 @@ def taught(place: Path, options: LearnOptions) -> ModelFolder:
     return folder
 
 
-def test_it_tells_how_it_keeps_vectors_and_counts_every_byte(model: ModelFolder) -> None:
+def test_inspect_shows_the_codec_and_counts_every_byte(model: ModelFolder) -> None:
     found = inspect(model)
     assert (found.codec, found.settings["codec"]) == ("pq", "pq")
     assert found.bytes.features == found.bytes.memory == ProductQuantisation().nbytes(320, 64)
@@ -66,7 +66,7 @@ def test_it_tells_how_it_keeps_vectors_and_counts_every_byte(model: ModelFolder)
     )
 
 
-def test_it_is_whole_and_answers_as_one_that_keeps_float32(model: ModelFolder, tmp_path: Path) -> None:
+def test_quantised_model_is_intact_and_as_accurate_as_float32(model: ModelFolder, tmp_path: Path) -> None:
     assert verify(model).intact
     exact = taught(tmp_path, replace(WISHES, settings={**WISHES.settings, "codec": "float32"}))
     tested = draw(tmp_path / "test", (*NAMES, "aster"), 10)
@@ -75,7 +75,7 @@ def test_it_is_whole_and_answers_as_one_that_keeps_float32(model: ModelFolder, t
     assert right[0] > 0.5
 
 
-def test_it_is_edited(model: ModelFolder, tmp_path: Path) -> None:
+def test_quantised_model_can_be_edited(model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(model, tmp_path / "model")
     rename(folder, DAISY, "daisy")
     forget(folder, ["aster"])
@@ -101,7 +101,7 @@ def test_after_forgetting_codebook_and_rotation_are_those_of_the_remaining_vecto
     assert float((after.decode() * before.decode()[rows]).sum(1).mean()) > 0.98
 
 
-def test_its_vectors_are_exported_decoded(model: ModelFolder, tmp_path: Path) -> None:
+def test_quantised_features_are_exported_decoded(model: ModelFolder, tmp_path: Path) -> None:
     export(load(model), tmp_path / "kept.npz")
     kept = np.load(tmp_path / "kept.npz")
     assert kept["features"].dtype == np.float32
@@ -109,12 +109,12 @@ def test_its_vectors_are_exported_decoded(model: ModelFolder, tmp_path: Path) ->
     assert np.allclose(np.linalg.norm(kept["features"], axis=1), 1, atol=1e-5)
 
 
-def test_what_will_be_kept_is_foretold_to_the_byte(model: ModelFolder) -> None:
+def test_plan_predicts_the_stored_bytes_exactly(model: ModelFolder) -> None:
     plan = plan_update_of_samples(load(model), {"rose": 30}, (SIDE, SIDE, 3), LearnOptions())
     assert plan.memory_bytes == ProductQuantisation().nbytes(350, 64)
 
 
-def test_a_budget_is_for_all_that_is_kept(model: ModelFolder) -> None:
+def test_budget_includes_the_codebook(model: ModelFolder) -> None:
     budget = ProductQuantisation().nbytes(5 * 60, 64)
     plan = plan_update_of_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), LearnOptions(budget=budget))
     assert (plan.learner.settings()["features_per_class"], plan.memory_bytes) == (60, budget)
@@ -124,7 +124,7 @@ def test_a_budget_is_for_all_that_is_kept(model: ModelFolder) -> None:
         plan_update_of_samples(load(model), {"rose": 80}, (SIDE, SIDE, 3), LearnOptions(budget=500))
 
 
-def test_another_codec_holds_from_the_next_lesson_on(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_a_changed_codec_takes_effect_at_the_next_update(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     before = load(folder).learner.memory.features.rows
     rose = draw(tmp_path / "rose", ("rose",), 8)
@@ -135,7 +135,9 @@ def test_another_codec_holds_from_the_next_lesson_on(small_model: ModelFolder, t
     assert float((before * after).sum(1).min()) > 0.9999
 
 
-def test_without_faiss_it_is_used_but_not_taught(model: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_faiss_a_quantised_model_predicts_but_does_not_learn(
+    model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     loaded = load(model)
     assert loaded.probabilities(torch.zeros(1, SIDE, SIDE, 3, dtype=torch.uint8)).shape == (1, 4)
@@ -143,7 +145,7 @@ def test_without_faiss_it_is_used_but_not_taught(model: ModelFolder, monkeypatch
         plan_update_of_samples(loaded, {"rose": 30}, (SIDE, SIDE, 3), replace(WISHES, settings={}))
 
 
-def test_an_estimator_takes_a_codec_as_any_setting(tmp_path: Path) -> None:
+def test_estimator_accepts_a_codec_as_a_setting(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     labels = np.arange(60) % 3
     inputs = draws.normal(size=(60, 5)) + 6 * np.eye(3, 5)[labels]

@@ -117,7 +117,9 @@ def found(path: Path, sought: dict[str, list[bytes]]) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("kind", ["small_model", "hybrid_model"])
-def test_nothing_of_a_forgotten_class_is_in_any_file(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_no_file_contains_a_trace_of_a_forgotten_class(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     folder = copied(request.getfixturevalue(kind), tmp_path / "model")
     sought = {number: traces(load(folder, generation=number), DAISY) for number in (1, 2)}
     for number, each in sought.items():  # the same search finds everything before
@@ -148,7 +150,7 @@ def test_nothing_of_a_forgotten_class_is_in_any_file(kind: str, request: pytest.
     assert verify(folder).problems == ()
 
 
-def test_the_others_answer_as_before_and_all_that_is_counted_follows(
+def test_forgetting_leaves_the_other_classes_and_updates_all_counts(
     calibrated_model: ModelFolder, tmp_path: Path
 ) -> None:
     model = copied(calibrated_model, tmp_path / "model")
@@ -167,7 +169,7 @@ def test_the_others_answer_as_before_and_all_that_is_counted_follows(
     assert after.learner.memory.features.counts.tolist() == [24, 24]
 
 
-def test_with_too_few_held_out_pictures_left_the_temperature_stays(
+def test_forgetting_keeps_the_temperature_if_too_few_held_out_images_remain(
     calibrated_model: ModelFolder, tmp_path: Path
 ) -> None:
     model = copied(calibrated_model, tmp_path / "model")
@@ -179,7 +181,7 @@ def test_with_too_few_held_out_pictures_left_the_temperature_stays(
     assert after.held_out_counts.accuracy() is None
 
 
-def test_it_says_beforehand_what_goes_and_changes_nothing(hybrid_model: ModelFolder) -> None:
+def test_preview_lists_what_forget_removes_and_changes_nothing(hybrid_model: ModelFolder) -> None:
     before = tree(hybrid_model.path)
     gone = preview_forget(hybrid_model, [DAISY, FORMULA, DAISY])
     assert (gone.names, gone.features, gone.images, gone.generations) == ((DAISY, FORMULA), 12, 6, (1, 2))
@@ -187,7 +189,7 @@ def test_it_says_beforehand_what_goes_and_changes_nothing(hybrid_model: ModelFol
     assert tree(hybrid_model.path) == before
 
 
-def test_all_but_one_can_be_forgotten_and_the_last_cannot(small_model: ModelFolder, model: ModelFolder) -> None:
+def test_all_classes_but_one_can_be_forgotten(small_model: ModelFolder, model: ModelFolder) -> None:
     forget(model, [TULIP, FORMULA])
     images, _ = pictures(small_model)
     assert set(answers(load(model), images[:3])) == {DAISY}
@@ -199,9 +201,7 @@ def test_all_but_one_can_be_forgotten_and_the_last_cannot(small_model: ModelFold
 
 
 @pytest.mark.parametrize("others", [(), (TULIP,)])
-def test_a_class_of_a_generation_that_is_not_in_use_is_forgotten_too(
-    others: tuple[str, ...], model: ModelFolder
-) -> None:
+def test_forget_removes_a_class_that_only_unused_generations_know(others: tuple[str, ...], model: ModelFolder) -> None:
     sought = traces(load(model), FORMULA)
     rollback(model)
     before = load(model)
@@ -219,7 +219,7 @@ def test_a_class_of_a_generation_that_is_not_in_use_is_forgotten_too(
             assert torch.equal(after.learner.state()[name], tensor), name
 
 
-def test_a_class_that_no_generation_knows_cannot_be_forgotten_even_where_one_is_damaged(model: ModelFolder) -> None:
+def test_unknown_class_cannot_be_forgotten_even_if_a_generation_is_damaged(model: ModelFolder) -> None:
     rollback(model)
     (model.path / "generations" / "000002" / "manifest.json").write_text("{}")
     with pytest.raises(UsageError, match="There is no class"):
@@ -228,7 +228,7 @@ def test_a_class_that_no_generation_knows_cannot_be_forgotten_even_where_one_is_
     assert load(model).names == (TULIP,) and model.generations() == [3]
 
 
-def test_after_forgetting_it_learns_on_even_the_same_class(model: ModelFolder, tmp_path: Path) -> None:
+def test_a_forgotten_class_can_be_learned_again(model: ModelFolder, tmp_path: Path) -> None:
     forget(model, [DAISY])
     learned = learn(model, draw(tmp_path / "again", (DAISY,), 6), LearnOptions(epochs=1))
     assert load(model).names == (TULIP, FORMULA, DAISY) and learned.generation == 4
@@ -246,7 +246,7 @@ def test_after_forgetting_it_learns_on_even_the_same_class(model: ModelFolder, t
         ([], "Name a class to forget"),
     ],
 )
-def test_a_class_that_is_not_there_is_told_with_the_nearest(
+def test_unknown_class_is_refused_with_the_nearest_name(
     names: list[str], message: str, small_model: ModelFolder
 ) -> None:
     before = tree(small_model.path)
@@ -257,12 +257,12 @@ def test_a_class_that_is_not_there_is_told_with_the_nearest(
     assert tree(small_model.path) == before
 
 
-def test_a_name_may_be_typed_with_its_accents_apart(model: ModelFolder) -> None:
+def test_class_is_found_by_a_decomposed_name(model: ModelFolder) -> None:
     assert forget(model, ["ga\u0308nseblu\u0308mchen"]).details["forgotten"] == [DAISY]
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_where_no_model_is_none_is_made(edit: str, tmp_path: Path) -> None:
+def test_edits_create_no_model(edit: str, tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "absent" / "model")
     with pytest.raises(DataError, match="There is no model in"):
         EDITS[edit](folder)
@@ -304,9 +304,7 @@ for step in range(1, 100):
 """
 
 
-def test_after_a_kill_before_any_step_no_read_finds_the_class_or_all_do_and_the_next_writer_removes_it(
-    small_model: ModelFolder, tmp_path: Path
-) -> None:
+def test_forget_killed_at_any_step_is_undone_or_final_for_every_read(small_model: ModelFolder, tmp_path: Path) -> None:
     sought = traces(load(small_model), DAISY)
     command = [sys.executable, "-c", KILLED, str(small_model.path), str(tmp_path), DAISY]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -331,7 +329,7 @@ def test_after_a_kill_before_any_step_no_read_finds_the_class_or_all_do_and_the_
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["removed", "emptied"])
-def test_killed_before_the_removal_and_with_a_damaged_pointer_it_is_still_forgotten(
+def test_forget_killed_before_removal_holds_with_a_damaged_pointer(
     damage: Callable[[Path], object], model: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sought = traces(load(model), DAISY)
@@ -351,9 +349,7 @@ def test_killed_before_the_removal_and_with_a_damaged_pointer_it_is_still_forgot
     assert verify(model).problems == ()
 
 
-def test_a_removal_that_the_disk_refuses_is_said_with_how_to_finish_it(
-    model: ModelFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_removal_names_the_command_that_finishes_it(model: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     sought = traces(load(model), DAISY)
 
     def refuse(path: Path) -> None:
@@ -380,7 +376,7 @@ def test_a_removal_that_the_disk_refuses_is_said_with_how_to_finish_it(
         if (edit, step) != ("rollback", "rename")  # it renames nothing
     ],
 )
-def test_an_edit_that_the_disk_refuses_leaves_the_model_as_it_was(
+def test_failed_edit_leaves_the_model_unchanged(
     edit: str, step: str, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tree(model.path)
@@ -406,7 +402,7 @@ def test_an_edit_that_the_disk_refuses_leaves_the_model_as_it_was(
 # Names
 
 
-def test_a_class_gets_another_name_and_is_the_same_otherwise(small_model: ModelFolder, model: ModelFolder) -> None:
+def test_rename_changes_only_the_name(small_model: ModelFolder, model: ModelFolder) -> None:
     done = rename(model, DAISY, "  daisy ")
     assert (done.generation, done.classes, done.details) == (
         3,
@@ -439,14 +435,14 @@ def test_a_class_gets_another_name_and_is_the_same_otherwise(small_model: ModelF
         "'; rm -rf ~",
     ],
 )
-def test_any_text_on_a_line_can_be_a_name(name: str, model: ModelFolder) -> None:
+def test_any_single_line_of_text_can_be_a_name(name: str, model: ModelFolder) -> None:
     rename(model, DAISY, name)
     assert load(model).names[1] == name
     rename(model, name, DAISY)
     assert load(model).names[1] == DAISY
 
 
-def test_a_name_is_kept_with_its_accents_composed(model: ModelFolder) -> None:
+def test_names_are_stored_composed(model: ModelFolder) -> None:
     rename(model, TULIP, "e\u0301toile")
     assert load(model).names[0] == "\xe9toile"
 
@@ -468,9 +464,7 @@ def test_a_name_is_kept_with_its_accents_composed(model: ModelFolder) -> None:
         (f" {FORMULA} ", "There is a class '=1\\+1'"),
     ],
 )
-def test_a_name_that_is_none_or_that_of_another_class_is_refused(
-    new: str, message: str, small_model: ModelFolder
-) -> None:
+def test_invalid_or_duplicate_name_is_refused(new: str, message: str, small_model: ModelFolder) -> None:
     before = tree(small_model.path)
     with pytest.raises(UsageError, match=message):
         rename(small_model, DAISY, new)
@@ -480,7 +474,7 @@ def test_a_name_that_is_none_or_that_of_another_class_is_refused(
 # Joining
 
 
-def test_two_classes_become_one_which_answers_for_both(small_model: ModelFolder, model: ModelFolder) -> None:
+def test_merged_class_predicts_for_both(small_model: ModelFolder, model: ModelFolder) -> None:
     done = merge(model, DAISY, FORMULA)
     details = {"class": DAISY, "into": FORMULA, "features": 6, "images": 0}
     assert (done.generation, done.classes, done.details) == (3, (TULIP, FORMULA), details)
@@ -496,14 +490,14 @@ def test_two_classes_become_one_which_answers_for_both(small_model: ModelFolder,
     assert answers(load(model), images) == answers(before, images)
 
 
-def test_the_images_of_joined_classes_are_joined_too(hybrid_model: ModelFolder, tmp_path: Path) -> None:
+def test_merge_combines_exemplars(hybrid_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(hybrid_model, tmp_path / "model")
     assert merge(folder, TULIP, DAISY).details["images"] == 3
     assert load(folder).names == (DAISY, FORMULA)
     assert verify(folder).problems == ()
 
 
-def test_a_class_is_not_joined_into_itself_or_into_none(small_model: ModelFolder) -> None:
+def test_merge_into_itself_or_an_unknown_class_is_refused(small_model: ModelFolder) -> None:
     before = tree(small_model.path)
     with pytest.raises(UsageError, match="joined into itself"):
         merge(small_model, DAISY, DAISY)
@@ -515,7 +509,7 @@ def test_a_class_is_not_joined_into_itself_or_into_none(small_model: ModelFolder
 # Going back
 
 
-def test_going_back_is_to_where_the_present_came_from_and_makes_no_generation(model: ModelFolder) -> None:
+def test_rollback_returns_to_the_parent_and_makes_no_generation(model: ModelFolder) -> None:
     rename(model, DAISY, "daisy")
     rollback(model, 1)
     rename(model, TULIP, "tulip")  # generation 4, made from 1
@@ -528,7 +522,7 @@ def test_going_back_is_to_where_the_present_came_from_and_makes_no_generation(mo
     assert rollback(model, 4).classes == ("tulip", DAISY)
 
 
-def test_where_one_cannot_go_back_to_is_told_with_where_one_can(model: ModelFolder) -> None:
+def test_impossible_rollback_lists_the_possible_ones(model: ModelFolder) -> None:
     before = tree(model.path)
     for number in (0, -1, 3):
         with pytest.raises(UsageError, match=rf"There is no generation {number} in .*\. There are: 1, 2\."):
@@ -541,7 +535,7 @@ def test_where_one_cannot_go_back_to_is_told_with_where_one_can(model: ModelFold
         rollback(model)
 
 
-def test_going_back_mends_a_pointer_and_leads_away_from_damage(model: ModelFolder) -> None:
+def test_rollback_repairs_the_pointer_and_avoids_damaged_generations(model: ModelFolder) -> None:
     (model.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
     assert rollback(model).generation == 1
     (model.path / "current.json").unlink()

@@ -85,7 +85,7 @@ def painted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, dict[
     return evaluate(ByColour(), folder), colours  # type: ignore[arg-type]
 
 
-def test_the_matrix_is_that_of_scikit_learn(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+def test_confusion_matrix_matches_scikit_learn(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, colours = painted
     true, said, _ = answers(colours)
     assert evaluation.names == CLASSES
@@ -93,7 +93,7 @@ def test_the_matrix_is_that_of_scikit_learn(painted: tuple[Evaluation, dict[str,
     assert evaluation.images == 100 and 0 < evaluation.accuracy < 1
 
 
-def test_the_shares_are_those_of_scikit_learn(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+def test_accuracies_match_scikit_learn(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, colours = painted
     true, said, _ = answers(colours)
     report = classification_report(true, said, labels=CLASSES, output_dict=True, zero_division=np.nan)
@@ -107,7 +107,7 @@ def test_the_shares_are_those_of_scikit_learn(painted: tuple[Evaluation, dict[st
     )
 
 
-def test_calibration_errors_are_those_of_the_definition(
+def test_calibration_errors_match_the_definition(
     painted: tuple[Evaluation, dict[str, list[np.ndarray]]],
 ) -> None:
     evaluation, colours = painted
@@ -117,7 +117,7 @@ def test_calibration_errors_are_those_of_the_definition(
     assert evaluation.error_calibrated != pytest.approx(evaluation.error_uncalibrated, abs=0.01)
 
 
-def test_mistakes_are_all_told_most_frequent_first(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+def test_all_confusions_are_listed_most_frequent_first(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, colours = painted
     true, said, _ = answers(colours)
     pairs = [pair for pair in zip(true, said, strict=True) if pair[0] != pair[1]]
@@ -127,7 +127,7 @@ def test_mistakes_are_all_told_most_frequent_first(painted: tuple[Evaluation, di
     assert counts == sorted(counts, reverse=True)
 
 
-def test_plain_values_are_json_and_the_same(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+def test_evaluation_survives_json(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, _ = painted
     told = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
     assert told["confusion"] == evaluation.confusion.tolist() and told["images"] == 100
@@ -135,7 +135,7 @@ def test_plain_values_are_json_and_the_same(painted: tuple[Evaluation, dict[str,
     assert told["accuracy"] == evaluation.accuracy and told["skipped"] == []
 
 
-def test_classes_that_do_not_occur_have_no_share_and_do_not_count(tmp_path: Path) -> None:
+def test_absent_classes_have_no_accuracy_and_do_not_count(tmp_path: Path) -> None:
     colours = paint(tmp_path, {"cat": 12, "ant": 5})
     evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
     true, said, _ = answers(colours)
@@ -147,7 +147,7 @@ def test_classes_that_do_not_occur_have_no_share_and_do_not_count(tmp_path: Path
     assert [name for name, each in zip(CLASSES, evaluation.precision(), strict=True) if each is None] == never_said
 
 
-def test_more_than_is_answered_at_a_time_is_all_answered(tmp_path: Path) -> None:
+def test_more_images_than_a_batch_are_all_evaluated(tmp_path: Path) -> None:
     count = EVALUATION_BATCH + 3
     draws = np.random.default_rng(1)
     picture = Image.fromarray(draws.integers(0, 256, (2, 2, 3), dtype=np.uint8))
@@ -161,7 +161,7 @@ def test_more_than_is_answered_at_a_time_is_all_answered(tmp_path: Path) -> None
     assert sorted(evaluation.confusion.sum(1).tolist()) == [0, 0, 0, 1, count]
 
 
-def test_what_cannot_be_read_is_told_and_does_not_count(tmp_path: Path) -> None:
+def test_unreadable_images_are_listed_and_do_not_count(tmp_path: Path) -> None:
     paint(tmp_path, {"ant": 4, "bee": 2})
     (tmp_path / "ant" / "0001.png").write_bytes(b"")
     (tmp_path / "bee" / "notes.txt").touch()
@@ -175,7 +175,7 @@ def test_what_cannot_be_read_is_told_and_does_not_count(tmp_path: Path) -> None:
     }
 
 
-def test_classes_that_the_model_does_not_know_are_counted_and_change_no_other_number(tmp_path: Path) -> None:
+def test_unknown_classes_are_counted_and_change_no_other_number(tmp_path: Path) -> None:
     counts = {"cat": 12, "ant": 5, "bee": 9}
     paint(tmp_path / "known", counts)
     expected = evaluate(ByColour(), tmp_path / "known")  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def test_classes_that_the_model_does_not_know_are_counted_and_change_no_other_nu
     assert told == {key: value for key, value in expected.to_json().items() if key != "unknown"}
 
 
-def test_pictures_of_unknown_classes_are_not_read(tmp_path: Path) -> None:
+def test_images_of_unknown_classes_are_not_read(tmp_path: Path) -> None:
     paint(tmp_path, {"ant": 2, "yak": 1})
     (tmp_path / "yak" / "0000.png").write_bytes(b"")
     evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def test_a_folder_without_any_known_class_is_refused(tmp_path: Path) -> None:
         evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
 
 
-def test_the_interval_is_that_of_all_known_pictures(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
+def test_interval_is_over_all_images_of_known_classes(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, colours = painted
     true, said, _ = answers(colours)
     right = sum(one == other for one, other in zip(true, said, strict=True))
@@ -220,7 +220,7 @@ def test_the_interval_is_that_of_all_known_pictures(painted: tuple[Evaluation, d
     assert evaluation.to_json()["interval"] == list(evaluation.interval)
 
 
-def test_a_model_of_vectors_cannot_be_asked_about_pictures(tmp_path: Path) -> None:
+def test_a_model_of_vectors_cannot_evaluate_images(tmp_path: Path) -> None:
     model = ByColour()
     model.image_size = None  # type: ignore[assignment]
     with pytest.raises(UsageError, match="vectors"):

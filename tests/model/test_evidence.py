@@ -94,7 +94,7 @@ def taught(sizes: list[int], classifier: str = "auto") -> Learner:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*fewer than.*")
-def test_accuracy_is_that_of_classifiers_refitted_without_each_feature(
+def test_accuracy_matches_classifiers_refitted_without_each_feature(
     sizes: list[int], classifier: str, difference: int
 ) -> None:
     learner = taught(sizes, classifier)
@@ -122,7 +122,7 @@ def confused(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return ModelFolder(place / "model")
 
 
-def test_what_learn_prints_is_that_of_refitting_on_the_stored_features(confused: ModelFolder, tmp_path: Path) -> None:
+def test_accuracy_of_learn_matches_refitting_on_the_stored_features(confused: ModelFolder, tmp_path: Path) -> None:
     expected = skipped(load(confused).learner)
     facts = load(confused).metadata
     assert (facts.held_out_counts.correct, facts.held_out_counts.total) == (expected.correct, expected.total)
@@ -141,7 +141,7 @@ def test_what_learn_prints_is_that_of_refitting_on_the_stored_features(confused:
 
 @pytest.mark.parametrize("sizes", [[5], [1, 1, 1]])
 @pytest.mark.filterwarnings("ignore:.*fewer than.*")
-def test_nothing_can_be_said_of_one_class_alone_or_of_single_features(sizes: list[int]) -> None:
+def test_no_accuracy_for_a_single_class_or_single_features(sizes: list[int]) -> None:
     learner = taught(sizes)
     assert learner.memory.features.held_out is not None and bool(learner.memory.features.held_out.all())
     assert HeldOutScores.of(learner) is None
@@ -149,7 +149,7 @@ def test_nothing_can_be_said_of_one_class_alone_or_of_single_features(sizes: lis
     assert found.total == (0,) * len(sizes) and found.accuracy() is None
 
 
-def test_accuracy_of_some_classes_counts_those_alone() -> None:
+def test_accuracy_of_some_classes_counts_only_those() -> None:
     found = HeldOutCounts(correct=(3, 0, 5), total=(4, 0, 10))
     assert found.accuracy() == Accuracy(8, 14) and found.classes == 2
     assert found.accuracy([0]) == Accuracy(3, 4) and found.accuracy([1]) is None
@@ -215,7 +215,7 @@ def were_among(rows: Tensor, images: list[Tensor], learner: Learner) -> Tensor:
     return (rows @ F.normalize(extract(learner.trained, _samples(images))).T).amax(1) > 1 - 1e-6
 
 
-def test_kept_images_count_as_long_as_no_update_trains_on_them(tmp_path: Path) -> None:
+def test_exemplars_count_as_held_out_until_an_update_trains_on_them(tmp_path: Path) -> None:
     folder, weights = ModelFolder(tmp_path / "model"), tmp_path / "weights.safetensors"
     storage.save_tensors(weights, resnet32().state_dict())  # with weights, a network is left as it is
     options = LearnOptions(images_per_class=2, weights=weights, image_size=16, settings={"adapter_steps": 5})
@@ -234,7 +234,7 @@ def _samples(images: list[Tensor]) -> Samples:
 
 
 @pytest.mark.filterwarnings("ignore:.*fewer than.*")
-def test_marks_follow_the_features_that_a_memory_keeps() -> None:
+def test_held_out_marks_follow_the_stored_features() -> None:
     """By the definition of `MemorySources`: a position among the new samples, or −1 − i for row i of the old memory."""
     learner = taught([4, 4])
     before = torch.tensor([True, False, False, True, False, True, True, False])
@@ -257,9 +257,7 @@ EDITS: dict[str, Callable[[ModelFolder], object]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_marks_follow_their_features_through_edits_and_saving(
-    edit: str, calibrated_model: ModelFolder, tmp_path: Path
-) -> None:
+def test_held_out_marks_survive_edits_and_saving(edit: str, calibrated_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(calibrated_model, tmp_path / "model")
     before, marks = rows_of(load(folder))
     EDITS[edit](folder)
@@ -277,9 +275,7 @@ def test_marks_follow_their_features_through_edits_and_saving(
 
 
 @pytest.mark.parametrize("edit", ["forget", "merge"])
-def test_after_an_edit_the_classes_that_are_left_are_judged_again(
-    edit: str, confused: ModelFolder, tmp_path: Path
-) -> None:
+def test_remaining_classes_are_assessed_again_after_an_edit(edit: str, confused: ModelFolder, tmp_path: Path) -> None:
     folder = copied(confused, tmp_path / "model")
     if edit == "forget":
         forget(folder, ["blue"])
@@ -302,7 +298,7 @@ def test_a_later_update_that_trains_the_network_makes_accuracy_an_estimate(
     assert all(each.estimated for each in learned.class_accuracies)
 
 
-def test_of_a_model_without_marks_accuracy_is_not_known_until_images_arrive(
+def test_accuracy_is_unknown_without_held_out_marks_until_new_images_arrive(
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     """Models of version 0.1 have no marks, and their manifests no evidence."""
@@ -332,7 +328,7 @@ def test_of_a_model_without_marks_accuracy_is_not_known_until_images_arrive(
     assert [each.before for each in learned.class_accuracies] == [None] * 4
 
 
-def test_a_method_without_features_is_judged_on_the_images_of_the_update_alone(tmp_path: Path) -> None:
+def test_a_method_without_features_is_assessed_on_the_images_of_the_update(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(method="lwf", network="small", image_size=SIDE, epochs=2, hold_out=0.3)
     assert learn(folder, paint(tmp_path / "1", ("red", "green"), 10), options).held_out == 6
@@ -355,13 +351,11 @@ def test_a_method_without_features_is_judged_on_the_images_of_the_update_alone(t
         ((70, 100), (95, 100), False),
     ],
 )
-def test_a_fall_is_sharp_if_it_is_large_and_not_chance(
-    before: tuple[int, int], after: tuple[int, int], falls: bool
-) -> None:
+def test_a_fall_is_sharp_if_large_and_significant(before: tuple[int, int], after: tuple[int, int], falls: bool) -> None:
     assert falls_sharply(Accuracy(*before), Accuracy(*after)) is falls
 
 
-def test_what_is_not_known_does_not_fall() -> None:
+def test_unknown_accuracy_does_not_fall() -> None:
     assert not falls_sharply(None, Accuracy(0, 100)) and not falls_sharply(Accuracy(100, 100), None)
 
 
@@ -376,9 +370,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelFolder, Path
     return ModelFolder(place / "model"), place / "again"
 
 
-def test_an_update_after_which_old_classes_are_no_longer_recognised_is_refused(
-    colours: tuple[ModelFolder, Path], tmp_path: Path
-) -> None:
+def test_update_that_loses_old_classes_is_rejected(colours: tuple[ModelFolder, Path], tmp_path: Path) -> None:
     model, again = colours
     folder = copied(model, tmp_path / "model")
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
@@ -396,7 +388,7 @@ def test_an_update_after_which_old_classes_are_no_longer_recognised_is_refused(
     assert any("crimson" in warning and "red" in warning for warning in caught.value.warnings)
 
 
-def test_forced_the_same_update_is_published(colours: tuple[ModelFolder, Path], tmp_path: Path) -> None:
+def test_force_publishes_a_rejected_update(colours: tuple[ModelFolder, Path], tmp_path: Path) -> None:
     model, again = colours
     folder = copied(model, tmp_path / "model")
     learned = learn(folder, again, LearnOptions(force=True))
@@ -404,7 +396,7 @@ def test_forced_the_same_update_is_published(colours: tuple[ModelFolder, Path], 
     assert learned.accuracy is not None and learned.accuracy < 0.5
 
 
-def test_a_training_that_ruins_the_old_classes_is_refused(tmp_path: Path) -> None:
+def test_training_that_ruins_old_classes_is_rejected(tmp_path: Path) -> None:
     """An adapter of one hidden unit makes all stored features alike, so that no classifier can tell them apart."""
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(method="features", network="small", image_size=SIDE, epochs=10, hold_out=0.5)
@@ -424,7 +416,7 @@ def test_a_training_that_ruins_the_old_classes_is_refused(tmp_path: Path) -> Non
     assert folder.current().generation == 2 and learned.tuned and learned.estimated
 
 
-def test_a_model_of_which_nothing_was_known_cannot_fall(colours: tuple[ModelFolder, Path], tmp_path: Path) -> None:
+def test_a_model_of_unknown_accuracy_is_not_rejected(colours: tuple[ModelFolder, Path], tmp_path: Path) -> None:
     model, again = colours
     folder = copied(model, tmp_path / "model")
     with folder.writing() as writer:

@@ -90,7 +90,7 @@ def hybrid(images: Stream) -> Model:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_answers_in_onnx_as_it_does_here(method: str, vectors: Stream, tmp_path: Path) -> None:
+def test_onnx_matches_every_method(method: str, vectors: Stream, tmp_path: Path) -> None:
     learner = learned(method, vectors)
     if isinstance(learner.trained.head, CorrectedHead):  # so small a task leaves little to correct
         learner.trained.head.correct(1.5, -0.7, torch.tensor([False, True, False, True, True, False]))
@@ -103,7 +103,7 @@ def test_every_method_answers_in_onnx_as_it_does_here(method: str, vectors: Stre
 
 
 @pytest.mark.parametrize("classifier", CLASSIFIERS)
-def test_every_classifier_answers_in_onnx_as_it_does_here(classifier: str, images: Stream, tmp_path: Path) -> None:
+def test_onnx_matches_every_classifier(classifier: str, images: Stream, tmp_path: Path) -> None:
     model = named(learned("features", images, classifier=classifier), temperature=0.05)
     assert isinstance(model.learner.classifier_, CLASSIFIERS[classifier])
     export(model, tmp_path / "model.onnx")
@@ -111,7 +111,7 @@ def test_every_classifier_answers_in_onnx_as_it_does_here(classifier: str, image
 
 
 @pytest.mark.parametrize("network", ["resnet32", "resnet18"])
-def test_deep_networks_answer_in_onnx_as_they_do_here(network: str, images: Stream, tmp_path: Path) -> None:
+def test_onnx_matches_deep_networks(network: str, images: Stream, tmp_path: Path) -> None:
     task = images.tasks[0]
     larger = task.train.batch(torch.arange(12)).repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
     samples = Samples.of(larger, torch.arange(12) % 2)
@@ -121,9 +121,7 @@ def test_deep_networks_answer_in_onnx_as_they_do_here(network: str, images: Stre
     assert_answers_alike(tmp_path / "model.onnx", named(learner), larger[:7])
 
 
-def test_a_pretrained_network_answers_in_onnx_as_it_does_here_in_float32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onnx_matches_a_pretrained_network_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its images are resized inside the graph; whatever it answers in here, the file computes in float32."""
     folder = ModelFolder(tmp_path / "model")
     pictures = paint(tmp_path / "pictures", ("red", "green", "blue"), 5)
@@ -138,7 +136,7 @@ def test_a_pretrained_network_answers_in_onnx_as_it_does_here_in_float32(
     assert_answers_alike(exported.path, load(folder), samples.batch(torch.arange(0, 15, 2)[: max(BATCHES)]))
 
 
-def test_a_pretrained_network_for_images_of_another_size_resizes_them_in_onnx_too(
+def test_onnx_resizes_images_for_a_pretrained_network(
     images: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
@@ -148,7 +146,7 @@ def test_a_pretrained_network_for_images_of_another_size_resizes_them_in_onnx_to
     assert_answers_alike(exported.path, model, inputs_of(images))
 
 
-def test_a_network_that_sees_the_middle_of_images_does_so_in_onnx_too(images: Stream, tmp_path: Path) -> None:
+def test_onnx_crops_the_centre(images: Stream, tmp_path: Path) -> None:
     model = named(learned("features", images, crop=6))
     export(model, tmp_path / "model.onnx")
     assert_answers_alike(tmp_path / "model.onnx", model, inputs_of(images))
@@ -162,7 +160,7 @@ def graph(features: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(features, tmp_path_factory.mktemp("graph") / "model.onnx", generation=3).path
 
 
-def test_an_onnx_file_says_what_it_is(features: Model, graph: Path) -> None:
+def test_onnx_file_contains_its_metadata(features: Model, graph: Path) -> None:
     whole = onnx.load(graph)
     onnx.checker.check_model(whole, full_check=True)
     said = {each.key: each.value for each in whole.metadata_props}
@@ -178,7 +176,7 @@ def test_an_onnx_file_says_what_it_is(features: Model, graph: Path) -> None:
     assert [each.name for each in whole.graph.output] == ["scores", "probabilities"]
 
 
-def test_the_metadata_of_other_inputs_promises_nothing_of_pictures(features: Model) -> None:
+def test_onnx_metadata_of_vectors_does_not_mention_images(features: Model) -> None:
     grey, vectors = copy.copy(features.learner), copy.copy(features.learner)
     grey.shape_, vectors.shape_ = (8, 8, 1), (12,)
     said = metadata(dataclasses.replace(features, learner=grey))
@@ -188,7 +186,7 @@ def test_the_metadata_of_other_inputs_promises_nothing_of_pictures(features: Mod
     assert "engram.image_size" not in said and "engram.generation" not in said
 
 
-def test_exporting_again_gives_the_same_bytes_says_nothing_and_changes_nothing(
+def test_export_is_deterministic_silent_and_changes_nothing(
     features: Model,
     graph: Path,
     images: Stream,
@@ -206,15 +204,13 @@ def test_exporting_again_gives_the_same_bytes_says_nothing_and_changes_nothing(
     assert torch.equal(features.scores(inputs_of(images)), scores)
 
 
-def test_an_onnx_file_names_no_file_of_this_machine(graph: Path) -> None:
+def test_onnx_file_contains_no_local_path(graph: Path) -> None:
     content = graph.read_bytes()
     for trace in (b"site-packages", b"engram/network", str(Path(__file__).parents[2]).encode()):
         assert trace not in content
 
 
-def test_without_the_extra_the_way_to_install_it_is_told(
-    features: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra_is_named(features: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EngramError, match=r"onnx and onnxscript must be installed\. .*'\.\[export\]'$"):
         export(features, tmp_path / "model.onnx")
@@ -222,7 +218,7 @@ def test_without_the_extra_the_way_to_install_it_is_told(
     export(features, tmp_path / "model.npz")  # which needs none of it
 
 
-def test_a_network_that_onnx_cannot_hold_is_refused_in_a_sentence(vectors: Stream, tmp_path: Path) -> None:
+def test_unsupported_network_is_refused(vectors: Stream, tmp_path: Path) -> None:
     class Whimsical(torch.nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if float(x.detach().sum()) > 0 else -super().forward(x)
@@ -236,7 +232,7 @@ def test_a_network_that_onnx_cannot_hold_is_refused_in_a_sentence(vectors: Strea
 # Arrays
 
 
-def test_stored_vectors_are_exported_with_their_labels(features: Model, tmp_path: Path) -> None:
+def test_stored_features_are_exported_with_their_labels(features: Model, tmp_path: Path) -> None:
     exported = export(features, tmp_path / "kept.npz")
     memory = features.learner.memory.features
     with np.load(tmp_path / "kept.npz", allow_pickle=False) as kept:
@@ -254,7 +250,7 @@ def test_stored_vectors_are_exported_with_their_labels(features: Model, tmp_path
     }
 
 
-def test_stored_images_are_exported_where_there_are_any(hybrid: Model, images: Stream, tmp_path: Path) -> None:
+def test_exemplars_are_exported_if_there_are_any(hybrid: Model, images: Stream, tmp_path: Path) -> None:
     export(hybrid, tmp_path / "kept.npz")
     with np.load(tmp_path / "kept.npz", allow_pickle=False) as kept:
         assert kept["features"].shape == (32, 64)
@@ -265,14 +261,14 @@ def test_stored_images_are_exported_where_there_are_any(hybrid: Model, images: S
             assert samples.labels[alike].tolist() == [hybrid.learner.classes_[label]]
 
 
-def test_images_alone_come_with_no_vectors_of_the_right_length(images: Stream, tmp_path: Path) -> None:
+def test_exemplars_alone_are_exported_with_an_empty_feature_array(images: Stream, tmp_path: Path) -> None:
     export(named(learned("icarl", images)), tmp_path / "kept.npz")
     with np.load(tmp_path / "kept.npz", allow_pickle=False) as kept:
         assert kept["features"].shape == (0, 64) and kept["labels"].shape == (0,)
         assert len(kept["images"]) == len(kept["image_labels"]) > 0
 
 
-def test_where_nothing_is_kept_there_is_nothing_to_export(images: Stream, tmp_path: Path) -> None:
+def test_a_model_without_memory_cannot_be_exported_as_npz(images: Stream, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'lwf'"):
         export(named(learned("lwf", images)), tmp_path / "kept.npz")
     assert alone(tmp_path) == []
@@ -313,7 +309,7 @@ def test_weights_for_grey_images_and_vectors_bring_their_statistics_too(
 # Where it is written
 
 
-def test_another_ending_is_told_the_three_there_are(features: Model, tmp_path: Path) -> None:
+def test_unknown_suffix_is_refused_with_the_three_known(features: Model, tmp_path: Path) -> None:
     for name in ("model.pt", "model", ".onnx", "model.onnx.zip"):
         with pytest.raises(UsageError, match=r"There are: \.onnx .*\.npz .*\.safetensors "):
             export(features, tmp_path / name)
@@ -329,7 +325,7 @@ def made_already(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("made_already")
 @pytest.mark.parametrize("ending", ["onnx", "npz", "safetensors"])
-def test_what_is_there_stays_unless_it_is_to_be_overwritten(ending: str, features: Model, tmp_path: Path) -> None:
+def test_existing_file_is_kept_unless_overwrite_is_requested(ending: str, features: Model, tmp_path: Path) -> None:
     place = tmp_path / f"model.{ending}"
     place.write_text("mine")
     with pytest.raises(UsageError, match=r"exists already.*--overwrite"):
@@ -339,7 +335,7 @@ def test_what_is_there_stays_unless_it_is_to_be_overwritten(ending: str, feature
     assert alone(tmp_path) == [place.name]
 
 
-def test_a_folder_and_a_link_that_leads_nowhere_are_refused(features: Model, tmp_path: Path) -> None:
+def test_folder_and_dangling_link_are_refused(features: Model, tmp_path: Path) -> None:
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "link.npz").symlink_to(tmp_path / "nowhere")
     for name, overwrite, said in (("folder.npz", True, "is a folder"), ("link.npz", False, "exists already")):
@@ -365,7 +361,7 @@ def test_nothing_is_written_into_a_models_own_folder(features: Model, tmp_path: 
 
 @pytest.mark.usefixtures("made_already")
 @pytest.mark.parametrize("ending", ["onnx", "npz", "safetensors"])
-def test_a_full_disk_leaves_what_was_there(
+def test_full_disk_leaves_the_existing_file(
     ending: str, features: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / f"model.{ending}"

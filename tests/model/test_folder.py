@@ -59,7 +59,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 # Publishing and loading
 
 
-def test_what_was_published_comes_back(tmp_path: Path) -> None:
+def test_published_generation_is_loaded_unchanged(tmp_path: Path) -> None:
     tensors = {
         "weight": torch.arange(6.0).reshape(2, 3) / 7,
         "counts": torch.tensor([3, 1]),
@@ -97,7 +97,7 @@ def test_what_was_published_comes_back(tmp_path: Path) -> None:
     assert folder.problems() == []
 
 
-def test_a_model_is_these_files_and_no_others(tmp_path: Path) -> None:
+def test_folder_holds_exactly_the_documented_files(tmp_path: Path) -> None:
     made(tmp_path, 2)
     assert tree(tmp_path).keys() == {
         ".lock",
@@ -119,7 +119,7 @@ def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
     assert one == two
 
 
-def test_every_generation_knows_all_that_were_made_and_which_it_was_made_from(tmp_path: Path) -> None:
+def test_every_generation_has_the_full_history_and_its_parent(tmp_path: Path) -> None:
     folder = made(tmp_path, 4, keep=2)
     assert [change.generation for change in folder.history()] == [1, 2, 3, 4]
     assert folder.current().parent == 3
@@ -138,7 +138,7 @@ def test_the_last_generations_are_kept(tmp_path: Path) -> None:
         publish(writer, keep=0)
 
 
-def test_going_back_and_on_again(tmp_path: Path) -> None:
+def test_rollback_and_further_updates(tmp_path: Path) -> None:
     folder = made(tmp_path, 5)
     with folder.writing() as writer:
         assert writer.use(2).generation == 2
@@ -153,7 +153,7 @@ def test_going_back_and_on_again(tmp_path: Path) -> None:
     assert folder.problems() == []
 
 
-def test_what_one_went_back_to_stays_while_one_goes_on_from_it(tmp_path: Path) -> None:
+def test_ancestors_of_the_generation_in_use_are_kept(tmp_path: Path) -> None:
     folder = made(tmp_path, 5)
     with folder.writing() as writer:
         writer.use(1)
@@ -162,7 +162,7 @@ def test_what_one_went_back_to_stays_while_one_goes_on_from_it(tmp_path: Path) -
     assert folder.generations() == [1, 4, 5, 6, 7]
 
 
-def test_a_generation_that_is_not_there_cannot_be_loaded_or_used(tmp_path: Path) -> None:
+def test_missing_generation_cannot_be_loaded_or_used(tmp_path: Path) -> None:
     folder = made(tmp_path, 3, keep=2)
     for number in (0, 1, 4, -1):
         with pytest.raises(UsageError, match=f"There is no generation {number} in {tmp_path}. There are: 2, 3."):
@@ -171,7 +171,7 @@ def test_a_generation_that_is_not_there_cannot_be_loaded_or_used(tmp_path: Path)
             writer.use(number)
 
 
-def test_where_no_model_is_that_is_said(tmp_path: Path) -> None:
+def test_missing_model_is_reported(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "my flowers")
     for read in (folder.load, folder.current, folder.history, folder.generations):
         with pytest.raises(
@@ -184,7 +184,7 @@ def test_where_no_model_is_that_is_said(tmp_path: Path) -> None:
         writer.use(1)
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_folder_with_other_content_is_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_text("")
     with (
         pytest.raises(UsageError, match=r"holds something else \(holiday.jpg\). Choose an empty or new folder."),
@@ -209,7 +209,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
         {"action": None},
     ],
 )
-def test_what_could_not_be_read_again_is_not_written(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_unreadable_content_is_not_written(wrong: dict[str, Any], tmp_path: Path) -> None:
     folder = made(tmp_path)
     before = tree(tmp_path)
     with folder.writing() as writer, pytest.raises(UsageError, match=r"This cannot be saved with a model\. "):
@@ -220,7 +220,7 @@ def test_what_could_not_be_read_again_is_not_written(wrong: dict[str, Any], tmp_
 # Forgetting
 
 
-def test_a_generation_published_alone_leaves_no_byte_of_the_others(tmp_path: Path) -> None:
+def test_publishing_alone_removes_every_byte_of_other_generations(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path)
     secret = torch.arange(100, 164, dtype=torch.uint8)
     with folder.writing() as writer:
@@ -262,7 +262,7 @@ def test_what_cannot_be_removed_is_named_and_removed_by_the_next_writer(
 
 
 @pytest.mark.parametrize("damage", ["removed", "emptied", "a pipe"])
-def test_what_was_forgotten_does_not_come_back_with_a_damaged_pointer(
+def test_forgotten_generation_is_not_recovered_with_a_damaged_pointer(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path, 2)
@@ -281,7 +281,7 @@ def test_what_was_forgotten_does_not_come_back_with_a_damaged_pointer(
     assert folder.problems() == []
 
 
-def test_no_forgotten_generation_is_offered_though_it_is_the_only_whole_one(
+def test_forgotten_generation_is_not_offered_even_if_it_is_the_only_intact_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path, 2)
@@ -298,7 +298,7 @@ def test_no_forgotten_generation_is_offered_though_it_is_the_only_whole_one(
 # Two at once
 
 
-def test_a_second_writer_is_refused_and_readers_are_not(tmp_path: Path) -> None:
+def test_second_writer_is_refused_while_readers_are_not(tmp_path: Path) -> None:
     folder = made(tmp_path)
     with folder.writing():
         with pytest.raises(BusyError, match=f"Another process is working in {tmp_path}"), folder.writing():
@@ -336,7 +336,7 @@ def test_the_next_writer_removes_what_a_killed_writer_left_and_reading_does_not(
 
 
 @pytest.mark.parametrize("file", ["learner.safetensors", "networks"])
-def test_a_reader_begins_again_when_a_writer_took_away_what_it_was_reading(
+def test_reader_retries_when_a_writer_removes_what_it_reads(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path)
@@ -356,7 +356,7 @@ def test_a_reader_begins_again_when_a_writer_took_away_what_it_was_reading(
     assert len(set(overtaken)) == 3
 
 
-def test_a_reader_that_is_always_overtaken_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_gives_up_after_many_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path)
     changes = iter(range(1000))
     monkeypatch.setattr(folder, "_content", lambda: str(next(changes)))
@@ -422,7 +422,7 @@ def test_every_damaged_file_is_found_and_refused(name: str, damage: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", [*FILES, "generations/000002", "generations", "networks"])
-def test_a_link_is_refused_even_to_the_very_same_content(name: str, tmp_path: Path) -> None:
+def test_link_to_the_same_content_is_refused(name: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "model", 2)
     (folder.path / name).rename(tmp_path / "elsewhere")
     (folder.path / name).symlink_to(tmp_path / "elsewhere")
@@ -431,7 +431,7 @@ def test_a_link_is_refused_even_to_the_very_same_content(name: str, tmp_path: Pa
         folder.load()
 
 
-def test_a_model_reached_by_a_link_is_a_model(tmp_path: Path) -> None:
+def test_model_can_be_reached_by_a_link(tmp_path: Path) -> None:
     made(tmp_path / "model")
     (tmp_path / "link").symlink_to("model")
     assert weight(ModelFolder(tmp_path / "link")) == 1
@@ -457,7 +457,7 @@ def test_no_writer_follows_a_link_out_of_the_folder(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "learner.safetensors"])
-def test_files_of_two_generations_that_changed_places_are_found(name: str, tmp_path: Path) -> None:
+def test_swapped_files_of_two_generations_are_found(name: str, tmp_path: Path) -> None:
     folder = made(tmp_path, 2)
     one, two = (tmp_path / "generations" / number / name for number in ("000001", "000002"))
     os.rename(one, tmp_path / "third")
@@ -469,14 +469,14 @@ def test_files_of_two_generations_that_changed_places_are_found(name: str, tmp_p
         folder.load(1)
 
 
-def test_a_whole_generation_of_another_model_is_found(tmp_path: Path) -> None:
+def test_generation_of_another_model_is_found(tmp_path: Path) -> None:
     folder, another = made(tmp_path / "model", 2), made(tmp_path / "another", 2, method="another")
     shutil.rmtree(folder.path / "generations" / "000002")
     shutil.copytree(another.path / "generations" / "000002", folder.path / "generations" / "000002")
     refused(folder, "generations/000002/manifest.json was changed: it is not the manifest that was saved")
 
 
-def test_a_whole_generation_in_the_place_of_another_is_found(tmp_path: Path) -> None:
+def test_generation_in_the_place_of_another_is_found(tmp_path: Path) -> None:
     folder = made(tmp_path, 2)
     shutil.rmtree(tmp_path / "generations" / "000002")
     shutil.copytree(tmp_path / "generations" / "000001", tmp_path / "generations" / "000002")
@@ -493,7 +493,7 @@ def test_a_whole_generation_in_the_place_of_another_is_found(tmp_path: Path) -> 
     ],
 )
 @pytest.mark.parametrize("folder", [False, True])
-def test_what_does_not_belong_is_named(name: str, folder: bool, tmp_path: Path) -> None:
+def test_foreign_files_are_named(name: str, folder: bool, tmp_path: Path) -> None:
     model = made(tmp_path, 2)
     (tmp_path / name).mkdir() if folder else (tmp_path / name).write_text("")
     assert model.problems() == [f"{name} does not belong to the model. Remove it."]
@@ -504,7 +504,7 @@ def test_what_does_not_belong_is_named(name: str, folder: bool, tmp_path: Path) 
     assert (tmp_path / name).exists()
 
 
-def test_a_lock_that_is_no_lock_is_named_and_leads_nowhere(tmp_path: Path) -> None:
+def test_invalid_lock_file_is_named_and_not_followed(tmp_path: Path) -> None:
     folder = made(tmp_path / "model")
     (folder.path / ".lock").write_text("hidden")
     assert folder.problems() == [".lock is not an empty file. Remove it."]
@@ -530,7 +530,7 @@ def test_several_problems_are_all_named(tmp_path: Path) -> None:
     ]
 
 
-def test_damage_is_said_with_the_way_back(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_rollback_command(tmp_path: Path) -> None:
     folder = made(tmp_path / "my model", 3)
     (folder.path / "generations" / "000003" / "learner.safetensors").write_bytes(b"")
     command = f"engram rollback '{folder.path}' --to 2"
@@ -551,7 +551,7 @@ def test_damage_is_said_with_the_way_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["removed", "emptied", "doubled", "a pipe", "a link to nothing"])
-def test_a_damaged_pointer_is_mended_by_going_back(damage: str, tmp_path: Path) -> None:
+def test_rollback_repairs_a_damaged_pointer(damage: str, tmp_path: Path) -> None:
     folder = made(tmp_path, 4)
     (tmp_path / "generations" / "000004" / "learner.safetensors").write_bytes(b"")
     (tmp_path / "generations" / "000002" / "manifest.json").write_bytes(b"")
@@ -570,7 +570,7 @@ def test_a_damaged_pointer_is_mended_by_going_back(damage: str, tmp_path: Path) 
     assert folder.problems() == ["generations/000004/learner.safetensors was cut short: it has 0 of 80 bytes."]
 
 
-def test_a_history_that_is_damaged_goes_on_from_what_can_be_read(tmp_path: Path) -> None:
+def test_history_continues_from_the_newest_readable_manifest(tmp_path: Path) -> None:
     folder = made(tmp_path, 3)
     (tmp_path / "generations" / "000003" / "manifest.json").write_bytes(b"")
     assert [change.generation for change in folder.history()] == [1, 2]
@@ -608,7 +608,7 @@ def rewritten(folder: ModelFolder, files: dict[str, bytes]) -> None:
         (b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}", b""),
     ],
 )
-def test_tensors_that_cannot_be_read_are_refused_though_their_checksum_is_right(
+def test_invalid_tensors_with_a_correct_checksum_are_refused(
     content: bytes | tuple[bytes, bytes], tmp_path: Path
 ) -> None:
     folder = made(tmp_path)
@@ -621,15 +621,13 @@ def test_tensors_that_cannot_be_read_are_refused_though_their_checksum_is_right(
 
 
 @pytest.mark.parametrize("nonsense", [{}, {"schema": 1}, {"schema": 1, "deep": [[[[[[1]]]]]]}, {"schema": "one"}])
-def test_a_manifest_that_says_nonsense_is_refused_though_its_checksum_is_right(
-    nonsense: dict[str, Any], tmp_path: Path
-) -> None:
+def test_invalid_manifest_with_a_correct_checksum_is_refused(nonsense: dict[str, Any], tmp_path: Path) -> None:
     folder = made(tmp_path)
     rewritten(folder, {"manifest.json": seal({"a": 1, **nonsense})})
     refused(folder, "generations/000001/manifest.json")
 
 
-def test_a_file_of_json_that_is_too_long_is_not_even_read(tmp_path: Path) -> None:
+def test_oversized_json_is_not_read(tmp_path: Path) -> None:
     folder = made(tmp_path, 2)
     os.truncate(tmp_path / "current.json", 2**40)
     refused(folder, "current.json")
@@ -639,7 +637,7 @@ def test_a_file_of_json_that_is_too_long_is_not_even_read(tmp_path: Path) -> Non
 # Other versions
 
 
-def test_a_model_of_a_newer_engram_is_neither_read_nor_changed(tmp_path: Path) -> None:
+def test_model_of_a_newer_version_is_neither_read_nor_changed(tmp_path: Path) -> None:
     folder = made(tmp_path)
     (tmp_path / "current.json").write_bytes(seal({"schema": 2, "engram": "9.0.0", "anything": 1}))
     (tmp_path / "generations" / "000009").mkdir()
@@ -658,7 +656,7 @@ def test_a_model_of_a_newer_engram_is_neither_read_nor_changed(tmp_path: Path) -
     assert folders(tmp_path) == ["000001", "000009"]
 
 
-def test_a_generation_of_a_newer_engram_is_told_from_damage(tmp_path: Path) -> None:
+def test_generation_of_a_newer_version_is_distinguished_from_damage(tmp_path: Path) -> None:
     folder = made(tmp_path)
     rewritten(folder, {"manifest.json": seal({"schema": 2, "engram": "9.0.0"})})
     with pytest.raises(
@@ -668,12 +666,12 @@ def test_a_generation_of_a_newer_engram_is_told_from_damage(tmp_path: Path) -> N
     assert "Update engram" in folder.problems()[0]
 
 
-def test_a_folder_may_be_named_by_text(tmp_path: Path) -> None:
+def test_folder_path_may_be_text(tmp_path: Path) -> None:
     made(tmp_path / "model", 2)
     assert ModelFolder(str(tmp_path / "model")).generations() == [1, 2]
 
 
-def test_generations_of_something_else_are_no_damaged_model(tmp_path: Path) -> None:
+def test_folder_generations_of_other_software_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "generations").mkdir()
     (tmp_path / "generations" / "1.png").write_bytes(b"a picture")
     folder = ModelFolder(tmp_path)

@@ -75,7 +75,7 @@ def test_a_second_update_leaves_network_and_old_features_bit_identical(folder: M
     assert load(folder, generation=1).names == ("green", "red") and verify(folder).problems == ()
 
 
-def test_features_are_stored_in_a_byte_a_number_by_default_and_stay_where_they_were(tmp_path: Path) -> None:
+def test_features_are_stored_as_int8_by_default_and_do_not_move(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     learn(folder, paint(tmp_path / "1", ("red", "green"), 6))
     before = load(folder)
@@ -85,7 +85,7 @@ def test_features_are_stored_in_a_byte_a_number_by_default_and_stay_where_they_w
         assert F.cosine_similarity(stored(load(folder), name), stored(before, name)).min() > 0.9999
 
 
-def test_stored_are_the_unit_features_of_the_pictures(two_colours: ModelFolder) -> None:
+def test_stored_features_are_the_unit_features_of_the_images(two_colours: ModelFolder) -> None:
     model, pictures = load(two_colours), read_images(scan(two_colours.path.parent / "pictures"), 224)
     expected = F.normalize(model.learner.extract(pictures.samples))
     for label, name in enumerate(pictures.class_names):
@@ -109,7 +109,7 @@ def test_classes_may_arrive_one_at_a_time(tmp_path: Path) -> None:
     assert len(networks(folder)) == 1 and verify(folder).problems == ()
 
 
-def test_a_class_may_have_one_picture(folder: ModelFolder, tmp_path: Path) -> None:
+def test_a_class_may_have_one_image(folder: ModelFolder, tmp_path: Path) -> None:
     learned = learn(folder, paint(tmp_path / "one", ("blue",), 1))
     assert load(folder).metadata.held_out_counts.total == (6, 6, 0)  # without it, nothing would be left of its class
     assert (learned.held_out, learned.held_out_classes, learned.classes) == (12, 2, 3)
@@ -118,14 +118,14 @@ def test_a_class_may_have_one_picture(folder: ModelFolder, tmp_path: Path) -> No
     assert load(folder).metadata.held_out_counts.total == (6, 6, 2) and learned.held_out_classes == 3
 
 
-def test_a_first_model_may_have_one_picture_of_each_class(tmp_path: Path) -> None:
+def test_a_first_update_may_have_one_image_per_class(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     learned = learn(folder, paint(tmp_path / "ones", ("red", "green", "blue"), 1))
     assert (learned.accuracy, learned.held_out, learned.classifier) == (None, 0, "nearest mean")
     assert evaluate(load(folder), paint(tmp_path / "again", ("red", "green", "blue"), 5, seed=1)).accuracy > 0.8
 
 
-def test_thirty_pictures_of_one_class_do_not_swallow_two_of_another(tmp_path: Path) -> None:
+def test_thirty_images_of_one_class_do_not_outweigh_two_of_another(tmp_path: Path) -> None:
     folder, pictures = ModelFolder(tmp_path / "model"), tmp_path / "pictures"
     paint(pictures, ("red",), 30)
     paint(pictures, ("green",), 2)
@@ -147,14 +147,14 @@ def test_more_of_a_known_class_joins_it(folder: ModelFolder, tmp_path: Path) -> 
     assert torch.equal(stored(after, "green"), stored(before, "green"))
 
 
-def test_what_is_trimmed_to_a_budget_is_not_judged_by_any_more(folder: ModelFolder, tmp_path: Path) -> None:
+def test_features_removed_by_a_budget_no_longer_count_in_accuracy(folder: ModelFolder, tmp_path: Path) -> None:
     learn(folder, paint(tmp_path / "new", ("blue",), 6), LearnOptions(budget=3 * 4 * 1280 * 4))
     model = load(folder)
     assert model.learner.memory.features.counts.tolist() == [4, 4, 4]
     assert model.metadata.held_out_counts.total == (4, 4, 4) and model.metadata.seen == (6, 6, 6)
 
 
-def test_images_may_be_kept_beside_the_features_of_a_frozen_network(tmp_path: Path) -> None:
+def test_exemplars_can_be_stored_beside_features_of_a_frozen_network(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     learn(folder, paint(tmp_path / "1", ("red", "green"), 4), LearnOptions(images_per_class=1))
     learn(folder, paint(tmp_path / "2", ("blue",), 4))
@@ -170,16 +170,14 @@ def test_images_may_be_kept_beside_the_features_of_a_frozen_network(tmp_path: Pa
     ("classifier", "description"),
     [("lda", "LDA (shrinkage 0.2)"), ("nearest-mean", "nearest mean"), ("ridge", "ridge (penalty 1)")],
 )
-def test_the_classifier_that_is_asked_for_answers(
-    classifier: str, description: str, folder: ModelFolder, tmp_path: Path
-) -> None:
+def test_requested_classifier_is_used(classifier: str, description: str, folder: ModelFolder, tmp_path: Path) -> None:
     learned = learn(folder, paint(tmp_path / "new", ("blue",), 6), LearnOptions(classifier=classifier))
     assert learned.classifier == load(folder).learner.classifier_description == description
     assert learned.held_out == 18
     assert learn(folder, paint(tmp_path / "white", ("white",), 3)).classifier == description  # from now on
 
 
-def test_tuned_on_the_first_update_it_is_frozen_from_then_on(tmp_path: Path) -> None:
+def test_tune_first_freezes_the_network_after_the_first_update(tmp_path: Path) -> None:
     """Its training images cannot judge it; those of later updates can."""
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(tune="first", epochs=1, hold_out=0.25, settings={"codec": "float32"})
@@ -212,13 +210,13 @@ def test_a_model_that_started_from_a_file_of_weights_stays_a_pretrained_one(tune
     assert all(torch.equal(tensor, extractor(load(folder))[name]) for name, tensor in extractor(before).items())
 
 
-def test_the_same_pictures_teach_the_same(two_colours: ModelFolder, tmp_path: Path) -> None:
+def test_same_images_give_the_same_model(two_colours: ModelFolder, tmp_path: Path) -> None:
     learn(ModelFolder(tmp_path / "again"), two_colours.path.parent / "pictures", EXACT)
     one, two = (folder.load()[1] for folder in (two_colours, ModelFolder(tmp_path / "again")))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_model_outlives_the_package_of_its_weights(
+def test_model_loads_without_the_package_of_its_weights(
     folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Variant, "path", lambda self: None)
@@ -246,7 +244,7 @@ class Interrupting:
 
 
 @pytest.mark.parametrize("phase", ["read", "extract", "herd", "classify"])
-def test_an_interruption_leaves_everything_as_it_was(phase: str, folder: ModelFolder, tmp_path: Path) -> None:
+def test_interrupted_update_changes_nothing(phase: str, folder: ModelFolder, tmp_path: Path) -> None:
     pictures = paint(tmp_path / "new", ("blue",), 3)
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     for place in (folder, ModelFolder(tmp_path / "first")):

@@ -16,7 +16,7 @@ from engram.model.model import with_metadata
 
 
 @pytest.mark.parametrize("kind", ["small_model", "hybrid_model"])
-def test_all_that_is_counted_is_what_is_on_the_disk(kind: str, request: pytest.FixtureRequest) -> None:
+def test_counts_match_the_tensors_on_disk(kind: str, request: pytest.FixtureRequest) -> None:
     folder: ModelFolder = request.getfixturevalue(kind)
     found = json.loads(json.dumps(inspect(folder).to_json()))
     files = ("generations/000002/learner.safetensors", network_path(folder.load()[0]))
@@ -35,7 +35,7 @@ def test_all_that_is_counted_is_what_is_on_the_disk(kind: str, request: pytest.F
     assert sizes["folder"] == sum(each.stat().st_size for each in every_file) > 2 * sizes["network"]
 
 
-def test_what_it_is_and_how_good_it_was_found_to_be(calibrated_model: ModelFolder) -> None:
+def test_summary_has_network_settings_and_accuracy(calibrated_model: ModelFolder) -> None:
     found, facts = inspect(calibrated_model), load(calibrated_model).metadata
     assert (found.method, found.network, found.image_size, found.budget) == ("features", "small", 16, None)
     assert (found.generation, found.features_per_class) == (2, 24)
@@ -60,7 +60,7 @@ def test_what_it_is_and_how_good_it_was_found_to_be(calibrated_model: ModelFolde
     assert "momentum" not in found.changed and "objective" not in found.changed
 
 
-def test_the_history_says_what_each_did_which_are_there_and_which_is_in_use(
+def test_history_lists_actions_and_which_generations_are_stored_and_in_use(
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder = copied(small_model, tmp_path / "model")
@@ -89,9 +89,7 @@ def test_the_history_says_what_each_did_which_are_there_and_which_is_in_use(
     assert held_out is not None and sum(found.held_out_counts.total) == int(held_out.sum()) > 0
 
 
-def test_of_generations_that_are_gone_the_history_has_numbers_not_names(
-    small_model: ModelFolder, tmp_path: Path
-) -> None:
+def test_history_of_removed_generations_has_counts_without_names(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     before = inspect(folder).history
     for number in range(5):
@@ -104,14 +102,14 @@ def test_of_generations_that_are_gone_the_history_has_numbers_not_names(
     assert verify(folder).problems == ()
 
 
-def test_a_budget_is_told(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_budget_is_shown(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with folder.writing() as writer:
         save(writer, with_metadata(load(writer), budget=10_000), action="learn")
     assert inspect(folder).budget == 10_000
 
 
-def test_a_model_that_is_damaged_or_absent_is_not_inspected(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_damaged_or_missing_model_is_not_inspected(small_model: ModelFolder, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no model in"):
         inspect(ModelFolder(tmp_path / "absent"))
     folder = copied(small_model, tmp_path / "model")

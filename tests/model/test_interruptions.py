@@ -302,7 +302,7 @@ def test_a_kill_before_any_step_leaves_the_old_model_or_the_new_one(
     assert outcomes.count(2) >= 8 and outcomes.count(3) >= 3
 
 
-def test_a_kill_after_the_network_was_written_leaves_the_old_model_and_a_file_that_is_swept(
+def test_kill_after_writing_the_network_leaves_the_old_model_and_a_leftover(
     other: Other, template: ModelFolder, tmp_path: Path
 ) -> None:
     folder = copied(template, tmp_path / "model")
@@ -314,7 +314,7 @@ def test_a_kill_after_the_network_was_written_leaves_the_old_model_and_a_file_th
         assert entries(folder.path) == entries(template.path)
 
 
-def test_a_kill_in_the_first_publication_leaves_no_model_and_a_folder_for_one(other: Other, tmp_path: Path) -> None:
+def test_kill_in_the_first_publication_leaves_a_usable_folder(other: Other, tmp_path: Path) -> None:
     outcomes = []
     for step in range(1, 100):
         path = tmp_path / str(step)
@@ -334,9 +334,7 @@ def test_a_kill_in_the_first_publication_leaves_no_model_and_a_folder_for_one(ot
 # Readers
 
 
-def test_a_reader_never_sees_a_mixture_or_an_error_while_fifty_generations_are_published(
-    other: Other, tmp_path: Path
-) -> None:
+def test_readers_see_only_complete_generations_while_fifty_are_published(other: Other, tmp_path: Path) -> None:
     folder = made(tmp_path / "model", 1)
     other.start(read_until, folder.path, tmp_path / "stop")
     with folder.writing() as writer:
@@ -347,7 +345,7 @@ def test_a_reader_never_sees_a_mixture_or_an_error_while_fifty_generations_are_p
     assert code == 0 and len(printed) == 1 and int(printed[0]) > 10, printed
 
 
-def test_who_may_only_read_can_load_and_verify(other: Other) -> None:
+def test_read_only_user_can_load_and_verify(other: Other) -> None:
     with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to other users
         os.chmod(place, 0o755)
         path = Path(place) / "model"
@@ -393,7 +391,7 @@ class Failing:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("step", STEPS)
-def test_a_step_that_the_disk_refuses_leaves_the_old_model_and_no_litter(
+def test_disk_error_at_any_step_leaves_the_old_model_and_no_leftovers(
     step: str, code: int, template: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, name, concerns = STEPS[step]
@@ -421,7 +419,7 @@ def test_a_step_that_the_disk_refuses_leaves_the_old_model_and_no_litter(
     assert errors >= {"sync": 8, "replace": 2, "remove": 0}.get(step, 1)
 
 
-def test_going_back_that_the_disk_refuses_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rollback_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path, 2)
     before = entries(tmp_path)
     for number in (1, 2):
@@ -433,7 +431,7 @@ def test_going_back_that_the_disk_refuses_changes_nothing(tmp_path: Path, monkey
         assert entries(tmp_path) == before
 
 
-def test_a_disk_that_refuses_everything_from_some_step_on_leaves_one_model_or_the_other_and_says_which(
+def test_lasting_disk_error_leaves_the_old_or_the_new_model_and_reports_which(
     template: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -452,9 +450,7 @@ def test_a_disk_that_refuses_everything_from_some_step_on_leaves_one_model_or_th
 
 
 @pytest.mark.parametrize("room", [0, 100, 500])
-def test_a_disk_on_which_a_file_does_not_fit_leaves_the_old_model_and_no_litter(
-    room: int, other: Other, tmp_path: Path
-) -> None:
+def test_full_disk_leaves_the_old_model_and_no_leftovers(room: int, other: Other, tmp_path: Path) -> None:
     folder = made(tmp_path, 1)
     before = entries(tmp_path)
     printed, code = other.do(publish_with_little_room, tmp_path, room)
@@ -464,9 +460,7 @@ def test_a_disk_on_which_a_file_does_not_fit_leaves_the_old_model_and_no_litter(
     assert_tidy(folder)
 
 
-def test_a_first_publication_that_fails_leaves_a_folder_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_first_publication_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 100):
         folder = ModelFolder(tmp_path / str(number))
         with folder.writing() as writer:
@@ -486,9 +480,7 @@ def test_a_first_publication_that_fails_leaves_a_folder_for_the_next(
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_a_first_publication_that_fails_for_good_leaves_nothing(
-    made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_first_publication_leaves_nothing(made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 14):  # the first is of the folder above: without it the new one's name may be lost
         folder = ModelFolder(tmp_path / str(number))
         if made:
@@ -502,7 +494,7 @@ def test_a_first_publication_that_fails_for_good_leaves_nothing(
             folder.path.rmdir()
 
 
-def test_a_folder_that_cannot_be_locked_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_cannot_be_locked_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to_lock = Failing(os.open, 1, errno.ENOSPC, lambda path, *arguments, **options: Path(path).name == ".lock")
     monkeypatch.setattr(os, "open", to_lock)
     with pytest.raises(EngramError, match="No space left"), ModelFolder(tmp_path / "model").writing():
@@ -510,9 +502,7 @@ def test_a_folder_that_cannot_be_locked_is_not_left_behind(tmp_path: Path, monke
     assert entries(tmp_path) == {}
 
 
-def test_a_disk_that_does_not_answer_is_not_taken_for_one_without_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_disk_is_not_taken_for_a_missing_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path / "model", 2)
     before = entries(tmp_path)
     with pytest.raises(EngramError, match="Input/output error"), folder.writing() as writer:
@@ -523,9 +513,7 @@ def test_a_disk_that_does_not_answer_is_not_taken_for_one_without_a_model(
     assert_tidy(folder)
 
 
-def test_what_was_published_is_published_even_if_the_lock_is_not_closed_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_on_closing_the_lock_does_not_undo_a_publication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ModelFolder(tmp_path).writing() as writer:
         publish(writer, 1)
         monkeypatch.setattr(os, "close", Failing(os.close, 1, errno.EIO, always, forever=True))
@@ -533,7 +521,7 @@ def test_what_was_published_is_published_even_if_the_lock_is_not_closed_well(
     assert whole_number(ModelFolder(tmp_path)) == 1
 
 
-def test_an_interruption_from_the_keyboard_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_leaves_no_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path, 1)
     before = entries(tmp_path)
 

@@ -66,7 +66,7 @@ def test_classes_of_three_updates_are_recognised(tmp_path: Path) -> None:
     assert folder.problems() == []
 
 
-def test_a_single_new_class_does_not_swallow_the_others(tmp_path: Path) -> None:
+def test_a_single_new_class_does_not_displace_the_others(tmp_path: Path) -> None:
     """Trained on one class alone, a network sees it everywhere; so it is not, unless other images are there."""
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(image_size=SIDE, epochs=10, settings={"batch_size": 8})
@@ -79,7 +79,7 @@ def test_a_single_new_class_does_not_swallow_the_others(tmp_path: Path) -> None:
     assert evaluate(load(folder), paint(tmp_path / "again", ("red", "green", "blue"), 10, seed=1)).mean_accuracy > 0.9
 
 
-def test_a_model_that_learned_a_single_class_is_whole_and_can_be_changed_and_taught(
+def test_a_model_of_a_single_class_is_intact_and_can_be_edited_and_updated(
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder = copied(small_model, tmp_path / "model")
@@ -97,18 +97,18 @@ def test_a_model_that_learned_a_single_class_is_whole_and_can_be_changed_and_tau
     assert verify(folder).problems == () and "rose" not in load(folder).names
 
 
-def test_a_single_new_class_is_trained_on_beside_images_of_others(hybrid_model: ModelFolder, tmp_path: Path) -> None:
+def test_a_single_new_class_is_trained_with_exemplars_of_others(hybrid_model: ModelFolder, tmp_path: Path) -> None:
     assert plan_update(load(hybrid_model), scan(draw(tmp_path / "rose", ("rose",), 6)), LearnOptions()).trains
 
 
-def test_of_pictures_nothing_stays_but_unit_vectors(small_model: ModelFolder) -> None:
+def test_only_unit_vectors_are_stored_of_images(small_model: ModelFolder) -> None:
     _, tensors = small_model.load()
     assert not len(tensors["memory.images.rows"])
     vectors = tensors["memory.features.rows"]
     assert vectors.shape == (18, 64) and torch.allclose(vectors.norm(dim=1), torch.ones(18), atol=1e-5)
 
 
-def test_a_model_gives_the_same_answers_after_it_was_saved(tmp_path: Path) -> None:
+def test_saved_model_predicts_the_same(tmp_path: Path) -> None:
     draws = torch.Generator().manual_seed(0)
     inputs = torch.randint(0, 256, (24, SIDE, SIDE, 3), generator=draws, dtype=torch.uint8)
     samples = Samples.of(inputs, torch.arange(24) % 2)
@@ -123,7 +123,7 @@ def test_a_model_gives_the_same_answers_after_it_was_saved(tmp_path: Path) -> No
     assert torch.allclose(taught.probabilities(inputs[:7]).sum(1), torch.ones(7))
 
 
-def test_the_same_pictures_teach_the_same(tmp_path: Path) -> None:
+def test_same_images_give_the_same_model(tmp_path: Path) -> None:
     pictures = draw(tmp_path / "pictures", ("a", "b"), 8)
     options = LearnOptions(image_size=SIDE, epochs=1, settings=QUICK)
     for name in ("one", "two"):
@@ -132,7 +132,7 @@ def test_the_same_pictures_teach_the_same(tmp_path: Path) -> None:
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_more_of_a_known_class_joins_what_was_kept_and_leaves_the_network(
+def test_more_images_of_a_known_class_add_features_and_leave_the_network(
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder, before = model_of(small_model, tmp_path / "model")
@@ -154,7 +154,7 @@ def test_more_of_a_known_class_joins_what_was_kept_and_leaves_the_network(
     assert 0 < int(new.sum()) <= 12  # of the old vectors, six, and thirty new ones, the best twelve
 
 
-def test_known_classes_are_trained_on_where_that_is_asked_for(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_known_classes_are_trained_on_if_requested(small_model: ModelFolder, tmp_path: Path) -> None:
     folder, before = model_of(small_model, tmp_path / "model")
     learned = learn(folder, draw(tmp_path / "more", (TULIP, DAISY), 10), WISHES)
     weight = "extractor.conv1.weight"
@@ -174,7 +174,7 @@ def test_new_and_known_classes_come_together(small_model: ModelFolder, tmp_path:
     assert after.names == (*before.names, "rose") and len(set(after.learner.classes_)) == 4
 
 
-def test_a_budget_shrinks_every_class_evenly_and_what_represents_it_least_goes_first(
+def test_budget_shrinks_classes_evenly_least_representative_features_first(
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder, before = model_of(small_model, tmp_path / "model")
@@ -196,7 +196,7 @@ def test_a_budget_shrinks_every_class_evenly_and_what_represents_it_least_goes_f
     assert torch.equal(rows[others], before_rows[others][:, :4]) and trimmed.memory_bytes == 4 * 3 * 64 * 4
 
 
-def test_a_budget_that_is_raised_lets_later_classes_keep_more(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_raised_budget_lets_later_classes_store_more(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     learn(folder, draw(tmp_path / "rose", ("rose",), 10), LearnOptions(settings=QUICK, epochs=1, budget=4 * 4 * 64 * 2))
     assert load(folder).learner.memory.features.counts.tolist() == [2, 2, 2, 2]
@@ -204,7 +204,7 @@ def test_a_budget_that_is_raised_lets_later_classes_keep_more(small_model: Model
     assert load(folder).learner.memory.features.counts.tolist() == [2, 2, 2, 2, 6]
 
 
-def test_a_method_that_keeps_every_image_says_so_before_it_learns(tmp_path: Path) -> None:
+def test_method_that_stores_every_image_is_refused_before_training(tmp_path: Path) -> None:
     found = scan(draw(tmp_path / "pictures", ("rose", "lily"), 5))
     options = LearnOptions(method="joint", image_size=SIDE, epochs=1, network="small")
     every = 2 * 5 * SIDE * SIDE * 3
@@ -213,7 +213,7 @@ def test_a_method_that_keeps_every_image_says_so_before_it_learns(tmp_path: Path
         plan_update(None, found, replace(options, budget=every - 1))
 
 
-def test_images_that_do_not_fit_a_budget_are_refused_with_how_many_would(tmp_path: Path) -> None:
+def test_exemplars_over_budget_are_refused_with_the_number_that_fits(tmp_path: Path) -> None:
     folder, image = ModelFolder(tmp_path / "a" / "model"), SIDE * SIDE * 3
     pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 8)
     quick = LearnOptions(
@@ -233,7 +233,7 @@ def test_images_that_do_not_fit_a_budget_are_refused_with_how_many_would(tmp_pat
 
 
 @pytest.mark.parametrize(("room", "fewer"), [(7, 1), (3, 0)])
-def test_images_that_leave_no_room_for_vectors_are_refused_with_how_many_would(
+def test_exemplars_that_leave_no_room_for_features_are_refused_with_the_number_that_fits(
     room: int, fewer: int, tmp_path: Path
 ) -> None:
     folder, image, vector = ModelFolder(tmp_path / "model"), SIDE * SIDE * 3, 64 * 4
@@ -250,16 +250,14 @@ def test_images_that_leave_no_room_for_vectors_are_refused_with_how_many_would(
     assert kept.images.counts.tolist() == [fewer] * (4 * (fewer > 0)) and kept.nbytes <= budget
 
 
-def test_a_budget_too_small_for_one_vector_of_each_is_refused(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_budget_below_one_feature_per_class_is_refused(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with pytest.raises(UsageError, match=r"too small for 4 classes: one vector of each would be 1,024"):
         learn(folder, draw(tmp_path / "rose", ("rose",), 6), LearnOptions(budget=1000))
     assert folder.current().generation == 2
 
 
-def test_images_are_kept_from_when_they_are_asked_for_until_they_are_not(
-    small_model: ModelFolder, tmp_path: Path
-) -> None:
+def test_exemplars_are_stored_while_requested(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     learn(folder, draw(tmp_path / "rose", ("rose",), 10), LearnOptions(settings=QUICK, epochs=1, images_per_class=2))
     model = load(folder)
@@ -271,7 +269,7 @@ def test_images_are_kept_from_when_they_are_asked_for_until_they_are_not(
     assert model.learner.name == "features" and not len(model.learner.memory.images)
 
 
-def test_a_new_model_learns_by_our_method_and_keeps_a_byte_a_number(tmp_path: Path) -> None:
+def test_new_model_uses_the_method_engram_and_int8(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(image_size=SIDE, epochs=1, settings=QUICK)
     learn(folder, draw(tmp_path / "1", ("a", "b"), 8), options)
@@ -288,7 +286,7 @@ def test_features_and_images_are_the_hybrid_from_the_beginning_too(tmp_path: Pat
     assert (learner.name, learner.settings()["images_per_class"]) == ("hybrid", 3)
 
 
-def test_our_method_keeps_images_from_when_they_are_asked_for_until_they_are_not(tmp_path: Path) -> None:
+def test_method_engram_stores_exemplars_while_requested(tmp_path: Path) -> None:
     folder, counts = ModelFolder(tmp_path / "model"), []
     for names, images in ((("a", "b"), None), (("c", "d"), 2), (("e", "f"), None), (("g", "h"), 0)):
         options = LearnOptions(image_size=SIDE, epochs=1, images_per_class=images, settings=QUICK)
@@ -298,7 +296,7 @@ def test_our_method_keeps_images_from_when_they_are_asked_for_until_they_are_not
     assert [sum(each) for each in counts] == [0, 4, 8, 0]
 
 
-def test_only_pictures_that_can_be_read_are_counted_and_the_others_are_named(tmp_path: Path) -> None:
+def test_unreadable_images_are_listed_and_not_counted(tmp_path: Path) -> None:
     pictures = draw(tmp_path / "pictures", ("a", "b"), 6)
     (pictures / "a" / "broken.png").write_bytes((pictures / "a" / "0.png").read_bytes()[:50])
     (pictures / "b" / "notes.txt").write_text("not a picture")
@@ -308,7 +306,7 @@ def test_only_pictures_that_can_be_read_are_counted_and_the_others_are_named(tmp
     assert load(ModelFolder(tmp_path / "model")).metadata.seen == (6, 6)
 
 
-def test_what_is_held_out_judges_and_is_kept_all_the_same(tmp_path: Path) -> None:
+def test_held_out_images_are_assessed_and_stored(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(image_size=SIDE, epochs=4, hold_out=0.3, settings=QUICK)
     learned = learn(folder, draw(tmp_path / "first", ("a", "b"), 40), options)
@@ -326,7 +324,7 @@ def test_what_is_held_out_judges_and_is_kept_all_the_same(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("steps", "adapted"), [(1, False), (200, True)])
-def test_vectors_are_carried_over_only_where_that_brings_them_nearer(
+def test_features_are_adapted_only_if_that_brings_them_nearer(
     steps: int, adapted: bool, small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder, before = model_of(small_model, tmp_path / "model")
@@ -338,7 +336,7 @@ def test_vectors_are_carried_over_only_where_that_brings_them_nearer(
     assert load(folder).learner.settings()["adapter"] == "mlp"  # next time it is tried again
 
 
-def test_vectors_are_carried_over_for_good_by_the_adapter_that_was_judged(
+def test_features_are_adapted_by_the_adapter_that_was_assessed(
     small_model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all pictures another might be chosen than without those that judge it, as this one would be."""
@@ -360,7 +358,7 @@ def test_vectors_are_carried_over_for_good_by_the_adapter_that_was_judged(
     assert load(folder).learner.settings()["adapter"] == "auto"  # next time it is chosen again
 
 
-def test_what_cannot_be_validated_is_refused_before_training(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_update_that_cannot_be_validated_is_refused_before_training(small_model: ModelFolder, tmp_path: Path) -> None:
     folder, few = copied(small_model, tmp_path / "model"), draw(tmp_path / "few", ("rose", "lily"), 4)
     with pytest.raises(UsageError, match="no class has 5"):
         plan_update(load(folder), scan(few), LearnOptions(at_least=0.5))  # as a dry run does
@@ -370,7 +368,7 @@ def test_what_cannot_be_validated_is_refused_before_training(small_model: ModelF
         learn(folder, few, LearnOptions(at_least=0.5), Interrupting("train"))
 
 
-def test_the_time_of_a_small_lesson_is_that_of_adapters_which_learn_from_few(
+def test_expected_seconds_of_a_small_update_use_small_adapter_batches(
     small_model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = []
@@ -380,12 +378,12 @@ def test_the_time_of_a_small_lesson_is_that_of_adapters_which_learn_from_few(
 
 
 @pytest.mark.parametrize("size", [0, 7, 1025, 100_000])
-def test_sizes_at_which_nothing_can_be_seen_or_computed_are_refused(size: int) -> None:
+def test_image_sizes_out_of_range_are_refused(size: int) -> None:
     with pytest.raises(UsageError, match="8 to 1024"):
         LearnOptions(image_size=size)
 
 
-def test_without_holding_out_nothing_is_judged(tmp_path: Path) -> None:
+def test_without_held_out_images_nothing_is_assessed(tmp_path: Path) -> None:
     learned = learn(
         ModelFolder(tmp_path / "model"),
         draw(tmp_path / "pictures", ("a", "b"), 6),
@@ -396,7 +394,7 @@ def test_without_holding_out_nothing_is_judged(tmp_path: Path) -> None:
     assert learned.calibration.temperature == 1 and not load(ModelFolder(tmp_path / "model")).is_calibrated
 
 
-def test_below_the_accuracy_asked_for_nothing_is_published(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_update_below_the_requested_accuracy_is_not_published(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     before = entries(folder.path)
     shutil.copytree(draw(tmp_path / "tulip", (TULIP,), 10) / TULIP, tmp_path / "twin" / "nothing")
@@ -406,7 +404,7 @@ def test_below_the_accuracy_asked_for_nothing_is_published(small_model: ModelFol
     assert entries(folder.path) == before
 
 
-def test_a_first_model_that_is_not_good_enough_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_rejected_first_update_leaves_nothing(tmp_path: Path) -> None:
     pictures = draw(tmp_path / "pictures", ("a", "b", "c"), 6)
     for other in ("b", "c"):  # of which nobody could tell one from the other
         shutil.rmtree(pictures / other)
@@ -443,7 +441,7 @@ def test_an_interruption_leaves_the_old_model_as_it_was(phase: str, small_model:
     assert entries(folder.path) == before
 
 
-def test_an_interrupted_first_time_leaves_no_folder(tmp_path: Path) -> None:
+def test_interrupted_first_update_leaves_no_folder(tmp_path: Path) -> None:
     pictures = draw(tmp_path / "pictures", ("a", "b"), 6)
     with pytest.raises(KeyboardInterrupt):
         learn(ModelFolder(tmp_path / "model"), pictures, LearnOptions(image_size=SIDE, epochs=1), Interrupting("train"))
@@ -460,21 +458,21 @@ def test_a_training_that_ends_with_infinite_statistics_is_not_published(tmp_path
     assert not folder.path.exists()
 
 
-def test_two_learners_cannot_cross(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_two_updates_cannot_run_at_once(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with folder.writing(), pytest.raises(BusyError, match="Another process is working"):
         learn(folder, draw(tmp_path / "rose", ("rose",), 6), WISHES)
 
 
 @pytest.mark.parametrize("twin", ["[RED]tulip", "ga\u0308nseblu\u0308mchen".upper()])
-def test_a_twin_of_a_known_class_is_refused(twin: str, small_model: ModelFolder, tmp_path: Path) -> None:
+def test_near_duplicate_of_a_known_name_is_refused(twin: str, small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with pytest.raises(DataError, match="capitals, spaces or the encoding of accents"):
         learn(folder, draw(tmp_path / "twin", (twin,), 6), WISHES)
 
 
 @pytest.mark.parametrize("written", ["ga\u0308nseblu\u0308mchen", f" {DAISY} "])
-def test_a_name_with_blanks_around_it_or_its_accents_encoded_otherwise_is_the_same_class(
+def test_names_that_differ_in_blanks_or_accent_encoding_are_one_class(
     written: str, small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder = copied(small_model, tmp_path / "model")
@@ -497,7 +495,7 @@ def test_a_name_with_blanks_around_it_or_its_accents_encoded_otherwise_is_the_sa
         ({"settings": {"weights": "nope"}}, "This model has weights"),
     ],
 )
-def test_what_a_model_cannot_become_is_refused(
+def test_changes_that_a_model_cannot_make_are_refused(
     options: dict[str, object], message: str, small_model: ModelFolder, tmp_path: Path
 ) -> None:
     found = scan(draw(tmp_path / "rose", ("rose",), 6))
@@ -505,7 +503,7 @@ def test_what_a_model_cannot_become_is_refused(
         plan_update(load(small_model), found, LearnOptions(**options))  # type: ignore[arg-type]
 
 
-def test_to_repeat_what_a_model_has_is_no_change(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_repeating_settings_of_a_model_is_no_change(small_model: ModelFolder, tmp_path: Path) -> None:
     found = scan(draw(tmp_path / "rose", ("rose",), 6))
     as_it_is = {"network": "auto", "head": "cosine", "last_relu": "true", "crop": "none", "weights": "none"}
     assert plan_update(load(small_model), found, LearnOptions(settings=as_it_is)).new == {"rose": 6}
@@ -515,12 +513,12 @@ def test_to_repeat_what_a_model_has_is_no_change(small_model: ModelFolder, tmp_p
     "options",
     [{"hold_out": 1.0}, {"at_least": 2.0}, {"at_least": 0.5, "hold_out": 0.0}, {"epochs": 0}, {"images_per_class": -1}],
 )
-def test_wishes_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
+def test_invalid_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         LearnOptions(**options)  # type: ignore[arg-type]
 
 
-def test_what_is_proposed_is_what_is_done(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_update_follows_its_plan(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     pictures = draw(tmp_path / "rose", ("rose",), 10)
     plan = plan_update(load(folder), scan(pictures), WISHES)
@@ -529,7 +527,7 @@ def test_what_is_proposed_is_what_is_done(small_model: ModelFolder, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("side", "expected"), [(40, 32), (20, 20), (300, 32)])
-def test_a_network_from_scratch_sees_pictures_at_their_own_size_up_to_a_limit(
+def test_a_network_from_scratch_uses_the_images_own_size_up_to_a_limit(
     side: int, expected: int, tmp_path: Path
 ) -> None:
     (tmp_path / "p" / "a").mkdir(parents=True)
@@ -540,13 +538,13 @@ def test_a_network_from_scratch_sees_pictures_at_their_own_size_up_to_a_limit(
     assert plan_update(None, scan(tmp_path / "p"), LearnOptions()).image_size == 224  # the pretrained network's own
 
 
-def test_more_pictures_are_gone_through_less_often(tmp_path: Path) -> None:
+def test_more_images_mean_fewer_epochs(tmp_path: Path) -> None:
     few, many = (draw(tmp_path / str(count), ("a", "b"), count) for count in (5, 700))
     epochs = [plan_update(None, scan(folder), LearnOptions()).learner.training.epochs for folder in (few, many)]
     assert epochs[0] > epochs[1] >= 5
 
 
-def test_pictures_of_anything_are_learned_from_too_and_their_place_is_not_kept(tmp_path: Path) -> None:
+def test_unlabelled_images_are_used_and_their_path_is_not_saved(tmp_path: Path) -> None:
     folder, quick = ModelFolder(tmp_path / "model"), {"adapter_steps": 5, "adapter_width": 16}
     options = LearnOptions(image_size=SIDE, epochs=1, network="small", settings=quick)
     learn(folder, draw(tmp_path / "first", ("a", "b"), 6), options)
@@ -561,7 +559,7 @@ def test_pictures_of_anything_are_learned_from_too_and_their_place_is_not_kept(t
     assert folder.current().generation == 2
 
 
-def test_a_new_model_starts_from_weights_of_the_network_they_are_of(tmp_path: Path) -> None:
+def test_new_model_takes_the_network_of_its_weights(tmp_path: Path) -> None:
     from engram import storage
     from engram.network.backbones import resnet32
 

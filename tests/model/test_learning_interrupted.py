@@ -208,7 +208,7 @@ def check_all(
     return models
 
 
-def test_what_is_traced_has_every_write_sync_and_rename(lessons: Lessons) -> None:
+def test_trace_has_every_write_sync_and_rename(lessons: Lessons) -> None:
     for start, name in (("first", "000001"), ("again", f"{KEEP + 3:06d}")):
         calls = [call for call in lessons.calls(start) if call.changes]
         kinds = Counter(call.kind for call in calls)
@@ -226,7 +226,7 @@ def test_what_is_traced_has_every_write_sync_and_rename(lessons: Lessons) -> Non
 # A disk that is broken takes the same ways out as one that is full, so it is for those who have time.
 @pytest.mark.parametrize("fault", ["killed", "no room", pytest.param("broken", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("start", ["first", "again"])
-def test_a_fault_at_any_call_that_changes_something_leaves_the_old_model_or_the_new_one(
+def test_fault_at_any_changing_call_leaves_the_old_model_or_the_new_one(
     start: str, fault: str, lessons: Lessons, tmp_path: Path
 ) -> None:
     calls = [call for call in lessons.calls(start) if call.changes]
@@ -241,7 +241,7 @@ def test_a_fault_at_any_call_that_changes_something_leaves_the_old_model_or_the_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["first", "again"])
-def test_a_call_that_only_looks_and_fails_leaves_the_old_model_or_the_new_one(
+def test_fault_at_any_reading_call_leaves_the_old_model_or_the_new_one(
     start: str, lessons: Lessons, tmp_path: Path
 ) -> None:
     calls = [call for call in lessons.calls(start) if not call.changes]
@@ -252,7 +252,7 @@ def test_a_call_that_only_looks_and_fails_leaves_the_old_model_or_the_new_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["no room", "broken"])
 @pytest.mark.parametrize("start", ["first", "again"])
-def test_a_fault_that_lasts_leaves_the_old_model_or_the_new_one(
+def test_lasting_fault_leaves_the_old_model_or_the_new_one(
     start: str, fault: str, lessons: Lessons, tmp_path: Path
 ) -> None:
     # Not of writes: what is said of them is written too.
@@ -261,9 +261,7 @@ def test_a_fault_that_lasts_leaves_the_old_model_or_the_new_one(
     record(f"{fault} from a call on", start, calls, models)
 
 
-def test_an_outcome_that_cannot_be_printed_is_said_in_a_sentence_and_the_model_is_the_new_one(
-    lessons: Lessons, tmp_path: Path
-) -> None:
+def test_unprintable_result_is_one_error_line_and_the_model_is_the_new_one(lessons: Lessons, tmp_path: Path) -> None:
     folder = lessons.copy("again", tmp_path / "home")
     written = [call for call in lessons.calls("again") if call.kind == "write"]
     ended, _ = lessons.learn("again", folder, f"write:error=ENOSPC:when={written[-1].number + 1}")

@@ -50,7 +50,7 @@ def changed(*path: str | int, to: Any = ..., without: bool = False) -> dict[str,
     return value
 
 
-def test_a_manifest_comes_back_as_it_was_written() -> None:
+def test_manifest_survives_serialisation() -> None:
     manifest = Manifest.from_json(WHOLE, "manifest.json")
     assert manifest.classes == ("façade", "Σ")
     assert [change.generation for change in manifest.history] == [1, 3]
@@ -102,7 +102,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         (("history", 1, "unheard of"), 1),
     ],
 )
-def test_a_field_of_another_kind_is_named(path: tuple[str | int, ...], value: Any) -> None:
+def test_a_field_of_another_type_is_named(path: tuple[str | int, ...], value: Any) -> None:
     with pytest.raises(DataError, match=rf"^manifest\.json is invalid: '{path[0]}"):
         Manifest.from_json(changed(*path, to=value), "manifest.json")
 
@@ -118,12 +118,12 @@ def test_a_field_of_another_kind_is_named(path: tuple[str | int, ...], value: An
         (changed("history", 0, "generation", to=3), "its history is not in order"),
     ],
 )
-def test_what_contradicts_itself_is_refused(value: Any, reason: str) -> None:
+def test_inconsistent_manifest_is_refused(value: Any, reason: str) -> None:
     with pytest.raises(DataError, match=f"manifest.json is inconsistent: {reason}"):
         Manifest.from_json(value, "manifest.json")
 
 
-def test_a_newer_schema_is_told_from_damage_and_says_which_version_wrote_it() -> None:
+def test_newer_schema_is_distinguished_from_damage_and_names_its_version() -> None:
     newer = {"schema": 2, "engram": "3.1.4", "whatever": []}
     for read in (Manifest.parse, Pointer.parse):
         with pytest.raises(NewerError, match=r"has schema 2, written by engram 3\.1\.4; .* reads schema 1\. Update"):
@@ -131,13 +131,13 @@ def test_a_newer_schema_is_told_from_damage_and_says_which_version_wrote_it() ->
 
 
 @pytest.mark.parametrize("schema", [0, -1, "1", None, 1.0, True, []])
-def test_a_schema_that_never_was_is_refused(schema: Any) -> None:
+def test_invalid_schema_number_is_refused(schema: Any) -> None:
     with pytest.raises(DataError, match=r"^manifest\.json is invalid: 'schema"):
         Manifest.from_json(changed("schema", to=schema), "manifest.json")
 
 
 @pytest.mark.parametrize("value", [None, [], "manifest", 3])
-def test_what_holds_no_named_values_is_refused(value: Any) -> None:
+def test_json_that_is_not_an_object_is_refused(value: Any) -> None:
     with pytest.raises(DataError, match="it is not a JSON object"):
         Manifest.from_json(value, "manifest.json")
 
@@ -159,7 +159,7 @@ def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(places(WHOLE)[1:]), JSON, st.booleans())
-def test_a_manifest_with_anything_changed_means_what_it_says_or_is_refused(
+def test_changed_manifest_parses_to_its_content_or_is_refused(
     path: tuple[str | int, ...], value: Any, without: bool
 ) -> None:
     mutated = changed(*path, to=value, without=without)
@@ -173,7 +173,7 @@ def test_a_manifest_with_anything_changed_means_what_it_says_or_is_refused(
 
 @settings(max_examples=100, deadline=None)
 @given(JSON)
-def test_any_json_that_is_no_manifest_is_refused_with_a_sentence(value: Any) -> None:
+def test_arbitrary_json_is_refused(value: Any) -> None:
     with pytest.raises(DataError, match=r"^manifest\.json "):
         Manifest.from_json(value, "manifest.json")
 
@@ -194,7 +194,7 @@ def test_every_changed_byte_of_a_sealed_file_is_found() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", seal({"a": 1})[:-1], seal({"a": 1}) + b"\n"])
-def test_what_was_never_sealed_or_not_like_this_is_refused(content: bytes) -> None:
+def test_unsealed_content_is_refused(content: bytes) -> None:
     with pytest.raises(DataError, match=r"file\.json was changed or cut short"):
         unseal(content, "file.json")
 
@@ -202,7 +202,7 @@ def test_what_was_never_sealed_or_not_like_this_is_refused(content: bytes) -> No
 # The pointer
 
 
-def test_a_pointer_comes_back_as_it_was_written() -> None:
+def test_pointer_survives_serialisation() -> None:
     for pointer in (Pointer(current=None, generations={}), Pointer(current=2, generations={2: DIGEST, 10: DIGEST})):
         assert Pointer.parse(pointer.serialise(), "current.json") == pointer
         assert json.loads(pointer.serialise())["schema"] == 1
@@ -223,7 +223,7 @@ def test_a_pointer_comes_back_as_it_was_written() -> None:
         (1, [DIGEST]),
     ],
 )
-def test_a_pointer_to_nothing_is_refused(current: Any, generations: Any) -> None:
+def test_pointer_to_an_unlisted_generation_is_refused(current: Any, generations: Any) -> None:
     content = seal({"schema": 1, "engram": "0.1.0", "current": current, "generations": generations})
     with pytest.raises(DataError, match=r"^current\.json is (inconsistent|invalid)"):
         Pointer.parse(content, "current.json")

@@ -172,7 +172,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_network_is_named_with_the_way_back(damage: str, tmp_path: Path) -> None:
+def test_damaged_network_is_reported_with_the_rollback_command(damage: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "model", [1.0, 2.0, 2.0])
     file = path_of(folder, 3)
     do, words = DAMAGES[damage]
@@ -199,7 +199,7 @@ def test_publishing_replaces_a_damaged_file_of_the_same_network(damage: str, tmp
     assert folder.problems() == []
 
 
-def test_no_network_is_swept_while_a_generation_cannot_say_which_it_uses(tmp_path: Path) -> None:
+def test_no_network_is_removed_while_a_manifest_is_unreadable(tmp_path: Path) -> None:
     folder = made(tmp_path, [1.0, 2.0])
     (tmp_path / "networks" / f"{'0' * 64}.safetensors").write_text("unused")
     before, manifest = files(folder), tmp_path / "generations" / "000001" / "manifest.json"
@@ -214,7 +214,7 @@ def test_no_network_is_swept_while_a_generation_cannot_say_which_it_uses(tmp_pat
         assert len(files(folder)) == 2
 
 
-def test_a_lost_pointer_is_found_again_with_the_networks(tmp_path: Path) -> None:
+def test_rollback_recovers_a_lost_pointer_with_its_networks(tmp_path: Path) -> None:
     folder = made(tmp_path, [1.0, 2.0])
     (tmp_path / "current.json").unlink()
     assert rollback(folder, 2).generation == 2
@@ -222,7 +222,7 @@ def test_a_lost_pointer_is_found_again_with_the_networks(tmp_path: Path) -> None
     assert folder.problems() == []
 
 
-def test_networks_alone_are_no_model_and_are_left_alone(tmp_path: Path) -> None:
+def test_folder_networks_alone_is_not_a_model(tmp_path: Path) -> None:
     folder = made(tmp_path, [1.0])
     shutil.rmtree(tmp_path / "generations")
     (tmp_path / "current.json").unlink()

@@ -55,7 +55,7 @@ class Told:
         return self.rows.expand(max(begin + len(inputs), len(self.rows)), -1)[begin : begin + len(inputs)]
 
 
-def test_each_picture_gets_all_its_probabilities_in_order(model: Model, tmp_path: Path) -> None:
+def test_probabilities_of_each_image_are_sorted(model: Model, tmp_path: Path) -> None:
     paths = fill(tmp_path, *(f"{number}.png" for number in (3, 1, 2, 0)))
     found = list(predict(model, paths))
     wanted = expected(model, paths)
@@ -69,7 +69,7 @@ def test_each_picture_gets_all_its_probabilities_in_order(model: Model, tmp_path
         assert values == sorted(values, reverse=True)
 
 
-def test_more_than_a_batch_is_answered_as_one_by_one(model: Model, tmp_path: Path) -> None:
+def test_batches_predict_as_single_images(model: Model, tmp_path: Path) -> None:
     paths = fill(tmp_path, *(f"{number:03}.png" for number in range(150)))
     together = [each for each in predict(model, paths, top=1) if isinstance(each, Prediction)]
     wanted = expected(model, paths).max(dim=1)
@@ -78,7 +78,7 @@ def test_more_than_a_batch_is_answered_as_one_by_one(model: Model, tmp_path: Pat
     assert [each.top[0].probability for each in together] == pytest.approx(wanted.values.tolist(), abs=1e-5)
 
 
-def test_pictures_that_cannot_be_read_are_told_in_their_place(tmp_path: Path) -> None:
+def test_unreadable_images_are_reported_in_order(tmp_path: Path) -> None:
     paths = fill(tmp_path, *(f"{number:03}.png" for number in range(140)))
     broken = {0, 5, 63, 64, 65, 139}
     for number in broken:
@@ -93,14 +93,14 @@ def test_pictures_that_cannot_be_read_are_told_in_their_place(tmp_path: Path) ->
     assert told.asked == [60, 62, 11]  # of batches of 64, 64 and 12
 
 
-def test_a_batch_of_which_nothing_can_be_read_asks_nobody(tmp_path: Path) -> None:
+def test_batch_of_unreadable_images_does_not_call_the_model(tmp_path: Path) -> None:
     told = Told((1.0,))
     assert all(isinstance(each, SkippedFile) for each in predict(told, [tmp_path / "a", tmp_path / "b"]))  # type: ignore[arg-type]
     assert told.asked == []
     assert list(predict(told, [])) == []  # type: ignore[arg-type]
 
 
-def test_answers_come_while_later_pictures_are_not_yet_asked_for(tmp_path: Path) -> None:
+def test_predictions_are_streamed(tmp_path: Path) -> None:
     paths = fill(tmp_path, *(f"{number:03}.png" for number in range(200)))
     told = Told((1.0,))
     stream = predict(told, paths)  # type: ignore[arg-type]
@@ -110,12 +110,12 @@ def test_answers_come_while_later_pictures_are_not_yet_asked_for(tmp_path: Path)
 
 
 @pytest.mark.parametrize("top", [1, 2, 3, 99])
-def test_no_more_classes_are_told_than_there_are(top: int, model: Model, tmp_path: Path) -> None:
+def test_top_is_limited_to_the_number_of_classes(top: int, model: Model, tmp_path: Path) -> None:
     (found,) = predict(model, fill(tmp_path, "a.png"), top=top)
     assert isinstance(found, Prediction) and len(found.top) == min(top, 3)
 
 
-def test_of_equal_classes_the_one_learned_first_goes_before() -> None:
+def test_ties_are_broken_by_order_of_learning() -> None:
     told = Told((0.2, 0.3, 0.2, 0.3), (0.25, 0.25, 0.25, 0.25))
     answers = top_classes(told, torch.zeros(2, SIDE, SIDE, 3), top=3)  # type: ignore[arg-type]
     assert [[each.name for each in row] for row in answers] == [
@@ -124,7 +124,7 @@ def test_of_equal_classes_the_one_learned_first_goes_before() -> None:
     ]
 
 
-def test_what_is_as_likely_as_asked_for_is_not_rejected(tmp_path: Path) -> None:
+def test_probability_equal_to_the_threshold_is_accepted(tmp_path: Path) -> None:
     paths = fill(tmp_path, "a.png", "b.png", "c.png")
     rows = (0.5, 0.5), (0.375, 0.625), (0.75, 0.25)
 
@@ -137,7 +137,7 @@ def test_what_is_as_likely_as_asked_for_is_not_rejected(tmp_path: Path) -> None:
     assert rejected(1) == [True, True, True]
 
 
-def test_nothing_is_rejected_by_probabilities_that_were_never_calibrated(model: Model, tmp_path: Path) -> None:
+def test_uncalibrated_model_refuses_to_reject(model: Model, tmp_path: Path) -> None:
     assert not model.is_calibrated
     told = Told((0.5, 0.5))
     told.is_calibrated = False
@@ -157,19 +157,19 @@ def test_nothing_is_rejected_by_probabilities_that_were_never_calibrated(model: 
         ({"top": 0}, "found 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once(options: dict[str, float], message: str, model: Model) -> None:
+def test_invalid_options_are_refused(options: dict[str, float], message: str, model: Model) -> None:
     with pytest.raises(UsageError, match=message):
         predict(model, [], **options)  # type: ignore[arg-type]
 
 
-def test_a_model_of_vectors_has_nothing_to_say_of_pictures() -> None:
+def test_a_model_of_vectors_cannot_predict_images() -> None:
     told = Told((1.0,))
     told.image_size = None  # type: ignore[assignment]
     with pytest.raises(UsageError, match="vectors"):
         predict(told, [])  # type: ignore[arg-type]
 
 
-def test_every_picture_is_a_step_of_progress(tmp_path: Path) -> None:
+def test_every_image_is_a_step_of_progress(tmp_path: Path) -> None:
     paths = fill(tmp_path, "a.png", "b.png")
     totals: list[int | None] = []
     steps: list[int] = []
@@ -210,7 +210,7 @@ def test_files_are_taken_as_they_are_and_folders_are_searched(tmp_path: Path) ->
     assert ".jpg" in skipped[0].reason
 
 
-def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
+def test_links_are_followed_and_cycles_reported(tmp_path: Path) -> None:
     fill(tmp_path, "store/1.png", "asked/2.png")
     (tmp_path / "asked" / "far").symlink_to(tmp_path / "store")
     (tmp_path / "asked" / "one.png").symlink_to(tmp_path / "store" / "1.png")
@@ -225,11 +225,11 @@ def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
     assert found == {"self", "far/back", "gone.png"}
 
 
-def test_a_folder_without_pictures_gives_none(tmp_path: Path) -> None:
+def test_folder_without_images_gives_none(tmp_path: Path) -> None:
     assert find_images([tmp_path]) == ([], [])
 
 
-def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbid(folder: Path) -> Never:
         raise PermissionError(13, "Permission denied")
 
@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pyt
         find_images([tmp_path])
 
 
-def test_what_was_learned_is_recognised(small_model: ModelFolder, model: Model) -> None:
+def test_learned_classes_are_recognised(small_model: ModelFolder, model: Model) -> None:
     pictures, _ = find_images([small_model.path.parent / "1" / TULIP])
     names = [each.top[0].name for each in predict(model, pictures, top=1) if isinstance(each, Prediction)]
     assert len(names) == 24 and names.count(TULIP) >= 22

@@ -55,7 +55,7 @@ def publish(folder: ModelFolder, change: Callable[[State], object] = lambda stat
 
 
 @pytest.mark.parametrize("kind", ["small_model", "hybrid_model"])
-def test_a_model_that_is_as_it_was_saved_is_whole(kind: str, request: pytest.FixtureRequest) -> None:
+def test_unchanged_model_is_intact(kind: str, request: pytest.FixtureRequest) -> None:
     folder: ModelFolder = request.getfixturevalue(kind)
     size = sum(each.stat().st_size for each in folder.path.rglob("*") if each.is_file())
     found = verify(folder)
@@ -63,7 +63,7 @@ def test_a_model_that_is_as_it_was_saved_is_whole(kind: str, request: pytest.Fix
     assert found.intact and found.to_json()["intact"] is True
 
 
-def test_every_damaged_file_is_named_and_the_rest_still_looked_at(model: ModelFolder) -> None:
+def test_every_damaged_file_is_named_and_the_rest_is_checked(model: ModelFolder) -> None:
     (model.path / "generations" / "000001" / "learner.safetensors").write_bytes(b"")
     (model.path / "notes.txt").write_text("")
     found = verify(model)
@@ -73,13 +73,13 @@ def test_every_damaged_file_is_named_and_the_rest_still_looked_at(model: ModelFo
     assert len(found.problems) == 2
 
 
-def test_without_a_pointer_what_is_on_the_disk_is_looked_at(model: ModelFolder) -> None:
+def test_without_a_pointer_the_generations_on_disk_are_checked(model: ModelFolder) -> None:
     (model.path / "current.json").unlink()
     found = verify(model)
     assert (found.generations, found.in_use, found.problems) == ((1, 2), None, ("current.json is missing.",))
 
 
-def test_where_no_model_is_that_is_the_problem(tmp_path: Path) -> None:
+def test_missing_model_is_a_problem(tmp_path: Path) -> None:
     found = verify(ModelFolder(tmp_path / "absent"))
     assert found.problems == (f"There is no model in {tmp_path / 'absent'}.",) and found.generations == ()
     assert not (tmp_path / "absent").exists()
@@ -241,11 +241,11 @@ def test_nothing_is_saved_that_verify_would_reject(model: ModelFolder) -> None:
     assert files_of(model.path) == before
 
 
-def test_a_budget_that_is_kept_to_is_no_problem(model: ModelFolder) -> None:
+def test_memory_within_budget_is_no_problem(model: ModelFolder) -> None:
     assert verify(publish(model, details={"seen": [1, 2, 3], "budget": 4608})).intact
 
 
-def test_the_images_that_are_kept_are_looked_at_too(hybrid_model: ModelFolder, tmp_path: Path) -> None:
+def test_exemplars_are_checked_too(hybrid_model: ModelFolder, tmp_path: Path) -> None:
     folder = publish(copied(hybrid_model, tmp_path / "model"), cut("memory.images.rows"))
     (problem,) = verify(folder).problems
     assert "generations/000003" in problem and "8" in problem and "9" in problem
@@ -264,7 +264,7 @@ QUICK = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_of_any_method_is_whole_before_and_after_its_classes_are_joined_and_forgotten(
+def test_a_model_of_any_method_is_intact_before_and_after_merge_and_forget(
     method: str, vectors: Stream, tmp_path: Path
 ) -> None:
     learner = make(method, **{name: value for name, value in QUICK.items() if name in setting_names(method)})

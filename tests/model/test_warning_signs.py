@@ -26,18 +26,18 @@ def warned(folder: ModelFolder, pictures: Path, options: LearnOptions | None = N
     return learn(folder, pictures, options).warnings
 
 
-def test_of_enough_pictures_of_different_things_there_is_no_warning(folder: ModelFolder, tmp_path: Path) -> None:
+def test_enough_different_images_give_no_warning(folder: ModelFolder, tmp_path: Path) -> None:
     assert warned(folder, paint(tmp_path / "1", ("red", "green"), 5)) == ()
     assert warned(folder, paint(tmp_path / "2", ("blue",), 5)) == ()
 
 
-def test_a_model_of_one_class_gives_it_for_anything(folder: ModelFolder, tmp_path: Path) -> None:
+def test_a_single_class_is_warned_about(folder: ModelFolder, tmp_path: Path) -> None:
     (warning,) = warned(folder, paint(tmp_path / "1", ("red",), 5))
     assert "one class" in warning
     assert warned(folder, paint(tmp_path / "2", ("green",), 5)) == ()
 
 
-def test_a_new_class_of_one_picture_is_named(folder: ModelFolder, tmp_path: Path) -> None:
+def test_a_new_class_of_one_image_is_named(folder: ModelFolder, tmp_path: Path) -> None:
     pictures = paint(tmp_path / "1", ("red", "green"), 5)
     paint(pictures, ("blue",), 1)
     (warning,) = warned(folder, pictures)
@@ -45,7 +45,7 @@ def test_a_new_class_of_one_picture_is_named(folder: ModelFolder, tmp_path: Path
     assert warned(folder, paint(tmp_path / "2", ("red",), 1, seed=1)) == ()  # of a known class, one more is no problem
 
 
-def test_of_many_classes_of_one_picture_five_are_named(folder: ModelFolder, tmp_path: Path) -> None:
+def test_of_many_classes_of_one_image_five_are_named(folder: ModelFolder, tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     for number in range(8):
         path = tmp_path / "1" / f"class {number}" / "0.png"
@@ -56,7 +56,7 @@ def test_of_many_classes_of_one_picture_five_are_named(folder: ModelFolder, tmp_
 
 
 @pytest.mark.parametrize(("large", "warns"), [(19, False), (20, True)])
-def test_ten_times_as_many_pictures_of_one_class_as_of_another_are_very_unequal(
+def test_classes_ten_times_larger_than_others_are_warned_about(
     large: int, warns: bool, folder: ModelFolder, tmp_path: Path
 ) -> None:
     pictures = paint(tmp_path / "1", ("red",), large)
@@ -67,7 +67,7 @@ def test_ten_times_as_many_pictures_of_one_class_as_of_another_are_very_unequal(
         assert "20 images of red, 2 of green" in warnings[0]
 
 
-def test_the_same_picture_in_two_classes_is_named_in_both(folder: ModelFolder, tmp_path: Path) -> None:
+def test_duplicate_image_in_two_classes_is_named_in_both(folder: ModelFolder, tmp_path: Path) -> None:
     pictures = paint(tmp_path / "1", ("red", "green", "blue"), 5)
     shutil.copy(pictures / "red" / "3.png", pictures / "green" / "mistake.png")
     (warning,) = warned(folder, pictures)
@@ -76,7 +76,7 @@ def test_the_same_picture_in_two_classes_is_named_in_both(folder: ModelFolder, t
     assert "blue" not in warning
 
 
-def test_a_photo_that_was_saved_anew_is_found_and_photos_of_different_things_are_not(
+def test_reencoded_photo_is_found_and_different_photos_are_not(
     photos: Path, folder: ModelFolder, tmp_path: Path
 ) -> None:
     for source in sorted((photos / "test").iterdir()):
@@ -89,7 +89,7 @@ def test_a_photo_that_was_saved_anew_is_found_and_photos_of_different_things_are
     assert f"{original} (cannon)" in warning and f"{copy} (wok)" in warning
 
 
-def test_of_an_earlier_picture_only_the_class_is_known(folder: ModelFolder, tmp_path: Path) -> None:
+def test_duplicate_of_an_earlier_image_names_its_class(folder: ModelFolder, tmp_path: Path) -> None:
     first = paint(tmp_path / "1", ("red", "green"), 5)
     learn(folder, first)
     later = paint(tmp_path / "2", ("blue",), 5)
@@ -98,15 +98,13 @@ def test_of_an_earlier_picture_only_the_class_is_known(folder: ModelFolder, tmp_
     assert f"{later / 'blue' / 'mistake.png'} (blue) and an image of red" in warning
 
 
-def test_the_same_picture_twice_in_one_class_is_no_mistake(folder: ModelFolder, tmp_path: Path) -> None:
+def test_duplicate_within_a_class_gives_no_warning(folder: ModelFolder, tmp_path: Path) -> None:
     pictures = paint(tmp_path / "1", ("red", "green"), 5)
     shutil.copy(pictures / "red" / "3.png", pictures / "red" / "again.png")
     assert warned(folder, pictures) == ()
 
 
-def test_of_each_pair_of_classes_one_pair_of_pictures_is_named_and_of_many_pairs_five(
-    folder: ModelFolder, tmp_path: Path
-) -> None:
+def test_one_duplicate_is_named_per_pair_of_classes_and_at_most_five(folder: ModelFolder, tmp_path: Path) -> None:
     names = ("red", "green", "blue", "white")
     pictures = paint(tmp_path / "1", names, 8)
     for number, (one, other) in enumerate(itertools.combinations(names, 2)):
@@ -119,12 +117,12 @@ def test_of_each_pair_of_classes_one_pair_of_pictures_is_named_and_of_many_pairs
     assert "1 more pair" in last
 
 
-def test_pictures_that_are_all_much_alike_are_not_the_same(folder: ModelFolder, tmp_path: Path) -> None:
+def test_similar_images_are_not_duplicates(folder: ModelFolder, tmp_path: Path) -> None:
     """Noise around one grey: what all of them have in common does not count."""
     assert warned(folder, draw(tmp_path / "1", ("a", "b", "c"), 8)) == ()
 
 
-def test_what_a_network_from_scratch_takes_for_alike_is_not_reported(folder: ModelFolder, tmp_path: Path) -> None:
+def test_duplicates_are_not_reported_for_a_network_from_scratch(folder: ModelFolder, tmp_path: Path) -> None:
     pictures = draw(tmp_path / "1", ("a", "b"), 5)
     shutil.copy(pictures / "a" / "3.png", pictures / "b" / "mistake.png")
     assert warned(folder, pictures, LearnOptions(network="small", image_size=SIDE, epochs=1)) == ()
