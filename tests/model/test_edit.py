@@ -313,13 +313,15 @@ def test_forget_killed_at_any_step_is_undone_or_final_for_every_read(small_model
     outcomes = []
     for step in range(1, len(codes)):
         folder = ModelFolder(tmp_path / str(step))
-        forgotten = load(folder).names == (TULIP, FORMULA)
-        assert forgotten or load(folder).names == NAMES
-        assert verify(folder).problems == ()
+        forgotten = folder.current().classes == (TULIP, FORMULA)
+        assert forgotten or folder.current().classes == NAMES
+        assert folder.problems() == []
+        if not outcomes or forgotten != outcomes[-1]:  # the others have the same tensors
+            assert verify(folder).intact
         assert folder.generations() == ([3] if forgotten else [1, 2])
         if forgotten:
             with pytest.raises(UsageError):
-                load(folder, generation=2)
+                folder.load(2)
             assert not any(DAISY in manifest.classes for manifest in folder.manifests())
         with warnings.catch_warnings(action="ignore"):
             rollback(folder, folder.number_in_use())
