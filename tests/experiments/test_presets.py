@@ -210,9 +210,9 @@ def imagenet(name: str, classes: int, side: int = 256, per_class: int = 300) -> 
     )
 
 
-PAPER_TRAINING = {"eeil": (40, 128, 1e-4), "lucir": (90, 128, 1e-4), "bic": (100, 256, 1e-4)}
+PAPER_TRAINING = {"eeil": (80, 128, 1e-4), "lucir": (90, 128, 1e-4), "bic": (100, 256, 1e-4)}
 MILESTONES = {
-    "eeil": [10, 20, 30],
+    "eeil": [20, 40, 60],
     "lucir": [30, 60],
     "bic": [30, 60, 80, 90],
 }

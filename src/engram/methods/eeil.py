@@ -18,8 +18,8 @@ from engram.network.losses import softmax_cross_entropy, softmax_distillation
 class CrossDistillation(Objective):
     """Cross-entropy over all classes, and distillation of every earlier task's classes as a head of their own.
 
-    A last stage trains on equally many images of all classes. There the newest head is distilled too, from the network
-    before that stage.
+    A last stage trains on equally many images of all classes. There every head is distilled, the newest too, from the
+    network before that stage.
     """
 
     name: ClassVar = "eeil"
@@ -53,20 +53,15 @@ class CrossDistillation(Objective):
             )
 
     def _loss(self, context: TrainingContext, before: Network | None) -> Loss:
-        """Eq. 1 with a head per earlier task; in fine-tuning, `before` is the teacher of the newest head."""
-        student, teacher, old = context.student, context.teacher, context.old
-        tasks = context.task_of_class[:old]
+        """Eq. 1 with a head per earlier task; in fine-tuning, `before` teaches every head (the authors' code)."""
+        student, teacher = context.student, before or context.teacher
+        tasks = context.task_of_class[: teacher.classes] if teacher is not None else context.task_of_class[:0]
         heads = [(tasks == task).nonzero().squeeze(1) for task in tasks.unique()]
-        newest = torch.arange(old, len(context.in_task), device=context.in_task.device)
 
         def loss(inputs: Tensor, class_indices: Tensor) -> Tensor:
             _, scores = student(inputs)
             total = softmax_cross_entropy(scores, class_indices)
-            if teacher is not None:
-                total = total + self._distil(scores, teacher, inputs, heads)
-            if before is not None and len(newest):
-                total = total + self._distil(scores, before, inputs, [newest])
-            return total
+            return total if teacher is None else total + self._distil(scores, teacher, inputs, heads)
 
         return loss
 
