@@ -195,7 +195,7 @@ def test_all_classes_but_one_can_be_forgotten(small_model: ModelFolder, model: M
     assert set(answers(load(model), images[:3])) == {DAISY}
     assert verify(model).problems == ()
     before = tree(model.path)
-    with pytest.raises(UsageError, match=rf"No class would be left\. .* remove the folder {model.path}\."):
+    with pytest.raises(UsageError, match=str(model.path)):
         forget(model, [DAISY])
     assert tree(model.path) == before
 
@@ -234,7 +234,7 @@ def test_a_forgotten_class_can_be_learned_again(model: ModelFolder, tmp_path: Pa
     assert load(model).names == (TULIP, FORMULA, DAISY) and learned.generation == 4
     assert [change.details == {} for change in model.history()] == [True, True, False, False]
     assert rollback(model).generation == 3
-    with pytest.raises(UsageError, match=r"Generation 3 has none before it\. Choose one with --to: 4\."):
+    with pytest.raises(UsageError, match=r"3.*--to: 4"):
         rollback(model)
 
 
@@ -340,10 +340,10 @@ def test_forget_killed_before_removal_holds_with_a_damaged_pointer(
         forget(model, [DAISY])
     assert any(found(model.path, sought).values())
     damage(model.path / "current.json")
-    with pytest.raises(DataError, match=r"Go back to it with: engram rollback .* --to 3"):
+    with pytest.raises(DataError, match=r"engram rollback .* --to 3"):
         load(model)
     for number in (1, 2):
-        with pytest.raises(UsageError, match=rf"There is no generation {number} in .*\. There are: 3\."):
+        with pytest.raises(UsageError, match=rf"{number} .* 3\."):
             rollback(model, number)
     done = rollback(model, 3)
     assert done.details["from"] is None and done.classes == (TULIP, FORMULA)
@@ -501,9 +501,9 @@ def test_merge_combines_exemplars(hybrid_model: ModelFolder, tmp_path: Path) -> 
 
 def test_merge_into_itself_or_an_unknown_class_is_refused(small_model: ModelFolder) -> None:
     before = tree(small_model.path)
-    with pytest.raises(UsageError, match="joined into itself"):
+    with pytest.raises(UsageError, match="itself"):
         merge(small_model, DAISY, DAISY)
-    with pytest.raises(UsageError, match="There is no class 'rose'"):
+    with pytest.raises(UsageError, match="'rose'"):
         merge(small_model, DAISY, "rose")
     assert tree(small_model.path) == before
 
@@ -519,7 +519,7 @@ def test_rollback_returns_to_the_parent_and_makes_no_generation(model: ModelFold
     done = rollback(model)
     assert (done.generation, done.details["from"], done.classes) == (1, 4, (TULIP, DAISY))
     assert model.generations() == [1, 2, 3, 4] and model.history() == history
-    with pytest.raises(UsageError, match=r"Generation 1 has none before it\. Choose one with --to: 2, 3, 4\."):
+    with pytest.raises(UsageError, match=r"1.*--to: 2, 3, 4"):
         rollback(model)
     assert rollback(model, 4).classes == ("tulip", DAISY)
 
@@ -527,7 +527,7 @@ def test_rollback_returns_to_the_parent_and_makes_no_generation(model: ModelFold
 def test_impossible_rollback_lists_the_possible_ones(model: ModelFolder) -> None:
     before = tree(model.path)
     for number in (0, -1, 3):
-        with pytest.raises(UsageError, match=rf"There is no generation {number} in .*\. There are: 1, 2\."):
+        with pytest.raises(UsageError, match=rf"{number} .* 1, 2\."):
             rollback(model, number)
     assert tree(model.path) == before
     with model.writing() as writer:
@@ -541,7 +541,7 @@ def test_rollback_repairs_the_pointer_and_avoids_damaged_generations(model: Mode
     (model.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
     assert rollback(model).generation == 1
     (model.path / "current.json").unlink()
-    with pytest.raises(DataError, match=r"is damaged: current\.json is missing\. .* engram rollback .* --to 1"):
+    with pytest.raises(DataError, match=r"current\.json.* engram rollback .* --to 1"):
         rollback(model)
     assert rollback(model, 1).details["from"] is None
     assert load(model).names == (TULIP, DAISY)

@@ -134,7 +134,7 @@ def test_the_last_generations_are_kept(tmp_path: Path) -> None:
     with folder.writing() as writer:
         publish(writer, 9, keep=1)
     assert folders(tmp_path) == ["000009"]
-    with folder.writing() as writer, pytest.raises(UsageError, match="keeps 1 generation at least, not 0"):
+    with folder.writing() as writer, pytest.raises(UsageError, match="not 0"):
         publish(writer, keep=0)
 
 
@@ -165,33 +165,31 @@ def test_ancestors_of_the_generation_in_use_are_kept(tmp_path: Path) -> None:
 def test_missing_generation_cannot_be_loaded_or_used(tmp_path: Path) -> None:
     folder = made(tmp_path, 3, keep=2)
     for number in (0, 1, 4, -1):
-        with pytest.raises(UsageError, match=f"There is no generation {number} in {tmp_path}. There are: 2, 3."):
+        with pytest.raises(UsageError, match=f"{number} .*{tmp_path}.* 2, 3"):
             folder.load(number)
-        with folder.writing() as writer, pytest.raises(UsageError, match=f"There is no generation {number} in"):
+        with folder.writing() as writer, pytest.raises(UsageError, match=f"{number} .*{tmp_path}"):
             writer.use(number)
 
 
 def test_missing_model_is_reported(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "my flowers")
     for read in (folder.load, folder.current, folder.history, folder.generations):
-        with pytest.raises(
-            DataError, match=r"There is no model in .*\. Make one with: engram learn '.*my flowers' FOLD"
-        ):
+        with pytest.raises(DataError, match=r"engram learn '.*my flowers'"):
             read()
-    assert folder.problems() == [f"There is no model in {folder.path}."]
+    assert [str(folder.path) in problem for problem in folder.problems()] == [True]
     assert not folder.path.exists()
-    with folder.writing() as writer, pytest.raises(DataError, match="There is no model in"):
+    with folder.writing() as writer, pytest.raises(DataError, match="my flowers"):
         writer.use(1)
 
 
 def test_folder_with_other_content_is_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_text("")
     with (
-        pytest.raises(UsageError, match=r"holds something else \(holiday.jpg\). Choose an empty or new folder."),
+        pytest.raises(UsageError, match=r"holiday\.jpg"),
         ModelFolder(tmp_path).writing(),
     ):
         pass
-    assert ModelFolder(tmp_path).problems() == [f"There is no model in {tmp_path}."]
+    assert [str(tmp_path) in problem for problem in ModelFolder(tmp_path).problems()] == [True]
     assert tree(tmp_path).keys() == {"holiday.jpg"}
 
 
@@ -212,7 +210,7 @@ def test_folder_with_other_content_is_left_unchanged(tmp_path: Path) -> None:
 def test_unreadable_content_is_not_written(wrong: dict[str, Any], tmp_path: Path) -> None:
     folder = made(tmp_path)
     before = tree(tmp_path)
-    with folder.writing() as writer, pytest.raises(UsageError, match=r"This cannot be saved with a model\. "):
+    with folder.writing() as writer, pytest.raises(UsageError, match="cannot be saved"):
         publish(writer, 2, **wrong)
     assert tree(tmp_path) == before
 
@@ -273,7 +271,7 @@ def test_forgotten_generation_is_not_recovered_with_a_damaged_pointer(
     assert folders(tmp_path) == ["000001", "000002", "000003"]
     DAMAGES[damage](tmp_path / "current.json")
     for number in (1, 2):
-        with folder.writing() as writer, pytest.raises(UsageError, match=rf"no generation {number} in .* There are: 3"):
+        with folder.writing() as writer, pytest.raises(UsageError, match=rf"{number} .* 3"):
             writer.use(number)
     with folder.writing() as writer:
         assert writer.use(3).generation == 3
@@ -291,7 +289,7 @@ def test_forgotten_generation_is_not_offered_even_if_it_is_the_only_intact_one(
         monkeypatch.undo()
     (tmp_path / "current.json").unlink()
     (tmp_path / "generations" / "000003" / "learner.safetensors").write_bytes(b"")
-    with pytest.raises(DataError, match=r"No generation of it is intact\. Restore the folder from a copy\."):
+    with pytest.raises(DataError, match="No generation"):
         folder.load()
 
 
@@ -301,7 +299,7 @@ def test_forgotten_generation_is_not_offered_even_if_it_is_the_only_intact_one(
 def test_second_writer_is_refused_while_readers_are_not(tmp_path: Path) -> None:
     folder = made(tmp_path)
     with folder.writing():
-        with pytest.raises(BusyError, match=f"Another process is working in {tmp_path}"), folder.writing():
+        with pytest.raises(BusyError, match=str(tmp_path)), folder.writing():
             pytest.fail("both write")
         assert weight(folder) == 1
         (tmp_path / f"{storage.ASIDE}of-the-writer").write_text("half")
@@ -331,7 +329,7 @@ def test_the_next_writer_removes_what_a_killed_writer_left_and_reading_does_not(
         littered = tree(tmp_path)
         assert folder.problems() == [] and folder.leftovers()
         assert tree(tmp_path) == littered
-        with pytest.warns(EngramWarning, match="removed: "), folder.writing():
+        with pytest.warns(EngramWarning, match=str(tmp_path)), folder.writing():
             assert tree(tmp_path) == whole and folders(tmp_path) == ["000002"]
 
 
@@ -361,7 +359,7 @@ def test_reader_gives_up_after_many_retries(tmp_path: Path, monkeypatch: pytest.
     changes = iter(range(1000))
     monkeypatch.setattr(folder, "_content", lambda: str(next(changes)))
     (tmp_path / "generations" / "000001" / "learner.safetensors").unlink()
-    with pytest.raises(BusyError, match=r"is changed faster than it can be read\. Try again\."):
+    with pytest.raises(BusyError, match=str(tmp_path)):
         folder.load()
 
 
@@ -374,7 +372,7 @@ def refused(folder: ModelFolder, name: str) -> None:
     """Make sure that verifying names the file, and that nobody loads the generation in use."""
     problems = folder.problems()
     assert any(problem.startswith(name) for problem in problems), problems
-    with pytest.raises(DataError, match=f"The model {folder.path} is damaged: {name}"):
+    with pytest.raises(DataError, match=f"{folder.path} .*{name}"):
         folder.load()
 
 
@@ -465,7 +463,7 @@ def test_swapped_files_of_two_generations_are_found(name: str, tmp_path: Path) -
     os.rename(tmp_path / "third", two)
     refused(folder, f"generations/000002/{name}")
     assert len(folder.problems()) == 2
-    with pytest.raises(DataError, match=r"No generation of it is intact\. Restore the folder from a copy\."):
+    with pytest.raises(DataError, match="No generation"):
         folder.load(1)
 
 
@@ -496,9 +494,9 @@ def test_generation_in_the_place_of_another_is_found(tmp_path: Path) -> None:
 def test_foreign_files_are_named(name: str, folder: bool, tmp_path: Path) -> None:
     model = made(tmp_path, 2)
     (tmp_path / name).mkdir() if folder else (tmp_path / name).write_text("")
-    assert model.problems() == [f"{name} does not belong to the model. Remove it."]
+    assert [name in problem for problem in model.problems()] == [True]
     if name.startswith("generations/000002"):
-        with pytest.raises(DataError, match="does not belong to the model"):
+        with pytest.raises(DataError, match=name):
             model.load()
     assert weight(model, 1) == 1
     assert (tmp_path / name).exists()
@@ -507,10 +505,10 @@ def test_foreign_files_are_named(name: str, folder: bool, tmp_path: Path) -> Non
 def test_invalid_lock_file_is_named_and_not_followed(tmp_path: Path) -> None:
     folder = made(tmp_path / "model")
     (folder.path / ".lock").write_text("hidden")
-    assert folder.problems() == [".lock is not an empty file. Remove it."]
+    assert [".lock" in problem for problem in folder.problems()] == [True]
     (folder.path / ".lock").unlink()
     (folder.path / ".lock").symlink_to(tmp_path / "outside")
-    assert folder.problems() == [".lock is not an empty file. Remove it."]
+    assert [".lock" in problem for problem in folder.problems()] == [True]
     with pytest.raises(EngramError, match="is not writable"), folder.writing():
         pass
     assert not (tmp_path / "outside").exists()
@@ -522,11 +520,12 @@ def test_several_problems_are_all_named(tmp_path: Path) -> None:
     (tmp_path / "generations" / "000002" / "learner.safetensors").unlink()
     (tmp_path / "generations" / "000002" / "extra").write_text("")
     shutil.rmtree(tmp_path / "generations" / "000003")
-    assert folder.problems() == [
-        "generations/000001/manifest.json is missing.",
-        "generations/000002/learner.safetensors is missing.",
-        "generations/000002/extra does not belong to the model. Remove it.",
-        "generations/000003/manifest.json is missing.",
+    named = [problem.split()[0] for problem in folder.problems()]
+    assert named == [
+        "generations/000001/manifest.json",
+        "generations/000002/learner.safetensors",
+        "generations/000002/extra",
+        "generations/000003/manifest.json",
     ]
 
 
@@ -534,16 +533,16 @@ def test_damage_is_reported_with_the_rollback_command(tmp_path: Path) -> None:
     folder = made(tmp_path / "my model", 3)
     (folder.path / "generations" / "000003" / "learner.safetensors").write_bytes(b"")
     command = f"engram rollback '{folder.path}' --to 2"
-    with pytest.raises(DataError, match=r"was cut short: it has 0 of \d+ bytes. Generation 2 is intact") as raised:
+    with pytest.raises(DataError, match=r"000003/learner\.safetensors") as raised:
         folder.load()
     assert str(raised.value).endswith(command)
     with folder.writing() as writer:
-        with pytest.raises(DataError, match="Generation 2 is intact"):
+        with pytest.raises(DataError, match="--to 2"):
             writer.use(3)
         assert folder.pointer().current == 3
         writer.use(2)
     assert weight(folder) == 2
-    assert folder.problems() == ["generations/000003/learner.safetensors was cut short: it has 0 of 80 bytes."]
+    assert ["000003/learner.safetensors" in problem for problem in folder.problems()] == [True]
     with folder.writing() as writer:
         assert publish(writer, 4, keep=2).generation == 4
     assert folder.generations() == [2, 4]
@@ -557,17 +556,17 @@ def test_rollback_repairs_a_damaged_pointer(damage: str, tmp_path: Path) -> None
     (tmp_path / "generations" / "000002" / "manifest.json").write_bytes(b"")
     DAMAGES[damage](tmp_path / "current.json")
     assert folder.exists()
-    with pytest.raises(DataError, match=r"Generation 3 is intact\. Go back to it with: engram rollback .* --to 3"):
+    with pytest.raises(DataError, match=r"engram rollback .* --to 3"):
         folder.load()
     with folder.writing() as writer:
-        with pytest.raises(DataError, match=r"is damaged: current\.json"):
+        with pytest.raises(DataError, match=r"current\.json"):
             publish(writer, 5)
         assert folders(tmp_path) == ["000001", "000002", "000003", "000004"]
         writer.use(3)
     assert weight(folder) == 3
     assert folder.generations() == [1, 3, 4]
     assert [change.generation for change in folder.history()] == [1, 2, 3, 4]
-    assert folder.problems() == ["generations/000004/learner.safetensors was cut short: it has 0 of 80 bytes."]
+    assert ["000004/learner.safetensors" in problem for problem in folder.problems()] == [True]
 
 
 def test_history_continues_from_the_newest_readable_manifest(tmp_path: Path) -> None:
@@ -576,7 +575,7 @@ def test_history_continues_from_the_newest_readable_manifest(tmp_path: Path) -> 
     assert [change.generation for change in folder.history()] == [1, 2]
     for number in ("000001", "000002"):
         (tmp_path / "generations" / number / "manifest.json").write_bytes(b"")
-    with pytest.raises(DataError, match=r"generations/000003/manifest\.json was changed"):
+    with pytest.raises(DataError, match=r"generations/000003/manifest\.json"):
         folder.history()
     with folder.writing() as writer:
         assert [change.generation for change in publish(writer, 4).history] == [4]
@@ -676,7 +675,7 @@ def test_folder_generations_of_other_software_is_not_a_model(tmp_path: Path) -> 
     (tmp_path / "generations" / "1.png").write_bytes(b"a picture")
     folder = ModelFolder(tmp_path)
     assert not folder.exists()
-    assert folder.problems() == [f"There is no model in {tmp_path}."]
-    with pytest.raises(UsageError, match=r"holds something else \(generations\)"), folder.writing():
+    assert [str(tmp_path) in problem for problem in folder.problems()] == [True]
+    with pytest.raises(UsageError, match="generations"), folder.writing():
         pass
     assert (tmp_path / "generations" / "1.png").read_bytes() == b"a picture"

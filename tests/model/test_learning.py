@@ -221,11 +221,11 @@ def test_exemplars_over_budget_are_refused_with_the_number_that_fits(tmp_path: P
     )
     with pytest.raises(BudgetError, match=r"3,840 bytes .* 4,608.*--images-per-class 2"):
         learn(folder, pictures, quick)
-    with pytest.raises(BudgetError, match=r"768 bytes .* 2 classes: one image of each would be 1,536"):
+    with pytest.raises(BudgetError, match=r"768 .* 2 classes.* 1,536"):
         learn(folder, pictures, replace(quick, budget=image))
     assert not (tmp_path / "a").exists()
     learn(folder, pictures, replace(quick, images_per_class=2))
-    with pytest.raises(UsageError, match="Keep --images-per-class 1"):
+    with pytest.raises(UsageError, match="--images-per-class 1"):
         learn(folder, draw(tmp_path / "more", ("rose", "lily"), 8), LearnOptions(epochs=1))
     learn(folder, tmp_path / "more", LearnOptions(epochs=1, images_per_class=1))
     assert load(folder).learner.memory.nbytes == 4 * image
@@ -252,7 +252,7 @@ def test_exemplars_that_leave_no_room_for_features_are_refused_with_the_number_t
 
 def test_budget_below_one_feature_per_class_is_refused(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
-    with pytest.raises(UsageError, match=r"too small for 4 classes: one vector of each would be 1,024"):
+    with pytest.raises(UsageError, match=r"4 classes.* 1,024"):
         learn(folder, draw(tmp_path / "rose", ("rose",), 6), LearnOptions(budget=1000))
     assert folder.current().generation == 2
 
@@ -460,14 +460,14 @@ def test_a_training_that_ends_with_infinite_statistics_is_not_published(tmp_path
 
 def test_two_updates_cannot_run_at_once(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
-    with folder.writing(), pytest.raises(BusyError, match="Another process is working"):
+    with folder.writing(), pytest.raises(BusyError, match=str(folder.path)):
         learn(folder, draw(tmp_path / "rose", ("rose",), 6), WISHES)
 
 
 @pytest.mark.parametrize("twin", ["[RED]tulip", "ga\u0308nseblu\u0308mchen".upper()])
 def test_near_duplicate_of_a_known_name_is_refused(twin: str, small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
-    with pytest.raises(DataError, match="capitals, spaces or the encoding of accents"):
+    with pytest.raises(DataError, match="capitals"):
         learn(folder, draw(tmp_path / "twin", (twin,), 6), WISHES)
 
 
