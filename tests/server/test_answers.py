@@ -7,12 +7,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from folders_made import paint
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied
 from server_made import Serve, files, image_bytes, update_form, wait_for_job
 from starlette.testclient import TestClient
 
 from engram.data.images import decode
-from engram.model import ModelFolder, inspect, load, rename, top_classes
+from engram.model import ModelFolder, inspect, learn, load, predict, rename, top_classes
 
 
 def test_predictions_match_the_model(client: TestClient, model: ModelFolder) -> None:
@@ -40,6 +41,26 @@ def test_an_uncalibrated_model_cannot_reject(client: TestClient) -> None:
     assert response["calibrated"] is False and response["predictions"][0]["rejected"] is False
     refused = client.post("/api/classify?reject=0.5", files=files(image_bytes("grey")))
     assert refused.status_code == 409 and "calibrated" in refused.json()["detail"]
+
+
+def test_images_of_unknown_classes_are_rejected_as_predict_does(serve: Serve, tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "colours")
+    pictures = paint(tmp_path / "pictures", ("red", "green", "blue", "yellow"), 4)
+    learn(folder, pictures)
+    contents = [path.read_bytes() for path in sorted(pictures.rglob("*.*"))]
+    expected = [each.rejected for each in predict(load(folder), sorted(pictures.rglob("*.*")), reject="20%")]  # type: ignore[union-attr]
+    client = serve(folder)
+    for query, rejected in (("reject=20%25", expected), ("reject=0.0", [False] * len(contents))):
+        response = client.post(f"/api/classify?{query}", files=files(*contents)).json()
+        assert [each["rejected"] for each in response["predictions"]] == rejected
+    noise = client.post("/api/classify?reject=auto", files=files(image_bytes("grey"))).json()
+    assert noise["predictions"][0]["rejected"] is True
+    assert client.get("/api/model").json()["rejection"]["rate"] == 0.05
+
+
+def test_a_model_that_cannot_estimate_the_rate_refuses_it(client: TestClient) -> None:
+    refused = client.post("/api/classify?reject=auto", files=files(image_bytes("grey")))
+    assert refused.status_code == 409 and "probability" in refused.json()["detail"]
 
 
 def test_an_unreadable_file_is_reported_and_the_others_are_classified(client: TestClient) -> None:

@@ -9,9 +9,9 @@ from models_made import TULIP
 from server_made import image_bytes
 
 from engram.data.images import decode
-from engram.model import ModelFolder, load, rename
+from engram.model import Answer, ModelFolder, load, rename
 from engram.server import Config
-from engram.server.inference import Answers, Batcher, LoadedModel
+from engram.server.inference import Batcher, LoadedModel
 
 
 def test_each_image_is_predicted_by_its_own_model_in_few_batches(model: ModelFolder) -> None:
@@ -21,7 +21,7 @@ def test_each_image_is_predicted_by_its_own_model_in_few_batches(model: ModelFol
     image = decode(image_bytes(TULIP), size=16)
     passes: list[int] = []
 
-    async def ask() -> list[Answers]:
+    async def ask() -> list[Answer]:
         batcher = Batcher(Config(batch_seconds=0.05), passes.append)
         try:
             return list(await asyncio.gather(*(batcher.predict(each, image, 3) for each in (old, new) * 4)))
@@ -31,16 +31,16 @@ def test_each_image_is_predicted_by_its_own_model_in_few_batches(model: ModelFol
     answers = asyncio.run(ask())
     assert passes == [4, 4]
     expected = [set(old.model.names), set(new.model.names)] * 4
-    assert [{each.name for each in answer} for answer in answers] == expected
+    assert [{each.name for each in answer.top} for answer in answers] == expected
     alone = old.model.probabilities(image[None]).max()
-    assert torch.isclose(alone, torch.tensor(answers[0][0].probability), atol=1e-4)
+    assert torch.isclose(alone, torch.tensor(answers[0].top[0].probability), atol=1e-4)
 
 
 def test_images_of_clients_that_left_do_not_hold_up_others(model: ModelFolder) -> None:
     loaded = LoadedModel(2, load(model, device="cpu"), 16)
     image = decode(image_bytes(TULIP), size=16)
 
-    async def ask() -> Answers:
+    async def ask() -> Answer:
         batcher = Batcher(Config(batch_size=2))
         try:
             left = [asyncio.create_task(batcher.predict(loaded, image, 3)) for _ in range(9)]
@@ -51,4 +51,4 @@ def test_images_of_clients_that_left_do_not_hold_up_others(model: ModelFolder) -
         finally:
             batcher.close()
 
-    assert len(asyncio.run(ask())) == 3
+    assert len(asyncio.run(ask()).top) == 3

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from engram.cli.options import Json, ModelPath
-from engram.cli.output import print_json, table
+from engram.cli.output import print_json, rejection_text, table
 from engram.text import format_bytes, plural, printable
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def _summary(found: ModelSummary, model: Path) -> list[tuple[str, str]]:
         ("classifier", found.classifier),
         ("accuracy", _accuracy(found)),
         ("calibration", _calibration(found.calibration)),
+        ("unknown", rejection_text(found.rejection)),
         ("settings", "; ".join(changed) + " (in parentheses: the default)" if changed else "the defaults"),
     ]
     if (quality := found.adaptation) is not None:

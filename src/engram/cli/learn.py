@@ -20,7 +20,7 @@ from engram.cli.options import (
     command,
     parse_settings,
 )
-from engram.cli.output import print_json, print_skipped, table
+from engram.cli.output import print_json, print_skipped, rejection_text, table
 from engram.errors import UsageError
 from engram.text import format_bytes, format_duration, plural, printable
 
@@ -245,6 +245,8 @@ def _summary(learned: UpdateResult, model: Path) -> list[str]:
             f"probabilities calibrated on {plural(learned.calibration.images, 'held-out image')}: "
             f"expected calibration error {learned.calibration.error_after:.3f}"
         )
+    if learned.rejection is not None:
+        lines.append(f"unknown classes: {rejection_text(learned.rejection)}")
     lines.append(
         f"network {printable(learned.network)}: {'tuned' if learned.tuned else 'not tuned'} ({learned.tuning})"
     )

@@ -12,6 +12,7 @@ from engram.text import printable
 
 if TYPE_CHECKING:
     from engram.data.scanning import SkippedFile
+    from engram.model import RejectionThreshold
 
 MOST_SKIPPED = 20  # skipped files that are listed; the others are counted
 NARROWEST = 8  # characters of the last column of a table, however narrow the terminal
@@ -26,6 +27,17 @@ def print_skipped(skipped: Iterable[SkippedFile]) -> None:
     """Print the skipped files to stderr."""
     for line in skipped_lines(skipped, "; --json lists all"):
         typer.echo(line, err=True)
+
+
+def rejection_text(threshold: RejectionThreshold | None) -> str:
+    """What `--reject auto` does."""
+    if threshold is None:
+        return "not known: it takes three classes, and a network that was not trained on them"
+    return (
+        f"--reject auto accepts about {threshold.rate:.0%} of images of unknown classes and "
+        f"{threshold.known_accepted:.0%} of known ones (similarity {threshold.similarity:.3f}), estimated from "
+        f"{threshold.images:,} held-out images, leaving out each of {threshold.classes:,} classes"
+    )
 
 
 def skipped_lines(skipped: Iterable[SkippedFile], see: str = "") -> list[str]:

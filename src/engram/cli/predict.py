@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 NONE = "none of these"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it at the start of a file
 
+
 Paths = Annotated[
     list[str],
     typer.Argument(metavar="IMAGE|FOLDER|-...", help="Images and folders; - reads paths from stdin, one per line."),
 ]
 Reject = Annotated[
-    float | None,
-    typer.Option(metavar="T", help=f"Answer '{NONE}' if the most likely class has a probability below this."),
+    str | None,
+    typer.Option(
+        metavar="T|auto|R%",
+        help=f"Answer '{NONE}' if the most likely class has a probability below T, or so that about R % (auto: 5 %) of "
+        "images of unknown classes are accepted.",
+    ),
 ]
 
 
@@ -53,12 +58,13 @@ def predict(
     from engram.model import ModelFolder, find_images, load
     from engram.model import predict as predict_images
 
+    rejected = _parse_reject(reject)
     loaded = load(ModelFolder(model), generation=generation, device=device)
     images, skipped = find_images(_with_stdin(paths))
     predictions: list[Prediction] = []
     unreadable: list[SkippedFile] = []
     with Display(quiet=quiet) as display:
-        outcomes = predict_images(loaded, images, top=top, reject=reject, progress=display)
+        outcomes = predict_images(loaded, images, top=top, reject=rejected, progress=display)
         if csv:
             print(_csv(_header(loaded, top, reject)))
         for outcome in outcomes:
@@ -79,6 +85,16 @@ def predict(
         raise DataError(f"There is no image in {', '.join(map(printable, paths))}.")
     if unreadable:
         raise typer.Exit(1)
+
+
+def _parse_reject(text: str | None) -> float | str | None:
+    from engram.model import parse_reject
+
+    try:
+        return None if text is None else parse_reject(text)
+    except ValueError:
+        what = f"'{printable(text)}' is not a probability, a rate such as 5%, or auto."
+        raise typer.BadParameter(what, param_hint="'--reject'") from None
 
 
 def _with_stdin(arguments: Iterable[str]) -> list[Path]:
@@ -110,19 +126,19 @@ def _csv(cells: Sequence[str]) -> str:
     return line.getvalue()
 
 
-def _header(model: Model, top: int, reject: float | None) -> list[str]:
+def _header(model: Model, top: int, reject: str | None) -> list[str]:
     probability = "p" if model.is_calibrated else "uncalibrated_p"
     ranks = range(1, min(top, len(model.names)) + 1)
     columns = [f"{what}_{rank}" for rank in ranks for what in ("class", probability)]
     return ["path", *(["rejected"] if reject is not None else []), *columns]
 
 
-def _row(prediction: Prediction, reject: float | None) -> list[str]:
+def _row(prediction: Prediction, reject: str | None) -> list[str]:
     answers = [cell for answer in prediction.top for cell in (answer.name, f"{answer.probability:.6f}")]
     return [str(prediction.path), *([str(prediction.rejected).lower()] if reject is not None else []), *answers]
 
 
-def _to_json(prediction: Prediction, reject: float | None) -> dict[str, object]:
+def _to_json(prediction: Prediction, reject: str | None) -> dict[str, object]:
     top = [{"class": answer.name, "probability": answer.probability} for answer in prediction.top]
     rejected = {"rejected": prediction.rejected} if reject is not None else {}
     return {"path": str(prediction.path), "top": top, **rejected}

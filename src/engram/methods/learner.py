@@ -304,10 +304,14 @@ class Learner(ABC):
 
     def scores(self, inputs: Tensor) -> Tensor:
         """Scores (n, K) of raw inputs, in the order of `classes_`."""
+        return self.classify(self.features(inputs))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Features (n, d) of raw inputs, not normalised."""
         samples = Samples.of(inputs, torch.zeros(len(inputs), dtype=torch.int64))
         if samples.shape != self.shape_:
             raise DataError(f"This learner has learned inputs of shape {self.shape_}; these are {samples.shape}.")
-        return self.classify(self.extract(samples))
+        return self.extract(samples)
 
     # Questions that budgets, dry runs, suites and measurements ask. The defaults are right for a method that stores
     # float32 features or images, as many of each class as its settings features_per_class and images_per_class say.

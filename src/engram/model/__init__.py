@@ -12,20 +12,24 @@ from engram.model.learning import ClassAccuracy, UpdateRejected, UpdateResult, l
 from engram.model.model import Metadata, Model, settings_of, with_metadata, with_settings
 from engram.model.plan import LearnOptions, UpdatePlan, expected_seconds, plan_update, plan_update_of_samples
 from engram.model.prediction import (
+    Answer,
     ClassProbability,
     Evaluation,
     Prediction,
+    answers,
     evaluate,
     find_images,
     predict,
+    rejection,
     top_classes,
 )
 from engram.model.saving import load, load_generation, restore_model, save
+from engram.model.unknown import Rejection, RejectionThreshold, parse_reject
 
-__all__ = ["Calibration", "ClassAccuracy", "ClassProbability", "EditResult", "Evaluation", "ForgetPreview"]
+__all__ = ["Answer", "Calibration", "ClassAccuracy", "ClassProbability", "EditResult", "Evaluation", "ForgetPreview"]
 __all__ += ["Generation", "LearnOptions", "Metadata", "Model", "ModelFolder", "ModelSummary", "Prediction"]
-__all__ += ["UpdatePlan", "UpdateRejected", "UpdateResult"]
-__all__ += ["evaluate", "expected_seconds", "export", "find_images", "forget", "inconsistencies", "inspect", "learn"]
-__all__ += ["learn_images", "load", "load_generation", "merge", "plan_update", "plan_update_of_samples", "predict"]
-__all__ += ["preview_forget", "rename", "restore_model", "rollback", "save", "settings_of", "top_classes"]
+__all__ += ["Rejection", "RejectionThreshold", "UpdatePlan", "UpdateRejected", "UpdateResult"]
+__all__ += ["answers", "evaluate", "expected_seconds", "export", "find_images", "forget", "inconsistencies", "inspect"]
+__all__ += ["learn", "learn_images", "load", "load_generation", "merge", "plan_update", "plan_update_of_samples"]
+__all__ += ["parse_reject", "predict", "preview_forget", "rejection", "rename", "restore_model", "rollback", "save", "settings_of", "top_classes"]
 __all__ += ["train_update", "verify", "with_metadata", "with_settings"]

@@ -22,6 +22,7 @@ from engram.model.held_out import Calibration, HeldOutCounts
 from engram.model.manifest import Manifest
 from engram.model.model import Adaptation, Model, settings_of
 from engram.model.saving import load_generation, restore_model
+from engram.model.unknown import RejectionThreshold
 from engram.network import choose_extractor
 from engram.text import printable
 
@@ -87,6 +88,7 @@ class ModelSummary:
     accuracy: float | None  # over all classes with held-out images
     interval: tuple[float, float] | None  # 95 %
     calibration: Calibration
+    rejection: RejectionThreshold | None  # of `--reject auto`; None: it cannot be estimated
     adaptation: Adaptation | None
     history: tuple[Generation, ...]  # every generation that was ever made, oldest first
 
@@ -134,6 +136,7 @@ def inspect(folder: ModelFolder) -> ModelSummary:
         accuracy=None if accuracy is None else accuracy.value,
         interval=None if accuracy is None else accuracy.interval,
         calibration=metadata.calibration,
+        rejection=model.rejection,
         adaptation=metadata.adaptation,
         history=_history(folder, manifest.generation),
     )

@@ -41,6 +41,7 @@ from engram.model.plan import (
     plan_update_of_samples,
 )
 from engram.model.saving import load, save
+from engram.model.unknown import RejectionThreshold
 from engram.model.warning_signs import warning_signs
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
@@ -86,6 +87,7 @@ class UpdateResult:
     estimated: bool  # the features of some of these images were adapted when the network changed
     class_accuracies: tuple[ClassAccuracy, ...]
     calibration: Calibration
+    rejection: RejectionThreshold | None  # of `--reject auto`; None: it cannot be estimated
     adaptation: Adaptation | None
     network: str
     tuned: bool  # whether the network was trained in this update
@@ -216,6 +218,7 @@ def _result(
         estimated=counts.estimated,
         class_accuracies=_class_accuracies(plan, before, counts),
         calibration=model.metadata.calibration,
+        rejection=model.rejection,
         adaptation=model.metadata.adaptation,
         network=plan.network,
         tuned=tuning.tunes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from engram.errors import DataError, UsageError, unknown
 from engram.methods import Learner, make
 from engram.model.held_out import STRICT, Calibration, Count, HeldOutCounts
+from engram.model.unknown import ClassSimilarity, RejectionThreshold
 from engram.network import portable_name, threads_for
 
 NOT_SAVED = ("weights", "unlabelled", "device")  # settings about where files are, or the machine, not about the model
@@ -72,6 +74,13 @@ class Model:
         """Calibrated probabilities (n, K) of raw inputs."""
         return self.calibrated(self.scores(inputs))
 
+    def classify(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Calibrated probabilities (n, K) of raw inputs, and their similarity (n,) to the nearest class mean."""
+        with threads_for(self.learner.shape_):
+            features = self.learner.features(inputs)
+            probabilities = self.calibrated(self.learner.classify(features))
+            return probabilities, None if self.class_similarity is None else self.class_similarity(features)
+
     def calibrated(self, scores: Tensor) -> Tensor:
         """Scores (n, K) as probabilities."""
         return torch.softmax(scores / self.metadata.calibration.temperature, dim=1)
@@ -80,6 +89,16 @@ class Model:
     def is_calibrated(self) -> bool:
         """Whether probabilities were calibrated on held-out images; otherwise they only rank the classes."""
         return self.metadata.calibration.temperature != 1 or self.metadata.calibration.error_after is not None
+
+    @cached_property
+    def class_similarity(self) -> ClassSimilarity | None:
+        """Tells images of unknown classes from known ones; None if the stored features do not allow it."""
+        return ClassSimilarity.of(self.learner)
+
+    @property
+    def rejection(self) -> RejectionThreshold | None:
+        """The threshold of `--reject auto`."""
+        return None if self.class_similarity is None else self.class_similarity.threshold()
 
     def class_index(self, name: str) -> int:
         """The index of a class, by its name."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from engram.data.scanning import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model.held_out import MIN_CALIBRATION, Accuracy, calibration_error
 from engram.model.model import Model
+from engram.model.unknown import DEFAULT_RATE, MIN_CLASSES, Rejection, RejectionThreshold
 from engram.progress import SILENT, Progress
 from engram.text import printable
 
@@ -31,6 +32,13 @@ class ClassProbability:
 
     name: str
     probability: float
+
+
+class Answer(NamedTuple):
+    """The most likely classes of an input, most likely first, and its similarity to the nearest class mean."""
+
+    top: tuple[ClassProbability, ...]
+    similarity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,50 +55,85 @@ def predict(
     paths: Sequence[Path],
     *,
     top: int = 5,
-    reject: float | None = None,
+    reject: float | str | None = None,
     progress: Progress = SILENT,
 ) -> Iterator[Prediction | SkippedFile]:
     """The prediction for each image, in order, or why it cannot be read. A few images are in memory at a time.
 
-    With `reject`, an image whose most likely class has a lower probability is rejected. This needs a calibrated model.
+    `reject`: a number rejects images whose most likely class has a lower probability; `"auto"` or a rate such as `"5%"`
+    rejects images so that about this share of those of unknown classes is accepted. See `rejection`.
     """
     size = _image_size(model)
     _check_top(top)
-    if reject is not None and not 0 <= reject <= 1:
+    return _predictions(model, paths, size, top, rejection(model, reject), progress)
+
+
+def rejection(model: Model, reject: float | str | None) -> Rejection:
+    """The rejection that a user asked for: a probability, `auto`, or the rate of accepted unknown images (`5%`)."""
+    if reject is None:
+        return Rejection()
+    if isinstance(reject, str):
+        return Rejection(similarity=_threshold(model, reject).similarity)
+    if not 0 <= reject <= 1:
         raise UsageError(f"The probability below which an image is rejected must lie between 0 and 1; found {reject}.")
-    if reject is not None and not model.is_calibrated:
+    if not model.is_calibrated:
         raise UsageError(
             "This model's probabilities were never calibrated, so no image can be rejected by them. Calibration needs "
             f"{MIN_CALIBRATION} held-out images, of classes with at least two: teach it more images."
         )
-    return _predictions(model, paths, size, top, 0.0 if reject is None else reject, progress)
+    return Rejection(probability=reject)
+
+
+def _threshold(model: Model, reject: str) -> RejectionThreshold:
+    if (similarity := model.class_similarity) is None:
+        raise UsageError(
+            "For this model it cannot be estimated how many images of unknown classes are accepted. That needs stored "
+            f"features of at least {MIN_CLASSES} classes, and a network that was not trained on them. "
+            "Give a probability instead, such as 0.9."
+        )
+    return similarity.threshold(DEFAULT_RATE if reject == "auto" else float(reject.removesuffix("%")) / 100)
 
 
 def _predictions(
-    model: Model, paths: Sequence[Path], size: int, top: int, reject: float, progress: Progress
+    model: Model, paths: Sequence[Path], size: int, top: int, rejected: Rejection, progress: Progress
 ) -> Iterator[Prediction | SkippedFile]:
     with progress.phase("predict", len(paths)) as phase:
         outcomes = zip(paths, decode_files(paths, size), strict=True)
         while batch := list(itertools.islice(outcomes, BATCH)):
             images = [image for _, image in batch if isinstance(image, Tensor)]
-            found = iter(top_classes(model, torch.stack(images), top) if images else [])
+            found = iter(answers(model, torch.stack(images), top, [rejected]) if images else [])
             for path, outcome in batch:
                 if isinstance(outcome, SkippedFile):
                     yield outcome
                 else:
-                    best = next(found)
-                    yield Prediction(path, best, best[0].probability < reject)
+                    answer = next(found)
+                    yield Prediction(path, answer.top, rejected.rejects(answer.top[0].probability, answer.similarity))
                 phase.advance()
 
 
 def top_classes(model: Model, inputs: Tensor, top: int = 5) -> list[tuple[ClassProbability, ...]]:
     """The `top` most likely classes of each raw input; of equal ones the one learned first."""
+    return [answer.top for answer in answers(model, inputs, top)]
+
+
+def answers(model: Model, inputs: Tensor, top: int = 5, rejections: Iterable[Rejection] = ()) -> list[Answer]:
+    """`top_classes` of each raw input, with its similarity to the nearest class mean if a rejection needs it."""
     _check_top(top)
-    best = model.probabilities(inputs).sort(dim=1, descending=True, stable=True)
-    rows = zip(best.values[:, :top].tolist(), best.indices[:, :top].tolist(), strict=True)
+    similarities: Tensor | None = None
+    if any(each.needs_similarity for each in rejections):
+        probabilities, similarities = model.classify(inputs)
+    else:
+        probabilities = model.probabilities(inputs)
+    best = probabilities.sort(dim=1, descending=True, stable=True)
+    rows = zip(
+        best.values[:, :top].tolist(),
+        best.indices[:, :top].tolist(),
+        [None] * len(inputs) if similarities is None else similarities.tolist(),
+        strict=True,
+    )
     return [
-        tuple(ClassProbability(model.names[index], value) for value, index in zip(values, indices, strict=True))
-        for values, indices in rows
+        Answer(tuple(ClassProbability(model.names[i], p) for p, i in zip(values, indices, strict=True)), similarity)
+        for values, indices, similarity in rows
     ]
 
 

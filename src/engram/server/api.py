@@ -16,8 +16,8 @@ from typing_extensions import TypedDict  # pydantic needs it below Python 3.12
 
 from engram.data.images import UnreadableImage
 from engram.data.labelled import check_class_names
-from engram.errors import DataError
-from engram.model import ModelFolder, ModelSummary, forget, inspect, merge, rename, rollback
+from engram.errors import DataError, UsageError
+from engram.model import ModelFolder, ModelSummary, Rejection, forget, inspect, merge, rejection, rename, rollback
 from engram.server.config import Config
 from engram.server.connections import Connections, address_of
 from engram.server.decoding import COSTLY_IMAGES, Decoders
@@ -102,7 +102,7 @@ class ImagePrediction(BaseModel):
 
     name: str = Field(description="The name of the uploaded file.")
     top: list[PredictedClass]
-    rejected: bool = Field(description="The most probable class is less probable than `reject`.")
+    rejected: bool = Field(description="It is probably of none of the classes, by `reject`.")
 
 
 class UnreadableFile(BaseModel):
@@ -127,6 +127,11 @@ def _form(**fields: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
+Reject = Annotated[
+    Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    | Annotated[str, Field(pattern=r"^(auto|[0-9]{1,2}(\.[0-9]{1,6})?%)$")],
+    Query(),
+]
 FILE = {"type": "string", "format": "binary"}
 CLASS_NAME = {"type": "string", "minLength": 1, "maxLength": LONGEST_NEW_NAME}
 
@@ -136,26 +141,30 @@ async def classify(
     request: Request,
     server: Server,
     top: Annotated[int, Query(ge=1, le=100)] = 5,
-    reject: Annotated[float, Query(ge=0, le=1, allow_inf_nan=False)] = 0.0,
+    reject: Reject = 0.0,
 ) -> Predictions:
-    """Predict the classes of images. One whose most probable class is less probable than `reject` is rejected."""
+    """Predict the classes of images.
+
+    `reject` is a probability, below which the most probable class is not accepted, or `auto` or a rate such as `5%`:
+    about this share of images of unknown classes is accepted.
+    """
     await run_in_threadpool(server.loader.current)  # without a model, do not read the upload
     async with _read_form(request, server.config) as form:
         files = _files(form, server.config)
         loaded = await run_in_threadpool(server.loader.current)
-        if reject and not loaded.model.is_calibrated:
-            raise Problem(
-                409, "The model is not calibrated, so it cannot reject images. Teach it more, or omit 'reject'."
-            )
+        try:
+            rejected = await run_in_threadpool(rejection, loaded.model, reject or None)
+        except UsageError as error:  # the value is valid: it is the model that cannot reject by it
+            raise Problem(409, str(error)) from error
         client = address_of(request.scope)
         predictions = await _while_connected(
-            request, [_predict(server, loaded, file, top, reject, client) for file in files]
+            request, [_predict(server, loaded, file, top, rejected, client) for file in files]
         )
     return Predictions(generation=loaded.generation, calibrated=loaded.model.is_calibrated, predictions=predictions)
 
 
 async def _predict(
-    server: Services, loaded: LoadedModel, file: UploadFile, top: int, reject: float, client: str
+    server: Services, loaded: LoadedModel, file: UploadFile, top: int, rejected: Rejection, client: str
 ) -> ImagePrediction | UnreadableFile:
     name, decoders = _file_name(file), server.decoders
     try:
@@ -168,12 +177,12 @@ async def _predict(
     except UnreadableImage as error:
         server.metrics.images.labels("unreadable").inc()
         return UnreadableFile(name=name, problem=str(error))
-    answers = await server.batcher.predict(loaded, image, top)
+    answer = await server.batcher.predict(loaded, image, top, rejected)
     server.metrics.images.labels("answered").inc()
     return ImagePrediction(
         name=name,
-        top=[{"class": each.name, "probability": min(each.probability, 1.0)} for each in answers[:top]],
-        rejected=answers[0].probability < reject,
+        top=[{"class": each.name, "probability": min(each.probability, 1.0)} for each in answer.top[:top]],
+        rejected=rejected.rejects(answer.top[0].probability, answer.similarity),
     )
 
 

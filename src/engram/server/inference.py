@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import DataError, EngramError
-from engram.model import ClassProbability, Model, ModelFolder, inconsistencies, load_generation, top_classes
+from engram.model import Answer, Model, ModelFolder, Rejection, answers, inconsistencies, load_generation
 from engram.server.config import Config
 from engram.server.problems import NoModel
 
@@ -24,7 +24,7 @@ RETRY_SECONDS = 5.0  # before a version that could not be loaded is tried again
 RETRY_SHARE = 0.1  # of the time, at most, is spent on that: requests wait meanwhile
 
 log = logging.getLogger("engram.server")
-Answers = tuple[ClassProbability, ...]
+ACCEPT_ALL = Rejection()
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,8 @@ class _Request:
     loaded: LoadedModel
     image: Tensor
     top: int
-    answers: asyncio.Future[Answers]
+    rejection: Rejection
+    answer: asyncio.Future[Answer]
 
 
 class Batcher:
@@ -122,16 +123,16 @@ class Batcher:
         self._turn = asyncio.Lock()  # one forward pass at a time; images that arrive meanwhile form the next batch
         self._thread = ThreadPoolExecutor(1, "forward")  # each thread that runs torch has its own OpenMP threads
 
-    async def predict(self, loaded: LoadedModel, image: Tensor, top: int) -> Answers:
-        """At least the `top` most probable classes of an image, most probable first."""
-        request = _Request(loaded, image, top, asyncio.get_running_loop().create_future())
+    async def predict(self, loaded: LoadedModel, image: Tensor, top: int, rejection: Rejection = ACCEPT_ALL) -> Answer:
+        """At least the `top` most probable classes of an image, and its similarity if the rejection needs it."""
+        request = _Request(loaded, image, top, rejection, asyncio.get_running_loop().create_future())
         self._waiting[request] = None
         try:
             async with self._turn:
-                if not request.answers.done():
+                if not request.answer.done():
                     await asyncio.sleep(self.config.batch_seconds)
                     await asyncio.shield(self._run_batch())
-            return await request.answers
+            return await request.answer
         finally:
             self._waiting.pop(request, None)  # the client has left
 
@@ -151,12 +152,13 @@ class Batcher:
             images = torch.stack([request.image for request in batch])
             top = max(request.top for request in batch)
             loop = asyncio.get_running_loop()
-            results = await loop.run_in_executor(self._thread, top_classes, loaded.model, images, top)
+            rejections = [request.rejection for request in batch]
+            results = await loop.run_in_executor(self._thread, answers, loaded.model, images, top, rejections)
         except Exception as error:
             for request in batch:
-                if not request.answers.done():  # it may be cancelled
-                    request.answers.set_exception(error)
+                if not request.answer.done():  # it may be cancelled
+                    request.answer.set_exception(error)
         else:
-            for request, answers in zip(batch, results, strict=True):
-                if not request.answers.done():
-                    request.answers.set_result(answers)
+            for request, result in zip(batch, results, strict=True):
+                if not request.answer.done():
+                    request.answer.set_result(result)
