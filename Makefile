@@ -52,6 +52,9 @@ wheel: .venv/installed-dev ## Build the wheel into dist/
 	@echo "==> Building the wheel into dist/"
 	@$(python) -m build --wheel --no-isolation --outdir dist .
 
+release: .venv/installed-dev ## Build and check the sdist and the wheel, and write the changelog's section
+	@.ci/release
+
 clean: ## Remove the environment, builds and caches; runs/ stays
 	@echo "==> Removing .venv, dist, build and caches (runs/ stays)"
 	@rm -rf .venv dist build site docs/generated .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

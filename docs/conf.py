@@ -54,7 +54,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": []}
+html_sidebars = {"index": [], "concepts": []}
 
 
 def escape(app: object, what: str, name: str, value: object, options: object, lines: list[str]) -> None:

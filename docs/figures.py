@@ -68,7 +68,7 @@ SERIES: tuple[Series, ...] = (
             *(f"cifar100-budgets/features-{budget}" for budget in ("0.15MB", "0.3MB", "1MB")),
             *("cifar100-table1/features", "cifar100-budgets/features-10MB"),
         ),
-        (-150, -40),
+        (-130, -60),
         "center",
     ),
     ("hybrid (the paper's)", PAPER, ("cifar100-table1/hybrid",), (-8, 8), "right"),

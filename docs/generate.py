@@ -21,6 +21,7 @@ ELSEWHERE = {
     "results": ROOT / "RESULTS.md",
     "speed": ROOT / "benchmarks" / "RESULTS.md",
     "contributing": ROOT / "CONTRIBUTING.md",
+    "security": ROOT / "SECURITY.md",
     "changelog": ROOT / "CHANGELOG.md",
 }
 

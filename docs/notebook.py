@@ -15,8 +15,13 @@ NOTEBOOK = HERE.parent / "examples" / "tutorial.ipynb"
 
 
 def cells(page: Path) -> list[tuple[str, str]]:
-    """The page as cells: kind (markdown or code) and text. Comments and figures, which the code draws, are dropped."""
-    text = re.sub(r"<!--.*?-->\n|^!\[[^]]*\]\([^)]*\)\n", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+    """The page as cells: kind (markdown or code) and text. What the code prints and draws is dropped."""
+    text = re.sub(
+        r"<!--.*?-->\n|^!\[[^]]*\]\([^)]*\)\n|^```text\n.*?^```\n",
+        "",
+        page.read_text(encoding="utf-8"),
+        flags=re.DOTALL | re.M,
+    )
     parts = re.split(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     kinds = ("markdown", "code")
     found = [(kinds[number % 2], part.strip()) for number, part in enumerate(parts)]

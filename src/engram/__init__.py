@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from engram.experiments import Plan, Result, run
     from engram.methods import METHODS, Learner, make
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # OpenMP threads wait for each other by spinning. If another process needs the same cores, such as a server that answers
 # during an update, that is several times slower than yielding. Torch reads this when it is imported.
