@@ -87,7 +87,7 @@ def flatten_as_is(cake: Cake) -> dict[str, Any]:
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_setting(name: str, value: object) -> None:
-    with pytest.raises(UsageError, match=f"^The setting '{name}' cannot be ") as caught:
+    with pytest.raises(UsageError, match=f"'{name}'") as caught:
         build(Cake, {name: value}, "cake")
     assert str(value).split(",")[0] in str(caught.value)
     assert caught.value.exit_code == 2
@@ -101,17 +101,17 @@ def test_all_that_a_setting_may_be_is_told() -> None:
 def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError) as caught:
         build(Cake, {"minuets": 3}, "cake")
-    assert str(caught.value) == "The cake has no setting 'minuets'. Did you mean 'minutes'?"
+    assert "'minuets'" in str(caught.value) and "'minutes'" in str(caught.value)
 
 
 def test_an_unknown_setting_like_no_other_is_refused_with_all_names() -> None:
-    with pytest.raises(UsageError, match=r"There are: degrees, fan, filling, minutes, name, note, shape, steps\.$"):
+    with pytest.raises(UsageError, match="degrees, fan, filling, minutes, name, note, shape, steps"):
         build(Cake, {"zzz": 3}, "cake")
 
 
 @pytest.mark.parametrize("name", ["oven", "slices_"])
 def test_neither_a_group_nor_what_is_learned_is_a_setting(name: str) -> None:
-    with pytest.raises(UsageError, match=f"no setting '{name}'"):
+    with pytest.raises(UsageError, match=f"'{name}'"):
         build(Cake, {name: 1}, "cake")
 
 
@@ -162,7 +162,7 @@ def test_every_setting_of_a_method_has_a_name_of_its_own(method: str) -> None:
 
 
 def test_a_method_is_named_when_a_setting_of_it_is_mistyped() -> None:
-    with pytest.raises(UsageError, match=r"The method 'features' has no setting 'epoch'\. Did you mean 'epochs'\?"):
+    with pytest.raises(UsageError, match=r"'features'.*'epoch'.*'epochs'"):
         make("features", epoch=3)
 
 
@@ -216,14 +216,14 @@ def test_a_group_is_built_of_the_class_chosen_for_it() -> None:
 
 
 def test_a_setting_of_a_class_that_was_not_chosen_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^The meal has no setting 'minutes'\. There are: degrees, name, turns\.$"):
+    with pytest.raises(UsageError, match=r"'minutes'.*degrees, name, turns"):
         build(Meal, {"minutes": 45}, "meal", GRILLED)
-    with pytest.raises(UsageError, match=r"^The meal has no setting 'turns'\."):
+    with pytest.raises(UsageError, match="'turns'"):
         build(Meal, {"turns": 4}, "meal")
 
 
 def test_a_value_of_the_class_chosen_is_checked_by_its_types() -> None:
-    with pytest.raises(UsageError, match=r"^The setting 'turns' cannot be '0'"):
+    with pytest.raises(UsageError, match=r"'turns'.*'0'"):
         build(Meal, {"turns": "0"}, "meal", GRILLED)
 
 
@@ -262,9 +262,9 @@ def test_another_objective_leaves_what_the_method_keeps_and_who_answers() -> Non
 
 
 def test_settings_are_those_of_the_objective_that_is_asked_for() -> None:
-    with pytest.raises(UsageError, match=r"^The method 'gamma-icarl' has no setting 'feature_distillation'\."):
+    with pytest.raises(UsageError, match=r"'gamma-icarl'.*'feature_distillation'"):
         make("gamma-icarl", objective="bic", feature_distillation=0.1)
-    with pytest.raises(UsageError, match=r"^The method 'gamma-icarl' has no setting 'beta_penalty'\."):
+    with pytest.raises(UsageError, match=r"'gamma-icarl'.*'beta_penalty'"):
         make("gamma-icarl", beta_penalty=0.1)
     assert {"less_forget", "margin"} <= setting_names("features", "lucir") - setting_names("features")
     assert {"distillation", "expected_classes"} <= setting_names("features") - setting_names("features", "lucir")
@@ -272,7 +272,7 @@ def test_settings_are_those_of_the_objective_that_is_asked_for() -> None:
 
 def test_an_unknown_objective_is_refused_with_the_nearest_name() -> None:
     for ask in (lambda: make("features", objective="lucri"), lambda: setting_names("features", "lucri")):
-        with pytest.raises(UsageError, match=r"^There is no objective 'lucri'\. Did you mean 'lucir'\?$"):
+        with pytest.raises(UsageError, match=r"'lucri'.*'lucir'"):
             ask()
 
 
@@ -300,5 +300,5 @@ def test_asking_for_images_per_class_or_in_all_drops_the_methods_other_number(
 
 
 def test_images_per_class_and_in_all_are_refused_together() -> None:
-    with pytest.raises(UsageError, match="give images_per_class or images_total"):
+    with pytest.raises(UsageError, match=r"images_per_class.*images_total"):
         make("icarl", images_per_class=7, images_total=100)

@@ -96,18 +96,15 @@ def test_of_many_unknown_classes_the_first_are_named(place: Path) -> None:
     assert "12 images of 6 classes that the model does not know: new 0, new 1, new 2, new 3, new 4, …\n" in done.stdout
 
 
-def test_an_earlier_generation_may_be_asked(place: Path) -> None:
+def test_an_earlier_generation_can_be_evaluated(place: Path) -> None:
     shutil.rmtree(place / "flowers" / FORMULA)
     told = json.loads(run("evaluate", "model", "flowers", "--generation", "1", "--json", cwd=place).stdout)
     assert [each["name"] for each in told["classes"]] == [TULIP, DAISY]
     done = run("evaluate", "model", "flowers", "--generation", "9", cwd=place)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: There is no generation 9 in model. There are: 1, 2.\n",
-    )
+    assert done.returncode == 2 and "generation 9" in done.stderr and "1, 2" in done.stderr
 
 
-def test_what_is_left_out_is_told_on_stderr_and_in_json(place: Path) -> None:
+def test_skipped_files_are_listed_on_stderr_and_in_json(place: Path) -> None:
     (place / "flowers" / TULIP / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (place / "flowers" / TULIP / os.fsdecode(b"\xff.png")).touch()
     (place / "flowers" / "notes.txt").touch()
@@ -130,44 +127,39 @@ def test_a_list_may_be_evaluated(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "code", "fact"),
     [
-        (
-            ("model", "strange"),
-            1,
-            "error: The model knows none of the classes in strange: Tulip, rose. It knows: [red]tulip, "
-            "gänseblümchen, =1+1. Use the same names, or teach the model these classes first.\n",
-        ),
-        (("model", "absent"), 1, "error: absent does not exist."),
+        (("model", "strange"), 1, "strange: Tulip, rose. It knows: [red]tulip, gänseblümchen, =1+1."),
+        (("model", "absent"), 1, "absent"),
         (("model", "flowers", "--device", "abacus"), 2, "'abacus' is not one of"),
         (("model",), 2, "Missing argument 'FOLDER|LIST.csv'"),
-        (("absent", "flowers"), 1, "error: There is no model in absent. Make one with: engram learn absent FOLDER\n"),
-        (("flowers", "flowers"), 1, "error: There is no model in flowers."),
+        (("absent", "flowers"), 1, "engram learn absent FOLDER"),
+        (("flowers", "flowers"), 1, "no model in flowers"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(arguments: tuple[str, ...], code: int, message: str, place: Path) -> None:
+def test_wrong_arguments_are_refused(arguments: tuple[str, ...], code: int, fact: str, place: Path) -> None:
     for name in ("Tulip", "rose"):
         shutil.copytree(place / "flowers" / TULIP, place / "strange" / name)
     done = run("evaluate", *arguments, cwd=place)
     assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr
+    assert fact in done.stderr
 
 
-def test_a_class_of_which_nothing_can_be_read_is_told(place: Path) -> None:
+def test_a_class_without_a_readable_image_is_an_error_that_names_it(place: Path) -> None:
     (place / "flowers" / FORMULA / "3.png").write_bytes(b"")
     done = run("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stdout) == (1, "")
     assert "class '=1+1'" in done.stderr and "flowers/=1+1/3.png: It is empty." in done.stderr
 
 
-def test_a_damaged_model_is_told_with_the_way_out(small_model: ModelFolder, place: Path) -> None:
+def test_a_damaged_model_is_reported_with_the_command_that_repairs_it(small_model: ModelFolder, place: Path) -> None:
     (place / "model").unlink()
     model = copied(small_model, place / "model")
     (model.path / "current.json").write_bytes(b"{}")
     done = run("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: The model model is damaged: current.json")
-    assert done.stderr.endswith("Go back to it with: engram rollback model --to 2\n")
+    assert "current.json" in done.stderr
+    assert done.stderr.endswith("engram rollback model --to 2\n")
 
 
 HOSTILE = ("[red]x", "\u202egnp.evil", "日本語の名前" * 12)

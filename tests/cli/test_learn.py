@@ -41,7 +41,7 @@ def flowers(tmp_path: Path) -> Path:
 # What is printed
 
 
-def test_what_was_learned_is_told_on_stdout_and_nothing_on_stderr(flowers: Path, tmp_path: Path) -> None:
+def test_the_result_is_printed_to_stdout_and_nothing_to_stderr(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", "model", "flowers", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -64,7 +64,7 @@ def test_what_was_learned_is_told_on_stdout_and_nothing_on_stderr(flowers: Path,
     assert model.names == (TULIP, DAISY)
 
 
-def test_of_a_network_from_scratch_only_what_it_was_not_trained_on_is_judged(flowers: Path, tmp_path: Path) -> None:
+def test_a_network_from_scratch_is_assessed_on_held_out_images_only(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", "model", "flowers", *SMALL, *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     evidence = load(ModelFolder(tmp_path / "model")).metadata.held_out_counts
@@ -78,14 +78,14 @@ def test_of_a_network_from_scratch_only_what_it_was_not_trained_on_is_judged(flo
     ]
 
 
-def test_where_nothing_was_held_out_accuracy_is_not_known(flowers: Path, tmp_path: Path) -> None:
+def test_accuracy_is_not_known_without_held_out_images(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", "model", "flowers", "--hold-out", "0", *SMALL, *ONCE, cwd=tmp_path)
     assert done.stdout.splitlines()[2] == (
         "accuracy: not known, as no image was held out. Measure it with: engram evaluate MODEL FOLDER"
     )
 
 
-def test_where_some_classes_have_no_held_out_picture_they_are_counted(flowers: Path, tmp_path: Path) -> None:
+def test_classes_without_held_out_images_are_counted(flowers: Path, tmp_path: Path) -> None:
     run("learn", "model", "flowers", "--hold-out", "0", *SMALL, *ONCE, cwd=tmp_path)
     draw(tmp_path / "more", ("rose", "lily"), 10)
     done = run("learn", "model", "more", *ONCE, cwd=tmp_path)
@@ -93,7 +93,7 @@ def test_where_some_classes_have_no_held_out_picture_they_are_counted(flowers: P
     assert " over 2 of 4 classes, on 2 held-out images" in accuracy and "other classes were not measured" in accuracy
 
 
-def test_the_next_time_new_and_known_classes_are_told_apart(model: ModelFolder, tmp_path: Path) -> None:
+def test_an_update_prints_new_and_known_classes_separately(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", ("rose", TULIP), 5)
     done = run("learn", "model", "more", *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -106,7 +106,7 @@ def test_the_next_time_new_and_known_classes_are_told_apart(model: ModelFolder, 
     assert re.search(r"^stored features were adapted: ω \d\.\d{3} \(\d\.\d{3} without adaptation\)$", done.stdout, re.M)
 
 
-def test_more_for_a_frozen_network_is_no_estimate(flowers: Path, tmp_path: Path) -> None:
+def test_accuracy_after_an_update_of_a_frozen_network_is_no_estimate(flowers: Path, tmp_path: Path) -> None:
     run("learn", "model", "flowers", cwd=tmp_path)
     draw(tmp_path / "more", ("rose", TULIP), 5)
     done = run("learn", "model", "more", cwd=tmp_path)
@@ -121,7 +121,7 @@ def test_more_for_a_frozen_network_is_no_estimate(flowers: Path, tmp_path: Path)
     assert "adapted" not in done.stdout
 
 
-def test_as_json_there_is_one_object_with_all_of_it(model: ModelFolder, tmp_path: Path) -> None:
+def test_json_prints_the_whole_result_as_one_object(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", ("rose", TULIP), 10)
     (tmp_path / "more" / "rose" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     done = run("learn", "model", "more", "--json", "--hold-out", "0.5", *ONCE, cwd=tmp_path)
@@ -148,7 +148,7 @@ def test_as_json_there_is_one_object_with_all_of_it(model: ModelFolder, tmp_path
     assert done.stderr == f"skipped: more/rose/broken.png: {told['skipped'][0]['reason']}\n"
 
 
-def test_as_json_a_frozen_network_says_so(flowers: Path, tmp_path: Path) -> None:
+def test_json_says_that_the_network_was_not_tuned(flowers: Path, tmp_path: Path) -> None:
     shutil.copy(flowers / TULIP / "0.png", flowers / DAISY / "same.png")
     told = json.loads(run("learn", "model", "flowers", "--json", cwd=tmp_path).stdout)
     assert told["network"] == "efficientnet-lite0" and told["classifier"].startswith(("ridge", "LDA", "nearest mean"))
@@ -160,7 +160,7 @@ def test_as_json_a_frozen_network_says_so(flowers: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_what_is_not_good_enough_is_shown_and_not_published(form: str, flowers: Path, tmp_path: Path) -> None:
+def test_an_update_below_at_least_is_shown_and_not_published(form: str, flowers: Path, tmp_path: Path) -> None:
     shutil.rmtree(flowers / DAISY)
     shutil.copytree(flowers / TULIP, flowers / DAISY)  # of which nobody could tell one from the other
     asked = ("--at-least", "1", "--hold-out", "0.5", *(["--json"] if form == "json" else []))
@@ -180,7 +180,7 @@ def test_what_is_not_good_enough_is_shown_and_not_published(form: str, flowers: 
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_an_update_that_harms_the_old_classes_is_refused_unless_it_is_forced(form: str, tmp_path: Path) -> None:
+def test_an_update_that_harms_old_classes_is_rejected_unless_forced(form: str, tmp_path: Path) -> None:
     paint(tmp_path / "colours", ("red", "green"), 12)
     assert run("learn", "model", "colours", cwd=tmp_path).returncode == 0
     for name, other in (("red", "crimson"), ("green", "emerald")):
@@ -189,10 +189,7 @@ def test_an_update_that_harms_the_old_classes_is_refused_unless_it_is_forced(for
     asked = ("--json",) if form == "json" else ()
     done = run("learn", "model", "again", *asked, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith(
-        "error: The update was not published: accuracy on the 2 old classes would fall from 1.000 ("
-    )
-    assert "--force" in done.stderr
+    assert "2 old classes" in done.stderr and "from 1.000" in done.stderr and "--force" in done.stderr
     same = "Nearly the same image in two classes: again/crimson/"  # which says why
     if form == "json":
         told = json.loads(done.stdout)
@@ -228,7 +225,7 @@ def test_validation_shows_each_class_before_and_after(model: ModelFolder, tmp_pa
     assert lines[4].startswith("These are estimates: ")  # the network was trained twice
 
 
-def test_with_a_frozen_network_three_pictures_a_class_can_be_validated(tmp_path: Path) -> None:
+def test_three_images_per_class_can_be_validated_with_a_frozen_network(tmp_path: Path) -> None:
     draw(tmp_path / "few", (TULIP, DAISY), 3)
     done = run("learn", "model", "few", "--validate", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -237,7 +234,7 @@ def test_with_a_frozen_network_three_pictures_a_class_can_be_validated(tmp_path:
     assert "estimates" not in done.stdout
 
 
-def test_where_nothing_can_be_judged_that_is_said(tmp_path: Path) -> None:
+def test_an_update_that_cannot_be_assessed_says_so(tmp_path: Path) -> None:
     draw(tmp_path / "few", (TULIP, DAISY), 3)
     done = run("learn", "model", "few", "--validate", *SMALL, *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -248,7 +245,7 @@ def test_where_nothing_can_be_judged_that_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_a_single_picture_of_a_single_class_is_told_in_the_singular(tmp_path: Path) -> None:
+def test_one_image_of_one_class_is_printed_in_the_singular(tmp_path: Path) -> None:
     draw(tmp_path / "one", (TULIP,), 1)
     done = run("learn", "model", "one", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -267,7 +264,7 @@ def test_a_single_picture_of_a_single_class_is_told_in_the_singular(tmp_path: Pa
 ODD = os.fsdecode(b"\xff.png")
 
 
-def test_what_is_left_out_is_told_on_stderr_even_when_it_is_to_be_quiet(flowers: Path, tmp_path: Path) -> None:
+def test_skipped_files_are_listed_on_stderr_even_with_quiet(flowers: Path, tmp_path: Path) -> None:
     (flowers / TULIP / ":smile: [red].txt").touch()
     (flowers / DAISY / "\x1b[31mred.png").touch()
     (flowers / DAISY / ODD).touch()
@@ -287,7 +284,7 @@ def test_what_is_left_out_is_told_on_stderr_even_when_it_is_to_be_quiet(flowers:
             assert done.stdout.isascii()
 
 
-def test_of_many_that_are_left_out_twenty_are_told(flowers: Path, tmp_path: Path) -> None:
+def test_at_most_twenty_skipped_files_are_listed(flowers: Path, tmp_path: Path) -> None:
     for number in range(30):
         (flowers / TULIP / f"{number:02}.txt").touch()
     done = run("learn", "model", "flowers", "--dry-run", cwd=tmp_path)
@@ -300,7 +297,7 @@ def test_of_many_that_are_left_out_twenty_are_told(flowers: Path, tmp_path: Path
 # Dry runs
 
 
-def test_a_dry_run_tells_what_would_be_made_and_changes_nothing(flowers: Path, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_plan_of_a_new_model_and_changes_nothing(flowers: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
     epochs = plan_update(None, scan(flowers), LearnOptions()).learner.training.epochs
     done = run("learn", "model", "flowers", "--dry-run", "--budget", "1MB", *SMALL, cwd=tmp_path)
@@ -345,7 +342,7 @@ def test_a_dry_run_says_why_a_pretrained_network_would_not_be_trained(flowers: P
     assert tree(tmp_path) == before
 
 
-def test_a_dry_run_tells_what_would_be_taught_and_changes_nothing(model: ModelFolder, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_plan_of_an_update_and_changes_nothing(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", (TULIP,), 1)
     before = tree(tmp_path)
     done = run("learn", "model", "more", "--dry-run", cwd=tmp_path)
@@ -376,91 +373,75 @@ def weights(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "code", "fact"),
     [
-        (("--epochs", "nonsense"), 2, "--epochs is a whole number from 1 up, or auto; found 'nonsense'."),
-        (("--epochs", "0"), 2, "--epochs is a whole number from 1 up, or auto; found '0'."),
-        (("--epochs", "-3"), 2, "found '-3'."),
-        (("--epochs", "9" * 5000), 2, "--epochs is a whole number"),
-        (("--budget", "lots"), 2, "'lots' is no number of bytes. Write 6MB, 500KB or 1.5GB."),
-        (("--budget", "-5MB"), 2, "'-5MB' is no number of bytes."),
-        (("--budget", "9" * 400), 2, "is no number of bytes."),
-        (("--budget", "0"), 2, "'0' is no number of bytes."),
-        (
-            ("--budget", "100"),
-            2,
-            "A budget of 100 bytes is too small for 2 classes: one vector of each would be 12,800.",
-        ),
-        (("--tune", "none", *SMALL), 2, "The network 'small' starts from random weights and must be trained"),
+        (("--epochs", "nonsense"), 2, "--epochs.*'nonsense'"),
+        (("--epochs", "0"), 2, "--epochs.*'0'"),
+        (("--epochs", "-3"), 2, "'-3'"),
+        (("--epochs", "9" * 5000), 2, "--epochs"),
+        (("--budget", "lots"), 2, "'lots'.*6MB"),
+        (("--budget", "-5MB"), 2, "'-5MB'"),
+        (("--budget", "9" * 400), 2, "6MB"),
+        (("--budget", "0"), 2, "'0'"),
+        (("--budget", "100"), 2, "100 bytes.* 2 classes.*12,800"),
+        (("--tune", "none", *SMALL), 2, "'small'"),
         (("--classifier", "lad"), 2, "'lad'"),
-        (("--method", "engrams"), 2, "There is no method 'engrams'. Did you mean 'engram'?"),
-        (("--network", "resnet81"), 2, "There is no network 'resnet81'. Did you mean 'resnet18'?"),
-        (("--network", "mlp"), 2, "The network 'mlp' does not take images"),
-        (("--image-size", "0"), 2, "8 to 1024; found 0."),
-        (("--features-per-class", "0"), 2, "Features per class must be at least 1; found 0."),
-        (("--images-per-class", "-1"), 2, "Images per class must be at least 0; found -1."),
-        (("--hold-out", "1"), 2, "The share to hold out must lie between 0 and 1; found 1.0."),
-        (("--at-least", "2"), 2, "The accuracy to reach must lie between 0 and 1"),
-        (("--at-least", "nan"), 2, "The accuracy to reach must lie between 0 and 1"),
+        (("--method", "engrams"), 2, "'engrams'.*'engram'"),
+        (("--network", "resnet81"), 2, "'resnet81'.*'resnet18'"),
+        (("--network", "mlp"), 2, "'mlp'"),
+        (("--image-size", "0"), 2, "8 to 1024.* 0"),
+        (("--features-per-class", "0"), 2, "Features per class.* 1.* 0"),
+        (("--images-per-class", "-1"), 2, "Images per class.* 0.* -1"),
+        (("--hold-out", "1"), 2, "hold out.* 1.0"),
+        (("--at-least", "2"), 2, "between 0 and 1"),
+        (("--at-least", "nan"), 2, "between 0 and 1"),
         (("--validate", "--hold-out", "0"), 2, "must be held out"),
-        (("--set", "learning_rat=1"), 2, "Did you mean 'learning_rate'?"),
-        (
-            ("--set", "learning_rate"),
-            2,
-            "--set wants KEY=VALUE, such as --set learning_rate=0.5; found 'learning_rate'.",
-        ),
-        (("--set", "method=features"), 2, "The method 'engram' has no setting 'method'."),
+        (("--set", "learning_rat=1"), 2, "'learning_rate'"),
+        (("--set", "learning_rate"), 2, "KEY=VALUE.*'learning_rate'"),
+        (("--set", "method=features"), 2, "'engram'.*'method'"),
         (
             ("--images-per-class", "2", "--set", "images_per_class=3"),
             2,
-            "--images-per-class 2 and --set images_per_class=3 contradict each other. Give one of them.",
+            "--images-per-class 2 and --set images_per_class=3",
         ),
-        (("--device", "abacus"), 2, "'abacus' is not one of"),
-        (("--from-weights", "absent.safetensors"), 1, "There is no file absent.safetensors."),
-        (("--from-weights", "junk.safetensors"), 1, "junk.safetensors cannot be read as safetensors: "),
-        (
-            ("--from-weights", "of-another.safetensors"),
-            1,
-            "does not hold the weights of",
-        ),
+        (("--device", "abacus"), 2, "'abacus'"),
+        (("--from-weights", "absent.safetensors"), 1, "absent.safetensors"),
+        (("--from-weights", "junk.safetensors"), 1, "junk.safetensors"),
+        (("--from-weights", "of-another.safetensors"), 1, "of-another.safetensors"),
     ],
 )
-def test_what_is_asked_wrongly_is_one_sentence_and_makes_nothing(
-    arguments: tuple[str, ...], code: int, message: str, flowers: Path, tmp_path: Path
+def test_wrong_options_are_refused_in_one_sentence_and_create_nothing(
+    arguments: tuple[str, ...], code: int, fact: str, flowers: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     weights(tmp_path / "of-another.safetensors")
     before = tree(tmp_path)
-    late = arguments[0] in (
-        "--budget",
-        "--method",
-        "--network",
-        "--from-weights",
-    )  # refused late
+    late = arguments[0] in ("--budget", "--method", "--network", "--from-weights")  # refused late
     for dry in [(), ("--dry-run",)] if late else [()]:
         done = run("learn", "model", "flowers", *arguments, *dry, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (code, "")
-        assert message in done.stderr
+        assert re.search(fact, done.stderr)
         assert done.stderr.startswith("error: ") == ("abacus" not in arguments)
     assert {**tree(tmp_path), ".": ()} == {**before, ".": ()}
 
 
 @pytest.mark.parametrize(
-    ("place", "code", "message"),
+    ("place", "code", "fact"),
     [
-        ("file", 2, "error: file is not a folder."),
-        ("flowers", 2, f"error: flowers holds something else ({TULIP}). Choose an empty or new folder.\n"),
-        ("file/model", 1, "error: The folder file/model cannot be made: Not a directory. Choose another.\n"),
-        ("/proc/model", 1, "error: The folder /proc/model cannot be made: "),
+        ("file", 2, "file"),
+        ("flowers", 2, TULIP),
+        ("file/model", 1, "file/model"),
+        ("/proc/model", 1, "/proc/model"),
     ],
 )
-def test_a_place_where_no_model_can_be_is_refused(
-    place: str, code: int, message: str, flowers: Path, tmp_path: Path
+def test_a_path_that_cannot_hold_a_model_is_refused(
+    place: str, code: int, fact: str, flowers: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     before = tree(tmp_path)
     done = run("learn", place, "flowers", *ONCE, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (code, "") and done.stderr.startswith(message)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("error: ") and fact in done.stderr
     if code == 2:
         dry = run("learn", place, "flowers", "--dry-run", cwd=tmp_path)
         assert (dry.returncode, dry.stderr) == (2, done.stderr)
@@ -468,13 +449,10 @@ def test_a_place_where_no_model_can_be_is_refused(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write whatever the permissions say")
-def test_a_folder_one_may_not_write_to_is_refused(flowers: Path, tmp_path: Path) -> None:
+def test_a_folder_without_write_permission_is_refused(flowers: Path, tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o555)
     done = run("learn", "closed", "flowers", *ONCE, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "error: The folder closed is not writable. Choose another, or change its permissions.\n",
-    )
+    assert done.returncode == 1 and "closed" in done.stderr
 
 
 def folder_of(path: Path, *names: str) -> None:
@@ -484,37 +462,28 @@ def folder_of(path: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "fact"),
     [
-        (
-            (),
-            "pictures holds no images. Expected one sub-folder per class, such as pictures/cat/1.jpg, or a ",
-        ),
-        (("1.png", "2.png"), "pictures holds images, but not in class folders."),
-        (
-            ("train/cat/1.png", "test/cat/1.png"),
-            "pictures holds test and train, ",
-        ),
-        (("Cat/1.png", "cat/1.png"), "differ only in case, spaces or the encoding of accents."),
-        (
-            ("c\nat/1.png",),
-            r"'c\nat' cannot be the name of a class: it has characters that cannot be shown on a line. Rename it.",
-        ),
+        ((), "pictures/cat/1.jpg"),
+        (("1.png", "2.png"), "pictures"),
+        (("train/cat/1.png", "test/cat/1.png"), "test and train"),
+        (("Cat/1.png", "cat/1.png"), "cat"),
+        (("c\nat/1.png",), r"'c\nat'"),
     ],
     ids=["empty", "no classes", "split", "twins", "not shown"],
 )
-def test_a_folder_that_is_not_as_it_should_be_is_refused(
-    names: tuple[str, ...], message: str, flowers: Path, tmp_path: Path
+def test_a_folder_in_an_unexpected_layout_is_refused(
+    names: tuple[str, ...], fact: str, flowers: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "pictures").mkdir()
     folder_of(tmp_path / "pictures", *names)
     done = run("learn", "model", "pictures", *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: ") and message in done.stderr and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and fact in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "model").exists()
 
 
-def test_a_list_may_be_learned_from_and_its_mistakes_are_told_by_line(flowers: Path, tmp_path: Path) -> None:
+def test_a_list_can_be_learned_and_its_errors_name_their_lines(flowers: Path, tmp_path: Path) -> None:
     rows = [f"{flowers}/{name}/{number}.png,{name}" for name in (TULIP, DAISY) for number in range(6)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
     done = run("learn", "model", "list.csv", *ONCE, cwd=tmp_path)
@@ -522,13 +491,10 @@ def test_a_list_may_be_learned_from_and_its_mistakes_are_told_by_line(flowers: P
     (tmp_path / "list.csv").write_text("path,label\nabsent.png,cat\nflowers,dog\n")
     done = run("learn", "model", "list.csv", *ONCE, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == (
-        "error: list.csv cannot be used. Line 2: there is no file absent.png. Line 3: there is no file flowers. "
-        "Expected the columns path and label, one image per line, with paths relative to the list.\n"
-    )
+    assert re.search(r"list\.csv.*Line 2: .*absent\.png.*Line 3: .*flowers", done.stderr)
 
 
-def test_a_damaged_model_is_told_with_the_way_out_and_left_alone(model: ModelFolder, tmp_path: Path) -> None:
+def test_a_damaged_model_is_left_alone_and_its_repair_is_named(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", (TULIP,), 1)
     damaged = model.path / "generations" / "000002" / "learner.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
@@ -536,17 +502,17 @@ def test_a_damaged_model_is_told_with_the_way_out_and_left_alone(model: ModelFol
     for asked in ((), ("--dry-run",)):
         done = run("learn", "model", "more", *asked, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("error: The model model is damaged: generations/000002/learner.safetensors ")
-        assert done.stderr.endswith("Generation 1 is intact. Go back to it with: engram rollback model --to 1\n")
+        assert "generations/000002/learner.safetensors" in done.stderr
+        assert done.stderr.endswith("engram rollback model --to 1\n")
     assert tree(tmp_path) == before
 
 
-def test_while_another_teaches_it_nobody_else_can(model: ModelFolder, tmp_path: Path) -> None:
+def test_a_model_that_another_process_updates_is_refused(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", (TULIP,), 1)
     with model.writing():
         done = run("learn", "model", "more", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: Another process is working in model. Wait for it, or choose another folder.\n"
+    assert done.stderr.startswith("error: ") and "model" in done.stderr
 
 
 # Names
@@ -577,7 +543,7 @@ def test_a_model_may_have_any_name(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", name, "flowers", "--dry-run", cwd=tmp_path)
     assert r"would update \udcff[red] :smile:: 2 known classes" in done.stdout
     done = run("learn", "\x1b[31mabsent", ":smile:\x1b[31m", cwd=tmp_path)
-    assert done.stderr.startswith(r"error: :smile:\x1b[31m does not exist.")
+    assert r":smile:\x1b[31m" in done.stderr
 
 
 # Terminals
@@ -593,12 +559,12 @@ def test_a_terminal_shows_bars_with_the_time_left_and_stdout_none_of_them(flower
     assert watched.seen.endswith("\r\x1b[2K\x1b[?25h\r")  # taken away again
 
 
-def test_when_it_is_quiet_a_terminal_shows_nothing(flowers: Path, tmp_path: Path) -> None:
+def test_quiet_shows_nothing_on_a_terminal(flowers: Path, tmp_path: Path) -> None:
     watched = Watched("learn", "model", "flowers", "--quiet", *ONCE, cwd=tmp_path)
     assert (watched.wait(), watched.seen) == (0, "")
 
 
-def test_what_is_not_good_enough_is_on_stdout_and_its_reason_on_the_terminal(flowers: Path, tmp_path: Path) -> None:
+def test_a_rejected_update_is_on_stdout_and_its_reason_on_the_terminal(flowers: Path, tmp_path: Path) -> None:
     shutil.rmtree(flowers / DAISY)
     shutil.copytree(flowers / TULIP, flowers / DAISY)
     watched = Watched("learn", "model", "flowers", "--at-least", "1", cwd=tmp_path)
@@ -622,7 +588,7 @@ def test_ctrl_c_in_a_first_training_leaves_no_folder(form: str, flowers: Path, t
     assert not (tmp_path / "model").exists() and tree(flowers) == before
 
 
-def test_ctrl_c_while_a_model_is_taught_leaves_it_as_it_was(model: ModelFolder, tmp_path: Path) -> None:
+def test_ctrl_c_during_an_update_leaves_the_model_as_it_was(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", ("rose", "lily"), 6)
     before = tree(tmp_path)
     watched = Watched("learn", "model", "more", *LONG, cwd=tmp_path)
@@ -636,7 +602,7 @@ def test_ctrl_c_while_a_model_is_taught_leaves_it_as_it_was(model: ModelFolder, 
 # Help
 
 
-def test_help_is_given_without_importing_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     program = """
 import sys
 from engram.cli import main

@@ -235,32 +235,32 @@ def test_hostile_names_of_classes_come_through_every_form(calibrated_model: Mode
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "code", "fact"),
     [
-        (("model", "a.png", "--json", "--csv"), 2, "error: Choose one of --json and --csv.\n"),
+        (("model", "a.png", "--json", "--csv"), 2, "--csv"),
         (("model", "a.png", "--reject", "2", "--csv"), 2, "found 2.0."),
         (("model", "a.png", "--reject", "nan"), 2, "found nan."),
         (("model", "a.png", "--reject", "half"), 2, "Invalid value for '--reject'"),
         (("model", "a.png", "--top", "0"), 2, "Invalid value for '--top'"),
         (("model",), 2, "Missing argument 'IMAGE|FOLDER|-...'"),
-        (("model", "empty"), 1, "error: There is no image in empty.\n"),
-        (("model", "-"), 1, "error: There is no image in -.\n"),
-        (("absent", "a.png"), 1, "error: There is no model in absent. Make one with: engram learn absent FOLDER\n"),
-        (("my model", "a.png"), 1, "There is no model in my model. Make one with: engram learn 'my model' FOLDER\n"),
-        (("a.png", "a.png"), 1, "error: There is no model in a.png."),
-        (("empty", "a.png"), 1, "error: There is no model in empty."),
+        (("model", "empty"), 1, "no image in empty"),
+        (("model", "-"), 1, "no image in -"),
+        (("absent", "a.png"), 1, "engram learn absent FOLDER"),
+        (("my model", "a.png"), 1, "engram learn 'my model' FOLDER"),
+        (("a.png", "a.png"), 1, "no model in a.png"),
+        (("empty", "a.png"), 1, "no model in empty"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(arguments: tuple[str, ...], code: int, message: str, place: Path) -> None:
+def test_wrong_arguments_are_refused(arguments: tuple[str, ...], code: int, fact: str, place: Path) -> None:
     (place / "empty").mkdir()
     before = tree(place)
     done = run("predict", *arguments, cwd=place)
     assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr
+    assert fact in done.stderr
     assert tree(place) == before
 
 
-def test_an_earlier_generation_may_be_asked(place: Path) -> None:
+def test_an_earlier_generation_can_predict(place: Path) -> None:
     told = json.loads(run("predict", "model", "a.png", "--generation", "1", "--json", cwd=place).stdout)
     assert len(told["predictions"][0]["top"]) == 2
     assert len(json.loads(run("predict", "model", "a.png", "--json", cwd=place).stdout)["predictions"][0]["top"]) > 2
@@ -349,4 +349,4 @@ def test_a_list_that_is_closed_is_empty(place: Path) -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" <&-', "sh", *command], cwd=place, capture_output=True, text=True, env=ENVIRONMENT
     )
-    assert (done.returncode, done.stderr) == (1, "error: There is no image in -.\n")
+    assert done.returncode == 1 and "no image in -" in done.stderr

@@ -217,55 +217,55 @@ def pickled_archive(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "fact"),
     [
-        (["lfw"], 2, "There is no method 'lfw'. Did you mean 'lwf'? See: engram methods"),
-        (["--dataset", "digit"], 2, "There is no data set 'digit'. Did you mean 'digits'? See: engram datasets"),
-        (["--set", "alhpa=1"], 2, "The method 'features' has no setting 'alhpa'. Did you mean 'alpha'?"),
-        (["lwf", "--features-per-class", "9"], 2, "The method 'lwf' has no setting 'features_per_class'."),
-        (["--images-per-class", "9"], 2, "The method 'features' has no setting 'images_per_class'."),
+        (["lfw"], 2, "'lfw'.*'lwf'.*engram methods"),
+        (["--dataset", "digit"], 2, "'digit'.*'digits'.*engram datasets"),
+        (["--set", "alhpa=1"], 2, "'features'.*'alhpa'.*'alpha'"),
+        (["lwf", "--features-per-class", "9"], 2, "'lwf'.*'features_per_class'"),
+        (["--images-per-class", "9"], 2, "'features'.*'images_per_class'"),
         (
             ["icarl", "--images-per-class", "9", "--images-total", "90"],
             2,
-            "give images_per_class or images_total",
+            "images_per_class.*images_total",
         ),
         (["icarl", "--images-total", "1"], 2, "images_total=1"),
-        (["--set", "objective=lucri"], 2, "There is no objective 'lucri'. Did you mean 'lucir'?"),
-        (["--budget", "lots"], 2, "'lots' is no number of bytes. Write 6MB, 500KB or 1.5GB."),
-        (["--budget", "2KB"], 2, "A budget of 2,048 bytes is too small: one of each class would be 2,560."),
+        (["--set", "objective=lucri"], 2, "'lucri'.*'lucir'"),
+        (["--budget", "lots"], 2, "'lots'.*6MB"),
+        (["--budget", "2KB"], 2, "2,048 bytes.*2,560"),
         (
             ["lwf", "--budget", "1MB"],
             2,
-            "What the method 'lwf' keeps cannot be chosen by a budget. Leave out --budget.",
+            "'lwf'.*--budget",
         ),
-        (["--budget", "1MB", "--features-per-class", "9"], 2, "nothing is left for --budget to choose."),
-        (["--set", "learning_rate=fast"], 2, "The setting 'learning_rate' cannot be 'fast'"),
-        (["--epochs", "0"], 2, "The setting 'epochs' cannot be 0"),
+        (["--budget", "1MB", "--features-per-class", "9"], 2, "features_per_class.*--budget"),
+        (["--set", "learning_rate=fast"], 2, "'learning_rate'.*'fast'"),
+        (["--epochs", "0"], 2, "'epochs'.* 0"),
         (
             ["--set", "learning_rate"],
             2,
-            "--set wants KEY=VALUE, such as --set learning_rate=0.5; found 'learning_rate'.",
+            "KEY=VALUE.*'learning_rate'",
         ),
-        (["--network", "resnet"], 2, "There is no network 'resnet'. Did you mean 'resnet"),
-        (["--classes-per-task", "11"], 2, "digits has 10 classes; classes-per-task cannot be 11."),
-        (["--tasks", "6"], 2, "This stream has 5 tasks; 6 were asked for."),
-        (["--class-order", "nowhere"], 2, "The class order 'nowhere' is neither 'seed', '1993' nor a readable file."),
-        (["--validation", "1.5"], 2, "The validation share must lie between 0 and 1"),
-        (["--device", "cuda"], 1, "The device 'cuda' cannot be used here. Try --device auto."),
-        (["--dataset", "arrays"], 2, "Name it with --data FILE.npz"),
+        (["--network", "resnet"], 2, "'resnet'.*'resnet"),
+        (["--classes-per-task", "11"], 2, "10 classes.* 11"),
+        (["--tasks", "6"], 2, "5 tasks.* 6 "),
+        (["--class-order", "nowhere"], 2, "'nowhere'"),
+        (["--validation", "1.5"], 2, "between 0 and 1"),
+        (["--device", "cuda"], 1, "'cuda'"),
+        (["--dataset", "arrays"], 2, "--data FILE.npz"),
         (["--dataset", "arrays", "--data", "missing.npz"], 1, "missing.npz"),
         (["--dataset", "arrays", "--data", bad_archive], 1, "data.npz"),
         (["--dataset", "arrays", "--data", pickled_archive], 1, "objects.npz"),
         (["--out", "/proc/nothing"], 1, "/proc/nothing"),
         (["--set", "weights=none.safetensors"], 1, "none.safetensors"),
-        (["/data/pictures"], 2, "There is no method '/data/pictures'"),
+        (["/data/pictures"], 2, "'/data/pictures'"),
     ],
 )
-def test_bad_input_gets_one_clear_sentence(arguments: list[object], code: int, said: str, tmp_path: Path) -> None:
+def test_wrong_options_are_refused(arguments: list[object], code: int, fact: str, tmp_path: Path) -> None:
     given = [each(tmp_path) if callable(each) else str(each) for each in arguments]
     before = sorted(path.name for path in tmp_path.iterdir())
     done = engram("run", *given, "--quiet", *([] if "--out" in given else ["--out", "out"]), cwd=tmp_path)
-    assert said in done.stderr
+    assert re.search(fact, done.stderr)
     assert done.returncode == code
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr

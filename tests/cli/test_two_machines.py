@@ -100,6 +100,6 @@ def test_both_machines_end_when_the_network_fails_and_one_can_resume(machines: l
     said = [command.communicate(timeout=60)[1] for command in commands]
     assert time.monotonic() - start < 30
     assert [command.returncode for command in commands] == [1, 1]
-    assert "error: Process 2 of 2, on " in said[0]
-    assert "error: The process that coordinates the run" in said[1]
+    assert "Process 2 of 2" in said[0]
+    assert said[1].startswith("error: ")
     assert engram(*options, "--resume", cwd=machines[0].folder).returncode == 0

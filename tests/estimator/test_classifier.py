@@ -241,7 +241,7 @@ def test_announced_classes_that_do_not_fit_are_refused(blobs: tuple[Array, Array
     classifier = quick().partial_fit(X, y)
     with pytest.raises(ValueError, match=r"is not the same as on last call to partial_fit, was: array\(\[0, 1, 2, 3\]"):
         classifier.partial_fit(X, y, classes=[0, 1, 2, 3, 4])
-    with pytest.raises(ValueError, match="Some labels are whole numbers, others texts"):
+    with pytest.raises(ValueError, match=r"whole numbers.*texts"):
         quick().partial_fit(X, y, classes=np.array([0, 1, 2, 3]).astype(str))
 
 
@@ -436,7 +436,7 @@ def test_after_an_error_all_is_as_it_was(blobs: tuple[Array, Array]) -> None:
     classifier.set_params(settings={"learning_rate": 1e30})
     with pytest.raises(EngramError, match="not finite"):
         classifier.partial_fit(X, y + 2)
-    with pytest.raises(ValueError, match="Some labels are whole numbers, others texts"):
+    with pytest.raises(ValueError, match=r"whole numbers.*texts"):
         classifier.partial_fit(X, y.astype(str))
     assert np.array_equal(classifier.decision_function(X), before) and classifier.model_.learner.memory is memory
 
@@ -457,9 +457,9 @@ def test_after_a_fit_that_failed_it_answers_as_before(
 
 def test_a_model_keeps_its_method_and_network(blobs: tuple[Array, Array]) -> None:
     classifier = quick().fit(*blobs)
-    with pytest.raises(ValueError, match="has the method 'features'"):
+    with pytest.raises(ValueError, match="'features'"):
         classifier.set_params(method="lwf").partial_fit(*blobs)
-    with pytest.raises(ValueError, match="has the network 'identity'"):
+    with pytest.raises(ValueError, match="'identity'"):
         classifier.set_params(method="features", network="mlp").partial_fit(*blobs)
 
 
@@ -577,7 +577,7 @@ def test_a_network_of_ones_own_learns_too_but_cannot_be_saved(blobs: tuple[Array
     classifier = clone(quick(network=network, epochs=20)).fit(X[y < 2], y[y < 2])
     classifier = pickle.loads(pickle.dumps(classifier)).partial_fit(X[y > 1], y[y > 1])
     assert classifier.score(X, y) > 0.8 and classifier.model_.learner.memory.features.rows.shape[1] == 16
-    with pytest.raises(UsageError, match="A network of one's own cannot be saved"):
+    with pytest.raises(UsageError, match="network"):
         classifier.save(tmp_path / "model")
 
 
@@ -660,7 +660,7 @@ def test_tune_says_when_the_network_is_trained(blobs: tuple[Array, Array]) -> No
         before = weights(classifier)
         trained[tune] = not torch.equal(before, weights(classifier.partial_fit(X[y > 1], y[y > 1])))
     assert trained == {"first": False, "every": True}
-    with pytest.raises(ValueError, match=r"The network 'mlp' starts from random weights and must be trained"):
+    with pytest.raises(ValueError, match="'mlp'"):
         quick(network="mlp", tune="none").fit(X, y)
 
 
@@ -708,7 +708,7 @@ def test_saving_again_adds_a_generation(blobs: tuple[Array, Array], tmp_path: Pa
     assert folder.generations() == [1, 2] and not folder.problems()
     assert [change.action for change in folder.history()] == ["save", "save"]
     assert load(folder, generation=1).names == ("0", "1")
-    with pytest.raises(DataError, match="There is no model in"):
+    with pytest.raises(DataError, match=r"engram learn"):
         IncrementalClassifier.load(tmp_path / "nowhere")
 
 
@@ -747,7 +747,7 @@ def test_what_others_taught_a_model_meanwhile_is_not_lost_by_saving(tmp_path: Pa
     one.partial_fit(inputs, np.array(["c", "d"] * 20)).save(tmp_path / "model")
     one.save(tmp_path / "model")  # its own generation is in use
     other.partial_fit(inputs, np.array(["e", "f"] * 20))
-    with pytest.raises(UsageError, match=r"has changed since it was loaded"):
+    with pytest.raises(UsageError, match=str(tmp_path)):
         other.save(tmp_path / "model")
     other.save(tmp_path / "another")
     assert set(IncrementalClassifier.load(tmp_path / "model").classes_) == {"a", "b", "c", "d"}

@@ -274,6 +274,6 @@ def test_track_does_not_write_to_the_folder_of_another_run(tmp_path: Path) -> No
 
 def test_without_tensorboard_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(EngramError, match=r"^TensorBoard must be installed\. .*pip install .*\[track\]'$"):
+    with pytest.raises(EngramError, match=r"pip install .*\[track\]"):
         TensorBoard(tmp_path / "scalars")
     assert not (tmp_path / "scalars").exists()

@@ -1,6 +1,7 @@
 """Result files: those that were committed can be read, and damaged or foreign ones are refused by name."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,21 +42,21 @@ def test_the_settings_of_every_committed_result_make_its_method_and_are_resolved
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "fact"),
     [
-        (lambda values: values.pop("schema"), "it has no schema"),
-        (lambda values: values.update(schema=99), "has schema 99; this version reads 1"),
-        (lambda values: values.pop("curve"), "not a complete result: curve missing"),
+        (lambda values: values.pop("schema"), "schema"),
+        (lambda values: values.update(schema=99), "99.* 1"),
+        (lambda values: values.pop("curve"), "curve"),
     ],
 )
-def test_a_foreign_or_damaged_file_is_refused(change: object, said: str, tmp_path: Path) -> None:
+def test_a_foreign_or_damaged_file_is_refused(change: object, fact: str, tmp_path: Path) -> None:
     values = json.loads(COMMITTED[0].read_text())
     change(values)  # type: ignore[operator]
     path = tmp_path / "result.json"
     path.write_text(json.dumps(values))
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=fact) as caught:
         Result.load(path)
     assert str(path) in str(caught.value)
     path.write_text("{")
-    with pytest.raises(DataError, match="cannot be read as JSON"):
+    with pytest.raises(DataError, match=re.escape(str(path))):
         Result.load(path)

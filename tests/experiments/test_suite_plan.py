@@ -220,22 +220,21 @@ def test_only_the_methods_that_are_asked_for_are_run(data: Dataset) -> None:
 
 
 def test_a_method_that_is_not_in_the_suite_is_refused_with_the_nearest(data: Dataset) -> None:
-    with pytest.raises(UsageError, match=r"^The suite 'gamma' has no method 'lwf'\. Did you mean 'gamma-lwf'\?$"):
+    with pytest.raises(UsageError, match=r"'gamma'.*'lwf'.*'gamma-lwf'"):
         variants(replace(OPTIONS, suite="gamma", methods=("features", "lwf")), data)
-    with pytest.raises(UsageError, match=r"^The suite 'gamma' has no method 'bic'\. There are: features, gamma-lwf\.$"):
+    with pytest.raises(UsageError, match=r"'gamma'.*'bic'.*features, gamma-lwf"):
         variants(replace(OPTIONS, suite="gamma", methods=("bic",)), data)
 
 
 def test_names_that_do_not_exist_are_refused_before_any_data_is_read() -> None:
-    with pytest.raises(UsageError, match=r"^There is no suite 'alhpa'\. Did you mean 'alpha'\? See: engram suites$"):
+    with pytest.raises(UsageError, match=r"'alhpa'.*'alpha'.*engram suites"):
         replace(OPTIONS, suite="alhpa")
-    with pytest.raises(UsageError, match=r"^There is no method 'lfw'\. Did you mean 'lwf'\? See: engram methods$"):
+    with pytest.raises(UsageError, match=r"'lfw'.*'lwf'.*engram methods"):
         replace(OPTIONS, suite="table1", methods=("bic", "lfw"))
 
 
 def test_a_setting_that_a_method_does_not_have_is_refused(data: Dataset) -> None:
-    refusal = r"No method of the suite 'balance' has a setting 'alhpa'\. Did you mean 'alpha'\?"
-    with pytest.raises(UsageError, match=refusal):
+    with pytest.raises(UsageError, match=r"'balance'.*'alhpa'.*'alpha'"):
         all_runs(replace(OPTIONS, settings={"alhpa": 1}), data)
 
 
@@ -269,11 +268,11 @@ def test_a_setting_goes_to_the_methods_that_have_it_and_one_that_none_has_is_ref
     runs = all_runs(replace(OPTIONS, suite="gamma", settings={"adapter_steps": 7}), data)
     found = {run.plan.method: run.plan.learner(data).settings().get("adapter_steps") for run in runs}
     assert found == {"features": 7, "gamma-lwf": None}
-    with pytest.raises(UsageError, match="No method of the suite 'gamma' has a setting 'adapter_stpes'"):
+    with pytest.raises(UsageError, match=r"'gamma'.*'adapter_stpes'"):
         all_runs(replace(OPTIONS, suite="gamma", settings={"adapter_stpes": 7}), data)
 
 
 def test_a_suite_that_has_nothing_to_vary_on_one_class_is_refused(data: Dataset) -> None:
     alone = data.train.of_classes(data.train.classes()[:1])
-    with pytest.raises(UsageError, match="too few classes for the suite 'memory'"):
+    with pytest.raises(UsageError, match="'memory'"):
         all_runs(replace(OPTIONS, suite="memory"), Dataset("alone", alone, alone, data.class_names))
