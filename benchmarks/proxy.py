@@ -64,6 +64,11 @@ AFTER: dict[str, tuple[str, dict[str, Any]]] = {
     "int8, mlp 1600, softmax C 3": ("features", {**ENGRAM, "classifier": "softmax", "C": 3.0}),
     "500 features": ("features", {"features_per_class": 450}),
     **{name: (name, {}) for name in ("sdc", "ldc", "adc", "dpcr", "gaussian-replay")},
+    "adc .05": ("adc", {"adc_step_size": 0.05}),
+    "adc .15": ("adc", {"adc_step_size": 0.15}),
+    "shared covariance, lda": ("sdc", {"compensation": "ridge", "covariance": "shared", "classifier": "lda"}),
+    "C .3": ("features", {"C": 0.3}),
+    "int8, mlp 1600": ("features", ENGRAM),
     "sdc, none": ("sdc", {"compensation": "identity"}),
     "fecam, ridge": ("fecam", {"tune": "every", "compensation": "ridge"}),
 }
