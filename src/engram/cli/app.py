@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import engram
-from engram.cli import edit, evaluate, export, inspect, learn, listing, predict, report, run, serve, suite
+from engram.cli import edit, evaluate, export, inspect, learn, listing, predict, report, run, serve, suite, watch
 
 app = typer.Typer(
     help="Teach an image classifier new classes over time, without keeping the images of the old ones.",
@@ -36,6 +36,6 @@ def _options(
 for function in (
     *(run.run, listing.methods, listing.datasets, listing.networks, listing.suites, suite.suite, report.report),
     *(learn.learn, predict.predict, evaluate.evaluate, export.export, inspect.inspect, inspect.verify),
-    *(edit.forget, edit.rename, edit.merge, edit.rollback, serve.serve),
+    *(edit.forget, edit.rename, edit.merge, edit.rollback, serve.serve, watch.watch),
 ):
     app.command()(function)

@@ -8,7 +8,15 @@ from engram.model.exporting import export
 from engram.model.folder import ModelFolder
 from engram.model.held_out import Calibration
 from engram.model.inspection import Generation, ModelSummary, inspect, verify
-from engram.model.learning import ClassAccuracy, UpdateRejected, UpdateResult, learn, learn_images, train_update
+from engram.model.learning import (
+    ClassAccuracy,
+    UpdateRejected,
+    UpdateResult,
+    learn,
+    learn_files,
+    learn_images,
+    train_update,
+)
 from engram.model.model import Metadata, Model, settings_of, with_metadata, with_settings
 from engram.model.plan import LearnOptions, UpdatePlan, expected_seconds, plan_update, plan_update_of_samples
 from engram.model.prediction import (
@@ -25,6 +33,7 @@ from engram.model.prediction import (
 )
 from engram.model.saving import load, load_generation, restore_model, save
 from engram.model.unknown import Rejection, RejectionThreshold, parse_reject
+from engram.model.watching import WatchEvent, watch
 
 __all__ = ["Answer", "Calibration", "ClassAccuracy", "ClassProbability", "EditResult", "Evaluation", "ForgetPreview"]
 __all__ += ["Generation", "LearnOptions", "Metadata", "Model", "ModelFolder", "ModelSummary", "Prediction"]
@@ -33,3 +42,4 @@ __all__ += ["answers", "evaluate", "expected_seconds", "export", "find_images", 
 __all__ += ["inspect", "learn", "learn_images", "load", "load_generation", "merge", "parse_reject", "plan_update"]
 __all__ += ["plan_update_of_samples", "predict", "preview_forget", "rejection", "rename", "restore_model", "rollback"]
 __all__ += ["save", "settings_of", "top_classes", "train_update", "verify", "with_metadata", "with_settings"]
+__all__ += ["WatchEvent", "learn_files", "watch"]

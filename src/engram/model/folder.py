@@ -5,6 +5,7 @@ MODEL/
     current.json  names the generation in use, with the SHA-256 of every generation's manifest
     generations/  a folder per generation, never changed once it is there
     networks/     a file per feature extractor, shared by the generations that use it
+    watch/        a folder per watched folder: which files were learned (`watching.py`)
 
 Every file is reached from `current.json` by a chain of checksums, and is JSON or safetensors: loading runs no code.
 Checksums find damage, not forgery: whoever can write to the folder can write checksums too.
@@ -45,7 +46,7 @@ from engram.model.generations import (
     write_generation,
 )
 from engram.model.manifest import TIME, Change, File, Manifest, NewerError, Pointer
-from engram.model.reading import CURRENT, LOCK, FolderReader
+from engram.model.reading import CURRENT, LOCK, WATCH, FolderReader
 from engram.text import printable
 
 KEEP = 5  # generations, including the one in use
@@ -89,7 +90,7 @@ class ModelFolder(FolderReader):
         if not self.path.is_dir():
             raise UsageError(f"{self.path} is not a folder. Choose an empty or new folder for the model.")
         with storage.disk_errors(f"The folder {self.path} cannot be read"), os.scandir(self.path) as entries:
-            names = {entry.name for entry in entries if not entry.name.startswith(storage.ASIDE)} - {LOCK}
+            names = {entry.name for entry in entries if not entry.name.startswith(storage.ASIDE)} - {LOCK, WATCH}
         if names and not self._begun():
             raise UsageError(f"{self.path} holds something else ({min(names)}). Choose an empty or new folder.")
 

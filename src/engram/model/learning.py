@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.data import Samples, Task, hold_out
-from engram.data.labelled import LabelledImages, read_images, scan
+from engram.data.labelled import LabelledFiles, LabelledImages, read_images, scan
 from engram.data.scanning import SkippedFile
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.features import adapt
@@ -105,8 +105,21 @@ def learn(
     folder: ModelFolder, source: Path, options: LearnOptions | None = None, progress: Progress = SILENT
 ) -> UpdateResult:
     """Teach the model in a folder the images of `source`, or make one there. After an error nothing is changed."""
-    options, start = options or LearnOptions(), time.monotonic()
-    files = scan(source, progress)
+    start = time.monotonic()
+    return learn_files(folder, scan(source, progress), options, progress, start=start)
+
+
+def learn_files(
+    folder: ModelFolder,
+    files: LabelledFiles,
+    options: LearnOptions | None = None,
+    progress: Progress = SILENT,
+    *,
+    record: Mapping[str, Any] | None = None,
+    start: float | None = None,
+) -> UpdateResult:
+    """`learn` for files that were found already. `record` is added to the history; `start`: when scanning began."""
+    options, start = options or LearnOptions(), time.monotonic() if start is None else start
     with folder.writing() as writer:
         model = load(writer, device=options.device) if writer.exists() else None
         plan = plan_update(model, files, options)
@@ -116,7 +129,7 @@ def learn(
         seen_bytes = sum(path.stat().st_size for path in images.paths if path.exists())
         updated, result = train_update(model, plan, _samples(images, plan), options, progress, images.paths)
         skipped = (*files.skipped, *images.unreadable)
-        return _publish(writer, updated, replace(result, seen_bytes=seen_bytes, skipped=skipped), start)
+        return _publish(writer, updated, replace(result, seen_bytes=seen_bytes, skipped=skipped), start, record)
 
 
 def learn_images(
@@ -139,10 +152,13 @@ def learn_images(
         return _publish(writer, updated, replace(result, seen_bytes=seen_bytes, skipped=images.unreadable), start)
 
 
-def _publish(writer: Writer, model: Model, result: UpdateResult, start: float) -> UpdateResult:
+def _publish(
+    writer: Writer, model: Model, result: UpdateResult, start: float, details: Mapping[str, Any] | None = None
+) -> UpdateResult:
     """Save the model as the next generation, with a record of the update in the history."""
     result = replace(result, seconds=time.monotonic() - start)
     record = {
+        **(details or {}),
         "new": dict(result.new),
         "more": dict(result.more),
         "seconds": round(result.seconds, 1),

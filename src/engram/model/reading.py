@@ -35,6 +35,7 @@ from engram.model.generations import (
 from engram.model.manifest import MAX_BYTES, Change, Manifest, NewerError, Pointer
 
 CURRENT, LOCK = "current.json", ".lock"
+WATCH = "watch"  # the folder of `engram watch`; it may be there before the model
 TRIES = 20  # how often a reader starts again because a writer replaced what it was reading
 
 T = TypeVar("T")
@@ -284,7 +285,7 @@ class FolderReader:
             if place == GENERATIONS:
                 number = generation_number(entry.name)
                 return number in numbers or (number is not None and is_folder(entry))
-            return entry.name in (LOCK, CURRENT, GENERATIONS) or (entry.name == NETWORKS and is_folder(entry))
+            return entry.name in (LOCK, CURRENT, GENERATIONS) or (entry.name in (NETWORKS, WATCH) and is_folder(entry))
 
         found = find_strays(self.path, "", belongs)
         for folder in (GENERATIONS, NETWORKS):
