@@ -161,6 +161,23 @@ def test_no_name_breaks_the_tables_or_is_taken_for_markup(name: str, model: Mode
 # verify
 
 
+def test_verify_lists_leftovers_and_newer_generations_with_a_command_for_each(
+    model: ModelFolder, engram: Engram
+) -> None:
+    older = (model.path / "current.json").read_bytes()
+    assert engram("rename", model.path, DAISY, "daisy").code == 0
+    (model.path / "current.json").write_bytes(older)
+    (model.path / f"{storage.ASIDE}half").write_text("half")
+    code, out, _ = engram("verify", model.path)
+    assert code == 0 and f"engram rollback '{model.path}' --to 3" in out  # the newer generation
+    assert f"{storage.ASIDE}half" in out and f"engram rollback '{model.path}' --to 2" in out
+    done = engram("rollback", model.path, "--to", "2")
+    assert done.code == 0 and f"{storage.ASIDE}half" in done.err
+    assert (model.path / "generations" / "000003").is_dir()
+    assert engram("rollback", model.path, "--to", "3").code == 0
+    assert json.loads(engram("verify", model.path, "--json").out)["newer"] == []
+
+
 def test_verify_says_whole_or_what_is_not(model: ModelFolder, engram: Engram) -> None:
     code, out, err = engram("verify", model.path)
     assert (code, err) == (0, "")

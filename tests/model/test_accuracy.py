@@ -1,4 +1,4 @@
-"""`Accuracy`: its interval is that of Agresti and Coull, and covers the truth as often as it says."""
+"""`Accuracy`: the Agresti-Coull interval and its coverage."""
 
 from __future__ import annotations
 

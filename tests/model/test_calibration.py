@@ -1,4 +1,4 @@
-"""Probabilities against how often they are right."""
+"""Temperature scaling and the expected calibration error."""
 
 from __future__ import annotations
 

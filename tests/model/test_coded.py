@@ -1,4 +1,4 @@
-"""A model that keeps its vectors in fewer bytes does all that another does, and tells how it keeps them."""
+"""A model whose stored features are quantised (`codec=pq`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WISHES = LearnOptions(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """Four classes of eighty vectors, more than there are centroids; those of two were carried over."""
+    """Four classes of eighty vectors, more than there are centroids; those of two were adapted."""
     return taught(tmp_path_factory.mktemp("coded"), WISHES)
 
 

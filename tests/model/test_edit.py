@@ -1,4 +1,4 @@
-"""What is forgotten is in no file of the model; what is renamed, joined or gone back to is what it says."""
+"""`forget`, `rename`, `merge` and `rollback`; nothing of a forgotten class is left in any file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def tree(path: Path) -> dict[str, bytes]:
 
 
 def pictures(small_model: ModelFolder) -> tuple[Tensor, list[str]]:
-    """All pictures that it was taught, and the names of their classes."""
+    """All images that it has learned, and the names of their classes."""
     places = [read_images(scan(small_model.path.parent / place), 16) for place in ("1", "2")]
     names = [each.class_names[label] for each in places for label in each.samples.labels.tolist()]
     return torch.cat([each.samples.batch(torch.arange(len(each.samples))) for each in places]), names
@@ -75,7 +75,7 @@ def answers(model: Model, images: Tensor) -> list[str]:
 
 
 def renderings(tensor: Tensor) -> Iterator[bytes]:
-    """Numbers as they might be stored."""
+    """Numbers in every encoding in which they may be stored."""
     if tensor.dtype == torch.uint8:
         yield tensor.numpy().tobytes()
         return
@@ -86,7 +86,7 @@ def renderings(tensor: Tensor) -> Iterator[bytes]:
 
 
 def traces(model: Model, name: str) -> dict[str, list[bytes]]:
-    """What a class leaves in a model, by kind, each as the bytes it might be found by."""
+    """The traces of a class in a model, by kind, as bytes to search for."""
     class_index, learner = model.class_index(name), model.learner
     assert learner.classifier_ is not None
     memory = learner.memory
@@ -108,7 +108,7 @@ def traces(model: Model, name: str) -> dict[str, list[bytes]]:
 
 
 def found(path: Path, sought: dict[str, list[bytes]]) -> dict[str, set[str]]:
-    """In which files something of each kind is, in any rendering."""
+    """The files that contain traces of each kind."""
     files = tree(path)
     return {
         kind: {name for name, content in files.items() if any(each in content for each in renders)}

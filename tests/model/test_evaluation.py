@@ -1,4 +1,4 @@
-"""`evaluate`: what is right and what is taken for what, against scikit-learn and the definitions."""
+"""`evaluate`: accuracy and confusion matrix, compared with scikit-learn and the definitions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEMPERATURE = 0.4
 
 
 class ByColour:
-    """A model that goes by the mean colour of a picture, and is often wrong."""
+    """A model that classifies by the mean colour of an image, and is often wrong."""
 
     names = CLASSES
     image_size = SIDE
@@ -43,7 +43,7 @@ class ByColour:
 
 
 def paint(folder: Path, counts: dict[str, int], seed: int = 0) -> dict[str, list[np.ndarray]]:
-    """Pictures of one colour each; the colours, by class."""
+    """Images of one colour each; the colours, by class."""
     draws = np.random.default_rng(seed)
     colours: dict[str, list[np.ndarray]] = {}
     for name, count in counts.items():
@@ -56,7 +56,7 @@ def paint(folder: Path, counts: dict[str, int], seed: int = 0) -> dict[str, list
 
 
 def answers(colours: dict[str, list[np.ndarray]]) -> tuple[list[str], list[str], np.ndarray]:
-    """What each picture is, what is said of it, and the scores, without engram."""
+    """True and predicted class of each image and its scores, computed without engram."""
     true = [name for name, own in sorted(colours.items()) for _ in own]
     scores = np.array([(colour - 128.0) @ WEIGHTS.numpy() for _, own in sorted(colours.items()) for colour in own])
     return true, [CLASSES[class_index] for class_index in scores.argmax(1)], scores

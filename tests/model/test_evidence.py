@@ -1,4 +1,4 @@
-"""Accuracy is that of held-out images: marked when they arrive, judged without themselves, and never trained on."""
+"""Accuracy of an update: leave-one-out on features of images that no network was trained on."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from engram.network.backbones import resnet32
 
 
 def skipped(learner: Learner) -> HeldOutCounts:
-    """The evidence by its definition: each held-out feature is answered by a classifier refitted without it."""
+    """By definition: each held-out feature is classified by a classifier refitted without it."""
     memory, fitted = learner.memory.features, learner.classifier_
     assert memory.held_out is not None and fitted is not None
     classifier = getattr(fitted, "chosen_", fitted)  # what Auto has chosen
@@ -112,7 +112,7 @@ def test_accuracy_matches_classifiers_refitted_without_each_feature(
 
 @pytest.fixture(scope="module")
 def confused(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """A model of three colours with a pretrained network, of which some pictures are labelled wrongly."""
+    """A model of three colours with a pretrained network, some of whose images have wrong labels."""
     place = tmp_path_factory.mktemp("confused")
     pictures = paint(place / "pictures", ("red", "green", "blue"), 8)
     for wrong, right in (("red", "green"), ("green", "blue")):
@@ -361,7 +361,7 @@ def test_unknown_accuracy_does_not_fall() -> None:
 
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelFolder, Path]:
-    """A model of red and green, and the same pictures under other names."""
+    """A model of red and green, and the same images under other names."""
     place = tmp_path_factory.mktemp("colours")
     pictures = paint(place / "1", ("red", "green"), 12)
     learn(ModelFolder(place / "model"), pictures)
@@ -397,7 +397,7 @@ def test_force_publishes_a_rejected_update(colours: tuple[ModelFolder, Path], tm
 
 
 def test_training_that_ruins_old_classes_is_rejected(tmp_path: Path) -> None:
-    """An adapter of one hidden unit makes all stored features alike, so that no classifier can tell them apart."""
+    """An adapter of one hidden unit makes all stored features alike, so no classifier can separate them."""
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(method="features", network="small", image_size=SIDE, epochs=10, hold_out=0.5)
     learn(folder, paint(tmp_path / "1", ("red", "green", "blue"), 40), options)

@@ -1,4 +1,4 @@
-"""A model as a file for others: ONNX that answers as engram does, arrays that numpy reads, weights to start from."""
+"""`export`: ONNX with the same predictions, arrays for numpy, weights to start from."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""A model's folder holds what was published, forgets what it is told to, and loads nothing that is damaged."""
+"""A model's folder: publishing, loading, rollback, and finding damage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NETWORK = f"networks/{hashlib.sha256(save(FROZEN)).hexdigest()}.safetensors"
 
 
 def publish(writer: Writer, number: int = 1, **options: Any) -> Manifest:
-    """A generation that says its number in all its parts but the network, which all share."""
+    """A generation that holds its number in every part except the network, which all share."""
     fields: dict[str, Any] = {"action": "learn", "method": "m", "settings": {}, "classes": [f"class {number}"]}
     return writer.publish({"weight": torch.tensor([number]), **FROZEN}, **fields | options)
 
@@ -369,7 +369,7 @@ FILES = ("current.json", "generations/000002/manifest.json", "generations/000002
 
 
 def refused(folder: ModelFolder, name: str) -> None:
-    """Make sure that verifying names the file, and that nobody loads the generation in use."""
+    """Assert that the damaged file is reported and the generation in use cannot be loaded."""
     problems = folder.problems()
     assert any(problem.startswith(name) for problem in problems), problems
     with pytest.raises(DataError, match=f"{folder.path} .*{name}"):
@@ -582,7 +582,7 @@ def test_history_continues_from_the_newest_readable_manifest(tmp_path: Path) -> 
 
 
 def rewritten(folder: ModelFolder, files: dict[str, bytes]) -> None:
-    """Write files with checksums that are right all along the chain, as a forger would."""
+    """Write files with correct checksums along the whole chain, as a forger would."""
     place = folder.path / "generations" / "000001"
     manifest = folder.current()
     for name, content in files.items():

@@ -1,4 +1,4 @@
-"""What `inspect` tells is what is on the disk."""
+"""`inspect`: counts, bytes, settings and history of a model."""
 
 from __future__ import annotations
 

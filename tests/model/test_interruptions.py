@@ -1,7 +1,7 @@
-"""A model's folder holds the old model or the new one, whoever is killed when and whatever the disk refuses.
+"""A model's folder holds the old model or the new one after any kill or disk error.
 
-Run as a program, this file is a process that does what it is asked to in a fork of itself, one after another: a process
-to kill then costs no second import of torch.
+Run as a program, this file executes requests in forks of itself, so that a process to kill needs no second import of
+torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOBODY = 65534
 
 
 def publish(writer: Writer, number: int, *, frozen: bool = False, **options: Any) -> Manifest:
-    """A generation that says its number in all its parts, except in a network that is frozen."""
+    """A generation that holds its number in every part, except in a frozen network."""
     fields: dict[str, Any] = {
         "action": "learn",
         "method": "m",
@@ -62,7 +62,7 @@ def made(path: Path, generations: int, *, frozen: bool = False) -> ModelFolder:
 
 
 def whole_number(folder: ModelFolder) -> int:
-    """The number of the generation in use, after making sure that all its parts are of it."""
+    """The number of the generation in use; all its parts must have it."""
     manifest, tensors = folder.load()
     assert manifest.classes == (f"class {manifest.generation}",)
     assert manifest.settings == {"n": manifest.generation}
@@ -151,7 +151,7 @@ def read_until(path: str, stop: str) -> None:
 
 
 def publish_with_little_room(path: str, room: int) -> None:
-    """Publish where no file can be longer than `room`; says what the error says."""
+    """Publish where no file can be longer than `room`; prints the error."""
     with ModelFolder(Path(path)).writing() as writer:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         try:
@@ -161,7 +161,7 @@ def publish_with_little_room(path: str, room: int) -> None:
 
 
 def look_without_rights(path: str) -> None:
-    """Load and verify as someone who may only read."""
+    """Load and verify without write permission."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -176,7 +176,7 @@ def look_without_rights(path: str) -> None:
 
 
 def serve() -> None:
-    """Do what each line says in a fork, which prints its number first; say how it ended."""
+    """Execute each line in a fork, which prints its process id first; print its exit code."""
     with tempfile.TemporaryDirectory() as place:  # a fork that gave up its rights may not be able to import anything
         made(Path(place), 1).load()
     for line in sys.stdin:
@@ -262,6 +262,7 @@ def test_thirty_kills_at_any_moment_leave_the_old_model_or_the_new_one(other: Ot
     folder, draws, last, littered = made(tmp_path / "killed", 1), random.Random(0), 1, 0
     pace = seconds_to_publish(tmp_path / "measured")
     for _ in range(KILLS):
+        following = max((last, *folder.newer())) + 1  # killed writers may have taken numbers
         process = other.start(publish_until_killed, tmp_path / "killed")
         time.sleep(draws.uniform(0, 4 * pace))
         os.kill(process, signal.SIGKILL)
@@ -270,7 +271,7 @@ def test_thirty_kills_at_any_moment_leave_the_old_model_or_the_new_one(other: Ot
         last = int(printed[-1]) if printed else last
         pace *= 1 if printed else 1.2  # on a busy machine, another process may take longer than this one did
         littered += any(storage.ASIDE in name for name in entries(folder.path))
-        assert whole_number(folder) in (last, *range(last + 1, last + 3))  # a number may be taken by a killed writer
+        assert whole_number(folder) in (last, last + 1 if printed else following)
         assert_tidy(folder)
         last = whole_number(folder)
     assert littered >= 3, "no kill hit a writer at work"

@@ -1,4 +1,4 @@
-"""`learn`: pictures become a model, and the next generation of one."""
+"""`learn`: make a model from images, and update it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_classes_of_three_updates_are_recognised(tmp_path: Path) -> None:
 
 
 def test_a_single_new_class_does_not_displace_the_others(tmp_path: Path) -> None:
-    """Trained on one class alone, a network sees it everywhere; so it is not, unless other images are there."""
+    """A network trained on one class alone predicts it everywhere, so it is only trained beside exemplars."""
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(image_size=SIDE, epochs=10, settings={"batch_size": 8})
     learn(folder, paint(tmp_path / "1", ("red", "green"), 20), options)
@@ -339,7 +339,7 @@ def test_features_are_adapted_only_if_that_brings_them_nearer(
 def test_features_are_adapted_by_the_adapter_that_was_assessed(
     small_model: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all pictures another might be chosen than without those that judge it, as this one would be."""
+    """With all images another adapter might be chosen than without the held-out ones."""
     choices = iter([True, False])
     monkeypatch.setattr(AutoAdapter, "_prefers_ridge", lambda *arguments: next(choices))
     adapters = []

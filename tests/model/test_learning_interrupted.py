@@ -111,7 +111,7 @@ def digest(folder: ModelFolder) -> str:
 
 
 def names(path: Path) -> set[str]:
-    """Everything in a folder and the folders in it."""
+    """Every path in a folder."""
     return {str(each.relative_to(path)) for each in path.rglob("*")}
 
 
@@ -131,7 +131,7 @@ def check_tidy(folder: ModelFolder) -> None:
 def check_again(
     lessons: Lessons, folder: ModelFolder, ended: Ended, before: set[str], call: Call, lasting: bool
 ) -> str:
-    """That the folder holds the old model or the new one; gives which."""
+    """Assert that the folder holds the old model or the new one; returns which."""
     number = folder.current().generation  # as a reader sees it, before anything is swept
     old = KEEP + 2
     assert digest(folder) == lessons.learned[{old: "old", old + 1: "again"}[number]]
@@ -147,7 +147,7 @@ def check_again(
 
 
 def check_first(lessons: Lessons, folder: ModelFolder, ended: Ended, call: Call, lasting: bool) -> str:
-    """That there is the new model or none, and that one can be learned then; gives `new` or `old`."""
+    """Assert that there is the new model or none, and that learning works then; returns `new` or `old`."""
     exists = folder.exists()
     if exists:
         assert ended.code <= 0 or UNSURE in ended.err
@@ -278,7 +278,7 @@ def record(what: str, start: str, calls: Sequence[Call], models: Sequence[str]) 
 
 
 def keep(what: str, found: dict[str, Any]) -> None:
-    """Put what was found into the record of this proof, if that is asked for."""
+    """Record the findings, if ENGRAM_RECORD is set."""
     if RECORDING and RECORD.parent.is_dir():
         known = storage.read_json(RECORD) if RECORD.exists() else {}
         today = datetime.now(UTC).date().isoformat()
@@ -333,7 +333,7 @@ def wait_for_a_save(folder: ModelFolder, seconds: float) -> None:
 
 
 def timed(forks: Forks, *command: Any) -> float:
-    """How many seconds it takes."""
+    """The seconds that a command takes."""
     begin = time.perf_counter()
     assert forks.do(be_engram, *command) == 0
     return time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""What the JSON files of a model say is taken to the letter or refused with a sentence."""
+"""The JSON files of a model are parsed strictly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WHOLE: dict[str, Any] = {
 
 
 def changed(*path: str | int, to: Any = ..., without: bool = False) -> dict[str, Any]:
-    """The whole manifest with one value changed or taken away."""
+    """The manifest with one value changed or removed."""
     value = copy.deepcopy(WHOLE)
     place: Any = value
     for step in path[:-1]:
@@ -152,7 +152,7 @@ JSON = st.recursive(
 
 
 def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Where in a JSON value something stands, at any depth."""
+    """The paths of all values in a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(found for key, each in inner for found in places(each, (*path, key)))]
 

@@ -1,4 +1,4 @@
-"""`predict`: an answer for each picture, in order, from all classes; and which pictures files and folders name."""
+"""`predict`: class probabilities of images in order, and finding images in files and folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model(small_model: ModelFolder) -> Model:
 
 
 def fill(folder: Path, *names: str) -> list[Path]:
-    """Pictures of one colour each, all different."""
+    """Images of one colour each, all different."""
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         colour = 37 * number % 256, 91 * number % 256, 5 * number % 256
@@ -39,7 +39,7 @@ def expected(model: Model, paths: list[Path]) -> torch.Tensor:
 
 
 class Told:
-    """A model that is as sure as it is told to be."""
+    """A model with given probabilities."""
 
     image_size = SIDE
     is_calibrated = True

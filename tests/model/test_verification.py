@@ -1,4 +1,4 @@
-"""`verify` finds damaged files, and models whose files are whole but whose parts contradict each other."""
+"""`verify` finds damaged files, and intact files whose content is inconsistent; it changes nothing."""
 
 from __future__ import annotations
 
