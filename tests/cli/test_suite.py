@@ -19,7 +19,7 @@ from commands import Command, engram, wait_for_the_end_of_all
 
 NAMES = [
     *("table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"),
-    *("frontier", "parts"),
+    *("frontier", "exemplar-free", "exemplar-free-warm", "parts"),
 ]
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
 SETTINGS = ("epochs=1", "adapter_steps=10", "adapter_width=32", "learning_rate=0.2")

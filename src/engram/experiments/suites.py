@@ -255,7 +255,7 @@ SUITES: Mapping[str, Suite] = {
         variants=_frontier,
     ),
     "exemplar-free": Suite(
-        summary="every method that stores no image, with its bytes: features, Gaussians, means or nothing (ours)",
+        summary="every method that stores no image, with its bytes (ours)",
         variants=_exemplar_free,
     ),
     "exemplar-free-warm": Suite(

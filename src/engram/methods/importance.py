@@ -64,6 +64,8 @@ class WeightImportance(Classification):
         student = context.student.eval()
         weights = _weights(student)
         omega = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        if not weights:  # only the head was trained
+            return {}
         count = 0
         for image, class_index in _spread(context, self.importance_samples):
             _, scores = student(image)
