@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engram.model.checks import inconsistencies
 from engram.model.edit import EditResult, ForgetPreview, forget, merge, preview_forget, rename, rollback
+from engram.model.evidence import DoubtfulImage, Evidence, evidence
 from engram.model.exporting import export
 from engram.model.folder import ModelFolder
 from engram.model.held_out import Calibration
@@ -24,8 +25,10 @@ from engram.model.prediction import (
     ClassProbability,
     Evaluation,
     Prediction,
+    UnknownClass,
     answers,
     evaluate,
+    evaluate_scores,
     find_images,
     predict,
     rejection,
@@ -35,10 +38,12 @@ from engram.model.saving import load, load_generation, restore_model, save
 from engram.model.unknown import Rejection, RejectionThreshold, parse_reject
 from engram.model.watching import WatchEvent, watch
 
-__all__ = ["Answer", "Calibration", "ClassAccuracy", "ClassProbability", "EditResult", "Evaluation", "ForgetPreview"]
+__all__ = ["Answer", "Calibration", "ClassAccuracy", "ClassProbability", "DoubtfulImage", "EditResult"]
+__all__ += ["Evaluation", "Evidence", "ForgetPreview"]
 __all__ += ["Generation", "LearnOptions", "Metadata", "Model", "ModelFolder", "ModelSummary", "Prediction"]
-__all__ += ["Rejection", "RejectionThreshold", "UpdatePlan", "UpdateRejected", "UpdateResult"]
-__all__ += ["answers", "evaluate", "expected_seconds", "export", "find_images", "forget", "inconsistencies"]
+__all__ += ["Rejection", "RejectionThreshold", "UnknownClass", "UpdatePlan", "UpdateRejected", "UpdateResult"]
+__all__ += ["answers", "evaluate", "evaluate_scores", "evidence", "expected_seconds", "export", "find_images"]
+__all__ += ["forget", "inconsistencies"]
 __all__ += ["inspect", "learn", "learn_images", "load", "load_generation", "merge", "parse_reject", "plan_update"]
 __all__ += ["plan_update_of_samples", "predict", "preview_forget", "rejection", "rename", "restore_model", "rollback"]
 __all__ += ["save", "settings_of", "top_classes", "train_update", "verify", "with_metadata", "with_settings"]

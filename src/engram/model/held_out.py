@@ -105,6 +105,7 @@ class HeldOutScores(NamedTuple):
 
     scores: Tensor  # (n, K)
     class_indices: Tensor  # (n,): the true classes
+    rows: Tensor | None = None  # (n,): their rows in the memory; None: they are not stored
 
     @classmethod
     def of(cls, learner: Learner) -> Self | None:
@@ -116,7 +117,7 @@ class HeldOutScores(NamedTuple):
         rows = (memory.held_out & (memory.counts[class_indices] >= MIN_FEATURES)).nonzero().squeeze(1)
         if not len(rows) or len(memory.counts) < 2:
             return None
-        return cls(classifier.held_out_scores(memory.rows, class_indices, rows), class_indices[rows])
+        return cls(classifier.held_out_scores(memory.rows, class_indices, rows), class_indices[rows], rows)
 
 
 def assess(

@@ -20,6 +20,7 @@ from engram.data.scanning import SkippedFile
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.features import adapt
 from engram.methods import BudgetError, Learner, MemorySources, Tuning, class_indices_of
+from engram.model.evidence import DoubtfulImage, doubtful_images
 from engram.model.folder import ModelFolder, Writer
 from engram.model.held_out import (
     Calibration,
@@ -94,6 +95,7 @@ class UpdateResult:
     tuning: str  # why, or why not
     classifier: str
     warnings: tuple[str, ...] = ()
+    doubtful: tuple[DoubtfulImage, ...] = ()  # images of the update that look like another class, the worst first
     skipped: tuple[SkippedFile, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -211,7 +213,10 @@ def train_update(
         hold_out=options.hold_out,
     )
     updated = Model(learner, plan.names, metadata)
-    result = _result(updated, plan, tuning, before.held_out_counts, warning_signs(learner, plan, sources, paths))
+    result = replace(
+        _result(updated, plan, tuning, before.held_out_counts, warning_signs(learner, plan, sources, paths)),
+        doubtful=doubtful_images(scores, sources, plan.names, calibration.temperature),
+    )
     if not options.force and (reason := _rejection(result, before.held_out_counts, counts, options.at_least)):
         raise UpdateRejected(f"The update was not published: {reason}", result.class_accuracies, result.warnings)
     return updated, result

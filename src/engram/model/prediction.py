@@ -260,14 +260,25 @@ def evaluate(model: Model, source: Path, progress: Progress = SILENT) -> Evaluat
         for positions in torch.arange(len(samples)).split(EVALUATION_BATCH):
             parts.append(model.scores(samples.batch(positions)))
             phase.advance(len(positions))
-    scores, classes = torch.cat(parts), len(model.names)
+    return evaluate_scores(model, torch.cat(parts), class_indices, (*found.skipped, *images.unreadable), unknown)
+
+
+def evaluate_scores(
+    model: Model,
+    scores: Tensor,
+    class_indices: Tensor,
+    skipped: tuple[SkippedFile, ...] = (),
+    unknown: tuple[UnknownClass, ...] = (),
+) -> Evaluation:
+    """Compare scores (n, K) of images with their classes (n,)."""
+    classes = len(model.names)
     cells = torch.bincount(class_indices * classes + scores.argmax(dim=1), minlength=classes**2)
     return Evaluation(
         names=model.names,
         confusion=cells.reshape(classes, classes),
         error_uncalibrated=calibration_error(torch.softmax(scores, dim=1), class_indices),
         error_calibrated=calibration_error(model.calibrated(scores), class_indices),
-        skipped=(*found.skipped, *images.unreadable),
+        skipped=skipped,
         unknown=unknown,
     )
 
