@@ -17,11 +17,22 @@ from typing_extensions import TypedDict  # pydantic needs it below Python 3.12
 from engram.data.images import UnreadableImage
 from engram.data.labelled import check_class_names
 from engram.errors import DataError, UsageError
-from engram.model import ModelFolder, ModelSummary, Rejection, forget, inspect, merge, rejection, rename, rollback
+from engram.model import (
+    Answer,
+    ModelFolder,
+    ModelSummary,
+    Rejection,
+    forget,
+    inspect,
+    merge,
+    rejection,
+    rename,
+    rollback,
+)
 from engram.server.config import Config
 from engram.server.connections import Connections, address_of
 from engram.server.decoding import COSTLY_IMAGES, Decoders
-from engram.server.inference import Batcher, LoadedModel, ModelLoader
+from engram.server.inference import ACCEPT_ALL, Batcher, LoadedModel, ModelLoader
 from engram.server.jobs import Jobs, JobStatus, Upload
 from engram.server.limits import RequestLimits
 from engram.server.metrics import Metrics
@@ -64,14 +75,15 @@ async def _services(request: Request) -> Services:
 Server = Annotated[Services, Depends(_services)]
 
 
-def _require_model(server: Server) -> None:
+def require_model(server: Server) -> None:
+    """Without a model, there is nothing to describe or to edit."""
     if not server.folder.exists():
         raise NoModel(404)
 
 
 health = APIRouter()
 api = APIRouter(prefix="/api")
-edits = APIRouter(prefix="/api", dependencies=[Depends(_require_model)])
+edits = APIRouter(prefix="/api", dependencies=[Depends(require_model)])
 
 
 @health.get("/livez")
@@ -120,7 +132,7 @@ class Predictions(BaseModel):
     predictions: list[ImagePrediction | UnreadableFile]
 
 
-def _form(**fields: dict[str, Any]) -> dict[str, Any]:
+def form_description(**fields: dict[str, Any]) -> dict[str, Any]:
     """The OpenAPI description of a form. FastAPI's own form parameters allow 1,000 files at most."""
     properties = {name: {"type": "array", "minItems": 1, "items": items} for name, items in fields.items()}
     schema = {"type": "object", "required": list(fields), "properties": properties}
@@ -136,7 +148,7 @@ FILE = {"type": "string", "format": "binary"}
 CLASS_NAME = {"type": "string", "minLength": 1, "maxLength": LONGEST_NEW_NAME}
 
 
-@api.post("/classify", openapi_extra=_form(files=FILE))
+@api.post("/classify", openapi_extra=form_description(files=FILE))
 async def classify(
     request: Request,
     server: Server,
@@ -149,15 +161,15 @@ async def classify(
     about this share of images of unknown classes is accepted.
     """
     await run_in_threadpool(server.loader.current)  # without a model, do not read the upload
-    async with _read_form(request, server.config) as form:
-        files = _files(form, server.config)
+    async with read_form(request, server.config) as form:
+        files = uploaded_files(form, server.config)
         loaded = await run_in_threadpool(server.loader.current)
         try:
             rejected = await run_in_threadpool(rejection, loaded.model, reject or None)
         except UsageError as error:  # the value is valid: it is the model that cannot reject by it
             raise Problem(409, str(error)) from error
         client = address_of(request.scope)
-        predictions = await _while_connected(
+        predictions = await while_connected(
             request, [_predict(server, loaded, file, top, rejected, client) for file in files]
         )
     return Predictions(generation=loaded.generation, calibrated=loaded.model.is_calibrated, predictions=predictions)
@@ -166,7 +178,21 @@ async def classify(
 async def _predict(
     server: Services, loaded: LoadedModel, file: UploadFile, top: int, rejected: Rejection, client: str
 ) -> ImagePrediction | UnreadableFile:
-    name, decoders = _file_name(file), server.decoders
+    answer = await predict_file(server, loaded, file, top, client, rejected)
+    if isinstance(answer, UnreadableFile):
+        return answer
+    return ImagePrediction(
+        name=file_name(file),
+        top=[{"class": each.name, "probability": min(each.probability, 1.0)} for each in answer.top[:top]],
+        rejected=rejected.rejects(answer.top[0].probability, answer.similarity),
+    )
+
+
+async def predict_file(
+    server: Services, loaded: LoadedModel, file: UploadFile, top: int, client: str, rejected: Rejection = ACCEPT_ALL
+) -> Answer | UnreadableFile:
+    """At least the `top` most probable classes of an uploaded image, which a process decodes."""
+    decoders = server.decoders
     try:
         async with decoders.turn(client):
             if wait := decoders.seconds_to_wait(client):
@@ -176,17 +202,13 @@ async def _predict(
             image = await loop.run_in_executor(decoders.threads, decoders.decode, content, size, client)
     except UnreadableImage as error:
         server.metrics.images.labels("unreadable").inc()
-        return UnreadableFile(name=name, problem=str(error))
+        return UnreadableFile(name=file_name(file), problem=str(error))
     answer = await server.batcher.predict(loaded, image, top, rejected)
     server.metrics.images.labels("answered").inc()
-    return ImagePrediction(
-        name=name,
-        top=[{"class": each.name, "probability": min(each.probability, 1.0)} for each in answer.top[:top]],
-        rejected=rejected.rejects(answer.top[0].probability, answer.similarity),
-    )
+    return answer
 
 
-async def _while_connected(request: Request, work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+async def while_connected(request: Request, work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """The results in order. An error, or the end of the connection, cancels what is left."""
     tasks = [asyncio.create_task(each) for each in work]
     results, end = asyncio.gather(*tasks), asyncio.ensure_future(request.receive())  # the body is read: it is the end
@@ -201,7 +223,8 @@ async def _while_connected(request: Request, work: Sequence[Coroutine[Any, Any, 
 
 
 @asynccontextmanager
-async def _read_form(request: Request, config: Config) -> AsyncIterator[FormData]:
+async def read_form(request: Request, config: Config) -> AsyncIterator[FormData]:
+    """The form that a request sends; its files are deleted at the end."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise Problem(415, "Send the images as multipart/form-data, in fields named 'files'.")
     try:
@@ -220,37 +243,45 @@ async def _read_form(request: Request, config: Config) -> AsyncIterator[FormData
         await form.close()
 
 
-def _files(form: FormData, config: Config) -> list[UploadFile]:
+def uploaded_files(form: FormData, config: Config) -> list[UploadFile]:
+    """The images of a form."""
     files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
     if not files or len(files) != len(form.getlist("files")):
         raise Problem(422, "Send at least one image as a file, in fields named 'files'.")
     for file in files:
         if (file.size or 0) > config.file_bytes:
-            raise Problem(413, f"'{_file_name(file)}' has more than {config.file_bytes:,} bytes. Make it smaller.")
+            raise Problem(413, f"'{file_name(file)}' has more than {config.file_bytes:,} bytes. Make it smaller.")
     return files
 
 
-def _file_name(file: UploadFile) -> str:
+def file_name(file: UploadFile) -> str:
+    """The name of an uploaded file, for responses."""
     return printable(file.filename or "")[:LONGEST_FILE_NAME]
 
 
-@api.post("/teach", status_code=202, openapi_extra=_form(files=FILE, classes=CLASS_NAME))
+@api.post("/teach", status_code=202, openapi_extra=form_description(files=FILE, classes=CLASS_NAME))
 async def teach(
     request: Request,
     server: Server,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> JobStatus:
     """Update the model with images, each with the class at the same position. This starts a job."""
-    async with _read_form(request, server.config) as form:
+    async with read_form(request, server.config) as form:
         upload = await _read_upload(form, server.config)
     return await run_in_threadpool(server.jobs.add, upload, idempotency_key)
 
 
-async def _read_upload(form: FormData, config: Config) -> Upload:
-    files = _files(form, config)
+def labelled_files(form: FormData, config: Config) -> tuple[list[UploadFile], list[str]]:
+    """The images of a form and their classes."""
+    files = uploaded_files(form, config)
     classes = [composed(name) for name in form.getlist("classes") if isinstance(name, str)]
     if not len(files) == len(classes) == len(form.getlist("classes")):
         raise Problem(422, f"There are {len(files)} files and {len(classes)} classes. Send one class for each file.")
+    return files, classes
+
+
+async def _read_upload(form: FormData, config: Config) -> Upload:
+    files, classes = labelled_files(form, config)
     for name in classes:
         if problem := unfit(name) or (NAME_TOO_LONG if len(name) > LONGEST_NEW_NAME else None):
             raise Problem(422, problem)
@@ -261,7 +292,7 @@ async def _read_upload(form: FormData, config: Config) -> Upload:
     upload = Upload()
     try:
         for file, class_name in zip(files, classes, strict=True):
-            await run_in_threadpool(upload.add, _file_name(file), class_name, await file.read())
+            await run_in_threadpool(upload.add, file_name(file), class_name, await file.read())
     except BaseException:
         upload.close()
         raise

@@ -27,6 +27,8 @@ from engram.model import ModelFolder
 from engram.server.api import Services, api, edits, health
 from engram.server.config import Config
 from engram.server.connections import CLOSE, Server, address_of
+from engram.server.evidence import measures
+from engram.server.exports import exports
 from engram.server.problems import HEADERS, MEDIA_TYPE, as_problem, problem_response
 
 PAGE = Path(__file__).parent / "page"
@@ -102,7 +104,7 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
         middleware=[Middleware(RequestMiddleware, services=services)],
     )
     app.state.services = services
-    for router in (health, api, edits):
+    for router in (health, api, edits, measures, exports):
         app.include_router(router)
 
     @app.get("/", include_in_schema=False)

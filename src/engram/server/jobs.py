@@ -278,12 +278,15 @@ class Jobs:
             options=LearnOptions(epochs=self.config.epochs, device=self.config.device, image_size=image_size),
             class_names=names,
             labels=tuple(map(names.index, classes)),
+            paths=tuple(Path(name) for index, name in enumerate(upload.names) if index not in skipped),
             seen_bytes=upload.bytes,
             lock_seconds=self.config.lock_seconds,
             nice=self.config.nice,
         )
         result = self._run_process(job, request, images)
-        return RESULT.validate_python({**result, "skipped": tuple(skipped.values())})
+        read = [index for index in range(len(upload.names)) if index not in skipped]
+        doubtful = [{**each, "index": read[each["index"]]} for each in result["doubtful"]]
+        return RESULT.validate_python({**result, "doubtful": doubtful, "skipped": tuple(skipped.values())})
 
     def _decode(self, job: Job, upload: Upload, image_size: int) -> tuple[list[Tensor], dict[int, SkippedFile]]:
         """The images, and the files that cannot be read by their index."""

@@ -15,7 +15,7 @@ from engram.server.config import Config
 from engram.server.connections import CLOSE, address_of
 from engram.server.problems import Problem, too_many
 
-UPLOADS = ("/api/classify", "/api/teach")
+UPLOADS = ("/api/classify", "/api/evaluate", "/api/teach")
 HEALTH = ("/readyz", "/metrics")  # answered even if the server is busy, as /livez is
 
 

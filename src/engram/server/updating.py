@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class UpdateRequest:
     options: LearnOptions
     class_names: tuple[str, ...]
     labels: tuple[int, ...]
+    paths: tuple[Path, ...]  # names of the files, for warnings
     seen_bytes: int
     lock_seconds: float
     nice: int
@@ -129,7 +131,7 @@ def _exit_with_server(pipe: Connection) -> None:
 
 def _learn(request: UpdateRequest, images: torch.Tensor, pipe: Connection) -> UpdateResult:
     samples = Samples.of(images, torch.tensor(request.labels, dtype=torch.int64))
-    labelled = LabelledImages(samples, request.class_names, (), ())
+    labelled = LabelledImages(samples, request.class_names, request.paths, ())
     deadline = time.monotonic() + request.lock_seconds
     while True:
         progress = PipeProgress(pipe, request.folder)
