@@ -19,11 +19,15 @@ EXAMPLES = 8
 # OpenAPI cannot describe which classes and generations exist, and form fields are always text.
 NOT_DESCRIBED = {
     **{f"/api/{path}": [positive_data_acceptance] for path in ("forget", "rename", "merge", "rollback")},
-    **{f"/api/{path}": [positive_data_acceptance, negative_data_rejection] for path in ("teach", "classify")},
+    **{
+        f"/api/{path}": [positive_data_acceptance, negative_data_rejection]
+        for path in ("teach", "classify", "evaluate")
+    },
 }
 OPERATIONS = [
     *(("get", path) for path in ("/livez", "/readyz", "/metrics", "/api/model", "/api/jobs", "/api/jobs/{id}")),
-    *(("post", f"/api/{path}") for path in ("classify", "teach", "forget", "rename", "merge", "rollback")),
+    *(("get", f"/api/{path}") for path in ("evidence", "summary", "export")),
+    *(("post", f"/api/{path}") for path in ("classify", "teach", "evaluate", "forget", "rename", "merge", "rollback")),
     *((method, "/api/session") for method in ("get", "post", "delete")),
     ("delete", "/api/jobs/{id}"),
 ]

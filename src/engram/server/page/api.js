@@ -16,7 +16,7 @@ export class Problem extends Error {
 // Called when there is no response, and when a token is required.
 export const listeners = { lost: () => {}, unauthorised: () => {} };
 
-export const get = (path) => ask(path);
+export const get = (path, options = {}) => ask(path, {}, options); // {file: true}: as a file
 export const remove = (path) => ask(path, { method: "DELETE" });
 export const post = (path, value, options = {}) =>
   ask(path, { method: "POST", body: JSON.stringify(value), headers: { "Content-Type": "application/json" } }, options);
@@ -25,7 +25,7 @@ export const send = (path, form, { headers = {}, ...options } = {}) =>
 
 // `waiting(seconds)` is called every second until a busy server is tried again.
 // `sent(share)` is called during the upload of the body.
-async function ask(path, request = {}, { waiting = () => {}, sent = null } = {}) {
+async function ask(path, request = {}, { waiting = () => {}, sent = null, file = false } = {}) {
   for (let attempt = 1; ; attempt += 1) {
     const response = await reach(path, request, sent);
     const busy = BUSY.includes(response.status) ? seconds(response.headers.get("Retry-After")) : 0;
@@ -35,7 +35,7 @@ async function ask(path, request = {}, { waiting = () => {}, sent = null } = {})
     }
     if (response.status === 401 && path !== "/api/session") listeners.unauthorised();
     if (!response.ok) throw new Problem(`${await message(response)}${busy ? ` Try again in ${minutes(busy)}.` : ""}`, response.status);
-    return content(response);
+    return file ? download(response) : content(response);
   }
 }
 
@@ -63,6 +63,11 @@ function upload(path, { method, body, headers }, sent) {
     };
     request.send(body);
   });
+}
+
+async function download(response) {
+  const found = /filename\*?=(?:UTF-8''|utf-8'')?"?([^";]+)/.exec(response.headers.get("Content-Disposition") ?? "");
+  return { blob: await response.blob(), name: found ? decodeURIComponent(found[1]) : "" };
 }
 
 async function content(response) {

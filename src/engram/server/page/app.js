@@ -4,6 +4,8 @@ import { get, listeners, pause, post, remove } from "./api.js";
 import { cameraModel, setUpCamera } from "./camera.js";
 import { removeOutdated, setUpClassify } from "./classify.js";
 import { isCalibrated, setUpMemory, showMemory } from "./memory.js";
+import { setUpCommands } from "./commands.js";
+import { setUpEvidence } from "./evidence.js";
 import { handlePaste } from "./images.js";
 import { knowClasses, setUpTeach, showJobs } from "./teach.js";
 import { counted, find, megabytes, setText } from "./elements.js";
@@ -49,6 +51,7 @@ async function start() {
     session = await get("/api/session");
     showSession();
     if (!allowed()) return;
+    setUpCommands(session);
     await showJobs();
     await showModel();
   } catch (error) {
@@ -154,6 +157,7 @@ async function poll() {
 
 setUpCamera();
 setUpClassify();
+setUpEvidence();
 setUpTeach(() => showModel().catch(() => {}));
 setUpMemory(async () => {
   await showModel();

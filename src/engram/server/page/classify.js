@@ -2,6 +2,7 @@
 
 import { send } from "./api.js";
 import { dropZone, thumbnail } from "./images.js";
+import { commands, quoted, server } from "./commands.js";
 import { addTo, takeBack } from "./teach.js";
 import { bar, counted, find, make, named, percent, setText } from "./elements.js";
 
@@ -43,6 +44,8 @@ async function classify(files) {
     done = range[1];
   }
   setText(status, `${counted(files.length, "image")} classified.`);
+  const name = quoted(files.at(-1).name);
+  find("classify-commands").replaceChildren(commands("", `curl -F files=@${name} '${server()}/api/classify?top=5'`, `engram predict MODEL ${name}`));
 }
 
 async function classifyBatch(files, frames) {

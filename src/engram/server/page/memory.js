@@ -1,6 +1,7 @@
 // What the model knows and stores, and edits: forget, rename, merge, roll back.
 
 import { post } from "./api.js";
+import { loadEvidence } from "./evidence.js";
 import { question } from "./question.js";
 import { addImagesOf, latest } from "./teach.js";
 import { accuracyText, bar, counted, find, make, megabytes, moment, named, percent, setText } from "./elements.js";
@@ -19,14 +20,26 @@ export function showMemory(found) {
   model = found;
   find("stored").hidden = !model;
   find("nothing-stored").hidden = Boolean(model);
-  for (const id of ["memory", "to-memory", "history", "to-history"]) find(id).hidden = !model;
+  for (const id of ["evaluate", "to-evaluate", "memory", "to-memory", "history", "to-history", "take", "to-take"]) find(id).hidden = !model;
   if (!model) return;
   find("facts").replaceChildren(...facts().flatMap(([name, ...what]) => [make("dt", { textContent: name }), make("dd", {}, ...what)]));
   const most = Math.max(1, ...model.classes.map((each) => each.bytes));
   find("classes").replaceChildren(...model.classes.map((each) => classRow(each, most)));
   find("filter-row").hidden = model.classes.length < FILTER_FROM;
   filter();
+  showEvidence(model.generation);
   find("versions").replaceChildren(...model.history.toReversed().map(versionRow));
+}
+
+// How well each class is recognised; computed by the server after each change.
+async function showEvidence(generation) {
+  try {
+    const found = await loadEvidence();
+    if (model?.generation !== generation || found.generation !== generation) return;
+    for (const row of find("classes").children) row.querySelector(".evidence").replaceChildren(...(found.classes.get(row.dataset.class) ?? []));
+  } catch {
+    // the rest is shown without it
+  }
 }
 
 function facts() {
@@ -85,9 +98,10 @@ function classRow(each, most) {
   const buttons = [button("Add images of", () => addImagesOf(each.name), "Add images"), button("Rename", rename), model.classes.length > 1 ? button("Merge", merge) : null, button("Forget", forget)];
   const row = make("li", {},
     make("p", { className: "class-name" }, named(each.name)),
-    make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "image")} seen` }), bar(each.bytes / most)),
+    make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "image")} seen` }), bar(each.bytes / most), make("p", { className: "evidence" })),
     make("p", { className: "row" }, ...buttons),
   );
+  row.dataset.class = each.name;
   row.dataset.name = each.name.toLowerCase();
   return row;
 }

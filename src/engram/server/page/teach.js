@@ -2,6 +2,8 @@
 
 import { get, pause, remove, send } from "./api.js";
 import { dropZone, folderOf, isImage, thumbnail } from "./images.js";
+import { commands, quoted, server } from "./commands.js";
+import { doubts } from "./evidence.js";
 import { accuracyText, counted, find, make, megabytes, minutes, moment, named, setText } from "./elements.js";
 
 const THUMBNAILS = 11; // shown per class; the rest is counted
@@ -323,7 +325,18 @@ function show(article, job) {
   part(".phase").classList.toggle("problem", job.state === "failed");
   if (job.state !== "done" || part(".outcome")) return;
   latest = job.result;
-  article.append(make("div", { className: "outcome" }, settings(latest), ...warnings(latest.warnings), ...accuracyTable(latest.class_accuracies), ...skippedFiles(latest.skipped)));
+  article.append(make("div", { className: "outcome" }, settings(latest), ...warnings(latest.warnings), ...worst(job), ...accuracyTable(latest.class_accuracies), ...skippedFiles(latest.skipped), asCommand(job)));
+}
+
+// The images of this update that look like another class, while the page still has them.
+function worst(job) {
+  const sent = uploads.get(job.id) ?? [];
+  return doubts(job.result.doubtful, (each) => sent[each.index]?.file, "Images of this update that look like another class");
+}
+
+function asCommand(job) {
+  const name = quoted(Object.keys(job.classes)[0]);
+  return commands("For each image one files and one classes field; with engram, a folder with one sub-folder per class:", `curl -F files=@1.jpg -F classes=${name} ${server()}/api/teach`, "engram learn MODEL FOLDER");
 }
 
 function build(article, job) {
