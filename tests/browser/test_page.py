@@ -1,19 +1,11 @@
 """The page of `engram serve` in a real browser with a real server."""
 
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import FAINT, VIEWS, View, scrolls_sideways, seen
+from browsing import FAINT, UPDATE_TIMEOUT, VIEWS, View, files, says, scrolls_sideways, seen, serving
 from models_made import DAISY, FORMULA, TULIP, copied, draw, taught
 
 from engram.model import ModelFolder, rename
@@ -24,48 +16,12 @@ pytest.importorskip("fastapi", reason="fastapi is not installed: pip install '.[
 TOKEN = "a token of enough characters"
 LONG = "W" * 60
 MARKUP = "<img src=x onerror=alert(1)>"
-UPDATE_TIMEOUT = 120_000  # milliseconds
 playwright.expect.set_options(timeout=30_000)  # the first image waits for a decoder to start
-
-
-@contextmanager
-def serving(model: Path, epochs: int = 10, **environment: str) -> Iterator[str]:
-    """The address of a server of a model."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "engram", "serve", str(model), "--port", str(port), "--epochs", str(epochs)]
-    with subprocess.Popen(command, env={**os.environ, **environment}) as server:
-        try:
-            _wait(server, f"http://127.0.0.1:{port}/livez")
-            yield f"http://127.0.0.1:{port}/"
-        finally:
-            server.terminate()
-            server.wait(30)
-
-
-def _wait(server: subprocess.Popen[bytes], address: str) -> None:
-    for _ in range(600):
-        assert server.poll() is None, "The server has ended."
-        try:
-            urllib.request.urlopen(address, timeout=5).close()
-            return
-        except urllib.error.URLError:
-            time.sleep(0.1)
-    raise AssertionError("The server does not answer.")
 
 
 def opened(browser: Any, address: str, width: int = 1280, scheme: str = "light") -> View:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     return seen(context, address)
-
-
-def says(page: Any, place: str, text: str, timeout: int = 30_000) -> None:
-    playwright.expect(page.locator(place)).to_contain_text(text, timeout=timeout)
-
-
-def files(folder: Path) -> list[str]:
-    return [str(path) for path in sorted(folder.iterdir())]
 
 
 def teach(page: Any, images: Path, names: tuple[str, str] = (TULIP, DAISY)) -> None:
