@@ -2,7 +2,7 @@
 
 .onnx         the whole model: raw image (or vector) in, scores and calibrated probabilities out
 .npz          the memory: stored features, and exemplars if there are any, with their labels
-.safetensors  the extractor's weights, which a new model can start from: engram learn --from-weights
+.safetensors  the extractor's weights; a new model can start from those of a ResNet: engram learn --from-weights
 
 In the ONNX graph are scaling, normalisation, network and classifier, so its outputs are engram's. How an image file
 becomes a square of pixels is not: `engram.preparation` in the file's metadata describes it.
