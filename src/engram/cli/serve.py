@@ -36,6 +36,15 @@ def serve(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of an update. Default: depends on the images.")
     ] = None,
+    webhook: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send a JSON object there after every answer and update.")
+    ] = None,
+    webhook_allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS", help="Address or network of the webhook. Can be repeated. Default: as at the start."
+        ),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Serve a model: an HTTP API and a page to classify images and to update and edit the model."""
@@ -58,6 +67,8 @@ def serve(
         files=max_files,
         pixels=max_pixels,
         queue=queue,
+        webhook=webhook,
+        webhook_allow=tuple(webhook_allow or ()),
     )
     folder = ModelFolder(model)
     folder.check_place()

@@ -33,11 +33,12 @@ from engram.server.config import Config
 from engram.server.connections import Connections, address_of
 from engram.server.decoding import COSTLY_IMAGES, Decoders
 from engram.server.inference import ACCEPT_ALL, Batcher, LoadedModel, ModelLoader
-from engram.server.jobs import Jobs, JobStatus, Upload
+from engram.server.jobs import STATUS, Jobs, JobStatus, Upload
 from engram.server.limits import RequestLimits
 from engram.server.metrics import Metrics
 from engram.server.problems import NoModel, Problem, too_many
 from engram.server.security import COOKIE, Authenticator
+from engram.server.webhook import Webhook
 from engram.text import LONGEST_NAME, composed, printable, unfit
 
 Result = TypeVar("Result")
@@ -51,13 +52,14 @@ class Services:
 
     def __init__(self, folder: ModelFolder, config: Config) -> None:
         self.folder, self.config = folder, config
+        self.webhook = Webhook(config.webhook, config.webhook_allow)  # first: it may refuse to start
         self.authenticator = Authenticator(config)
         self.connections = Connections(config)
         self.limits = RequestLimits(config)
         self.loader = ModelLoader(folder, config.device)
         self.decoders = Decoders(config, lambda: self.metrics.decoder_restarts.inc())
         self.batcher = Batcher(config, lambda size: self.metrics.batches.observe(size))
-        self.jobs = Jobs(self.loader, config, self.decoders)
+        self.jobs = Jobs(self.loader, config, self.decoders, self._learned)
         self.metrics = Metrics(self.jobs, self.loader)
 
     def close(self) -> None:
@@ -65,6 +67,10 @@ class Services:
         self.jobs.close()
         self.decoders.close()
         self.batcher.close()
+        self.webhook.close()
+
+    def _learned(self, status: JobStatus) -> None:
+        self.webhook.send("learned", job=STATUS.dump_python(status, mode="json"))
 
 
 async def _services(request: Request) -> Services:
@@ -172,7 +178,9 @@ async def classify(
         predictions = await while_connected(
             request, [_predict(server, loaded, file, top, rejected, client) for file in files]
         )
-    return Predictions(generation=loaded.generation, calibrated=loaded.model.is_calibrated, predictions=predictions)
+    found = Predictions(generation=loaded.generation, calibrated=loaded.model.is_calibrated, predictions=predictions)
+    server.webhook.send("classified", **found.model_dump(mode="json"))
+    return found
 
 
 async def _predict(
@@ -369,6 +377,7 @@ def forget_classes(body: Forget, server: Server) -> EditResponse:
     """Remove classes and all earlier versions. This cannot be undone."""
     edited = forget(server.folder, body.classes)
     server.jobs.delete_finished()
+    server.webhook.clear()
     return EditResponse(**edited.to_json())
 
 

@@ -26,6 +26,8 @@ class Config:
     token: str | None = None  # None: no authentication
     trusted_proxy: str | None = None  # addresses whose X-Forwarded-* headers are trusted
     device: str = "auto"
+    webhook: str | None = None  # the URL that events are sent to
+    webhook_allow: tuple[str, ...] = ()  # addresses and networks that it may have; none: as at the start
     epochs: int | None = None  # of an update; None: depends on the images
 
     body_bytes: int = 256 << 20  # of one upload

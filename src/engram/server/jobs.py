@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -125,6 +126,7 @@ class Job:
 
 
 STATUS = TypeAdapter(JobStatus)
+OnLearned = Callable[[JobStatus], None]  # called with the status of each successful update
 
 
 class Cancelled(Exception):
@@ -134,8 +136,10 @@ class Cancelled(Exception):
 class Jobs:
     """The jobs of a server, oldest first."""
 
-    def __init__(self, loader: ModelLoader, config: Config, decoders: Decoders) -> None:
-        self.loader, self.config, self.decoders = loader, config, decoders
+    def __init__(
+        self, loader: ModelLoader, config: Config, decoders: Decoders, on_learned: OnLearned = lambda _: None
+    ) -> None:
+        self.loader, self.config, self.decoders, self.on_learned = loader, config, decoders, on_learned
         self.folder = loader.folder
         self._jobs: dict[str, Job] = {}
         self._lock = threading.RLock()
@@ -227,6 +231,7 @@ class Jobs:
             self._finish(job, "failed", problem=as_problem(error, self.folder.path).detail)
         else:
             self._finish(job, "done", result=result)
+            self.on_learned(job.status)
 
     def _finish(self, job: Job, state: State, **outcome: Any) -> None:
         with self._lock:
