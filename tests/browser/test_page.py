@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from browsing import FAINT, UPDATE_TIMEOUT, VIEWS, View, files, says, scrolls_sideways, seen, serving
+from folders_made import paint
 from models_made import DAISY, FORMULA, TULIP, copied, draw, taught
 
-from engram.model import ModelFolder, rename
+from engram.model import ModelFolder, learn, rename
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
 pytest.importorskip("fastapi", reason="fastapi is not installed: pip install '.[serve]'")
@@ -295,6 +296,21 @@ def test_a_prediction_below_the_threshold_is_shown_as_none_of_these(
         page.locator("#reject").fill("100")
         page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
         says(page, "#answers", "None of these")
+
+
+def test_images_of_unknown_classes_are_shown_as_none_of_these(browser: Any, tmp_path: Path) -> None:
+    pictures = paint(tmp_path / "pictures", ("red", "green", "blue", "yellow"), 4)
+    learned = learn(ModelFolder(tmp_path / "model"), pictures)
+    assert learned.rejection is not None
+    other = draw(tmp_path / "other", ("grey",), 1)
+    with serving(tmp_path / "model") as address:
+        page = opened(browser, address).page
+        says(page, "#unknown-rates", f"{100 * learned.rejection.known_accepted:.1f} % of images of known classes")
+        page.locator("#unknown-enabled").check()
+        page.locator("#classify-drop input[multiple]").set_input_files(files(other / "grey"))
+        says(page, "#answers", "None of these")
+        page.locator("#reject-enabled").check()
+        playwright.expect(page.locator("#unknown-enabled")).not_to_be_checked()
 
 
 def test_uncalibrated_probabilities_are_not_shown(browser: Any, known: tuple[str, Path]) -> None:

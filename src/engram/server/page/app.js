@@ -2,7 +2,7 @@
 
 import { get, listeners, pause, post, remove } from "./api.js";
 import { cameraModel, setUpCamera } from "./camera.js";
-import { removeOutdated, setUpClassify } from "./classify.js";
+import { removeOutdated, setUpClassify, showRejection } from "./classify.js";
 import { isCalibrated, setUpMemory, showMemory } from "./memory.js";
 import { setUpCommands } from "./commands.js";
 import { setUpEvidence } from "./evidence.js";
@@ -97,6 +97,7 @@ async function showModel() {
   const calibrated = !sees || isCalibrated(model);
   find("reject-option").hidden = !calibrated;
   find("uncalibrated").hidden = calibrated;
+  showRejection(sees ? model.rejection : null);
   setText(find("what-is-stored"), storage(model));
   knowClasses(classes.map((each) => each.name));
   removeOutdated(classes.map((each) => each.name));

@@ -16,12 +16,21 @@ let queue = Promise.resolve();
 
 export function setUpClassify() {
   dropZone(find("classify-drop"), (files) => (queue = queue.then(() => classify(files))), "to classify", { once: true });
+  for (const [name, other] of [["unknown", "reject"], ["reject", "unknown"]]) {
+    find(`${name}-enabled`).addEventListener("change", () => (find(`${other}-enabled`).checked = false)); // one at a time
+  }
   find("clear-answers").addEventListener("click", () => {
     answers.replaceChildren();
     find("clear-answers").hidden = true;
     setText(status, "");
     find("classify-drop").querySelector("button").focus();
   });
+}
+
+// What “none of these” does; null: it cannot be estimated for this model.
+export function showRejection(threshold) {
+  find("unknown-option").hidden = !threshold;
+  if (threshold) setText(find("unknown-rates"), `Accepts about ${percent(threshold.rate)} of these, and ${percent(threshold.known_accepted)} of images of known classes.`);
 }
 
 // Remove answers that name a class that was forgotten or renamed.
@@ -51,16 +60,17 @@ async function classify(files) {
 async function classifyBatch(files, frames) {
   const form = new FormData();
   for (const file of files) form.append("files", file, file.name);
-  const reject = find("reject-enabled").checked && !find("reject-option").hidden ? `&reject=${threshold()}` : "";
   try {
     const waiting = (seconds) => setText(status, `The server is busy. Trying again in ${seconds} s.`);
-    const { predictions, calibrated } = await send(`/api/classify?top=5${reject}`, form, { waiting });
+    const { predictions, calibrated } = await send(`/api/classify?top=5${rejection()}`, form, { waiting });
     frames.forEach((each, index) => fill(each, predictions[index], calibrated));
   } catch (problem) {
     for (const each of frames) fill(each, { problem: problem.message });
   }
 }
 
+const chosen = (name) => find(`${name}-enabled`).checked && !find(`${name}-option`).hidden;
+const rejection = () => (chosen("unknown") ? "&reject=auto" : chosen("reject") ? `&reject=${threshold()}` : "");
 const threshold = () => Math.min(Math.max(Number(find("reject").value) || 50, 1), 100) / 100;
 
 // Ranges of files that fit into one request, as [from, to).
