@@ -45,7 +45,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "efc 1 .1": {"objective": "efc", "elastic": 1.0, "rigid": 0.1},
     "efc .1 .1": {"objective": "efc", "elastic": 0.1, "rigid": 0.1},
     "adagauss": {"objective": "adagauss"},
-    "lucir": {"objective": "lucir"},
+    "lucir": {"objective": "lucir", "epochs": 70},
 }
 ENGRAM = {"codec": "int8", "adapter_steps": 1600, "alpha": 1e4}
 AFTER: dict[str, tuple[str, dict[str, Any]]] = {

@@ -92,6 +92,7 @@ def test_methods_that_differ_after_training_share_their_networks() -> None:
     trainings = {str(make(method, network="mlp").training_settings(1)) for method in ("features", "sdc", "ldc", "dpcr")}
     assert len(trainings) == 1
     assert make("fecam").training_settings(0) == make("features").training_settings(0)
+    assert make("fecam", tune="every").training_settings(1) == make("features").training_settings(1)
 
 
 @pytest.mark.parametrize(

@@ -462,9 +462,9 @@ class Learner(ABC):
         own = {name: getattr(self, name) for name in names.split()}
         if not self.weight_averaging:
             own["weight_averaging_from"] = 0.0  # without effect
-        if not task and not self.is_pretrained and self.tune == "first":
-            own["tune"] = "auto"  # from scratch, all train on the first task alike
-        elif self.tune != "every" and (self.tune != "auto" or self.is_pretrained):
+        if not self.is_pretrained and (self.tune == "auto" or (self.tune == "first" and not task)):
+            own["tune"] = "every"  # from scratch, all train alike
+        elif self.tune != "every":
             own["trains_head"] = self.make_classifier() is None  # of a network that is not tuned
         settings = {**own, **flatten(self.training), **flatten(self.objective)}
         if settings["precision"] == "auto":  # which the stream and the device resolve
