@@ -7,6 +7,7 @@ import { bar, counted, find, make, named, percent, setText } from "./elements.js
 
 const SHORT_SIDE = 256; // pixels of a frame: more than the network takes, little to send
 const HOLD_SECONDS = 0.15; // between two images while the button is held
+const ANSWER_SECONDS = 0.1; // between two answers, at least: the rest of the machine is for the update
 const WEIGHT = 0.35; // of the newest answer in the smoothed probabilities
 const SHOWN = 5; // classes
 const NEWEST = 8; // thumbnails
@@ -84,11 +85,12 @@ async function run(own) {
     }
     const form = new FormData();
     form.append("files", frame, frame.name);
-    const asked = model;
+    const [asked, begin] = [model, performance.now()];
     try {
       const { predictions: [found] } = await send("/api/classify?top=20", form);
       if (stream === own && asked === model && found.top) showAnswer(found.top);
       setText(status, "");
+      await new Promise((resolve) => setTimeout(resolve, Math.max(0, 1000 * ANSWER_SECONDS - (performance.now() - begin))));
     } catch (error) {
       setText(status, error.message);
       await new Promise((resolve) => setTimeout(resolve, 1000));

@@ -3,7 +3,7 @@
 import { send } from "./api.js";
 import { dropZone, thumbnail } from "./images.js";
 import { commands, quoted, server } from "./commands.js";
-import { addTo, takeBack } from "./teach.js";
+import { addTo, pendingImages, takeBack } from "./teach.js";
 import { bar, counted, find, make, named, percent, setText } from "./elements.js";
 
 const BATCH = 16; // images in one request, so that the first answers come soon
@@ -12,6 +12,7 @@ const LIKELY = 3; // classes that can be chosen by one click
 
 const status = find("classify-status");
 const answers = find("answers");
+const corrected = new Map(); // file of the next update → called when it is in there no more
 let queue = Promise.resolve();
 
 export function setUpClassify() {
@@ -19,6 +20,9 @@ export function setUpClassify() {
   for (const [name, other] of [["unknown", "reject"], ["reject", "unknown"]]) {
     find(`${name}-enabled`).addEventListener("change", () => (find(`${other}-enabled`).checked = false)); // one at a time
   }
+  pendingImages.listeners.push(() => {
+    for (const [file, gone] of [...corrected]) if (!pendingImages.has(file)) gone();
+  });
   find("clear-answers").addEventListener("click", () => {
     answers.replaceChildren();
     find("clear-answers").hidden = true;
@@ -118,9 +122,14 @@ function correction(file, top) {
     addTo(name, [file]);
     const undo = make("button", { type: "button", className: "quiet", textContent: "Undo" });
     undo.addEventListener("click", () => {
+      corrected.delete(file);
       takeBack(name, file);
       place.replaceChildren(...choices);
       place.querySelector("button").focus();
+    });
+    corrected.set(file, () => {
+      corrected.delete(file);
+      place.replaceChildren(make("p", { className: "muted small" }, "Corrected to ", named(name, "strong")));
     });
     place.replaceChildren(make("p", { className: "row", role: "status" }, make("span", {}, "In the next update as ", named(name, "strong")), undo));
     undo.focus();

@@ -3,7 +3,7 @@
 import { get, send } from "./api.js";
 import { folderOf, handleDrop, isImage, thumbnail } from "./images.js";
 import { commands, server } from "./commands.js";
-import { counted, find, make, named, percent, setText } from "./elements.js";
+import { bar, counted, find, make, named, percent, setText } from "./elements.js";
 
 const WRONG = 24; // wrong predictions that are shown
 const ADVICE = {
@@ -34,7 +34,8 @@ function aboutClass(each) {
   const right = Math.round(each.accuracy * each.held_out);
   const others = each.confused_with.flatMap((other, index) => [index ? ", " : " Confused with ", named(other.name), ` (${other.images})`]);
   const similar = each.similar > each.held_out / 4 ? ` ${each.similar} nearly equal another one.` : "";
-  return [`${right} of ${each.held_out} held-out images recognised (${percent(each.accuracy)}).`, ...others, others.length ? "." : "", `${similar} ${ADVICE[each.advice](each.curve)}`];
+  const text = make("p", {}, `${right} of ${each.held_out} held-out images recognised (${percent(each.accuracy)}).`, ...others, others.length ? "." : "", `${similar} ${ADVICE[each.advice](each.curve)}`);
+  return [bar(each.accuracy), text];
 }
 
 export function setUpEvidence() {

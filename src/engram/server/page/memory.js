@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { loadEvidence } from "./evidence.js";
 import { question } from "./question.js";
-import { addImagesOf, latest } from "./teach.js";
+import { addImagesOf, latest, setState } from "./teach.js";
 import { accuracyText, bar, counted, find, make, megabytes, moment, named, percent, setText } from "./elements.js";
 
 const FILTER_FROM = 12; // classes
@@ -23,8 +23,7 @@ export function showMemory(found) {
   for (const id of ["evaluate", "to-evaluate", "memory", "to-memory", "history", "to-history", "take", "to-take"]) find(id).hidden = !model;
   if (!model) return;
   find("facts").replaceChildren(...facts().flatMap(([name, ...what]) => [make("dt", { textContent: name }), make("dd", {}, ...what)]));
-  const most = Math.max(1, ...model.classes.map((each) => each.bytes));
-  find("classes").replaceChildren(...model.classes.map((each) => classRow(each, most)));
+  find("classes").replaceChildren(...model.classes.map(classRow));
   find("filter-row").hidden = model.classes.length < FILTER_FROM;
   filter();
   showEvidence(model.generation);
@@ -89,7 +88,7 @@ function holds(each) {
   return `${kinds.join(" and ")}, ${megabytes(each.bytes)}`;
 }
 
-function classRow(each, most) {
+function classRow(each) {
   const button = (text, open, shown = text) => {
     const made = make("button", { type: "button", className: "quiet", textContent: shown, "aria-label": `${text} ${each.name}` });
     made.addEventListener("click", () => open(each));
@@ -98,7 +97,7 @@ function classRow(each, most) {
   const buttons = [button("Add images of", () => addImagesOf(each.name), "Add images"), button("Rename", rename), model.classes.length > 1 ? button("Merge", merge) : null, button("Forget", forget)];
   const row = make("li", {},
     make("p", { className: "class-name" }, named(each.name)),
-    make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "image")} seen` }), bar(each.bytes / most), make("p", { className: "evidence" })),
+    make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "image")} seen` }), make("div", { className: "evidence" })),
     make("p", { className: "row" }, ...buttons),
   );
   row.dataset.class = each.name;
@@ -114,6 +113,7 @@ function filter() {
 // The edited row is replaced, so the focus moves to the message.
 async function change(path, value, place, done) {
   await post(path, value);
+  setState(""); // it may name another version
   await changed();
   setText(find(place), done);
   return find(place);

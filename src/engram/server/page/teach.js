@@ -25,6 +25,7 @@ const shown = new Map(); // id of a job → its article
 export let latest = null; // result of the latest successful update
 const uploads = new Map(); // id of a job → the images that were sent from here
 const items = new WeakMap(); // file → its item in the list of images
+let nearest = null; // where the latest update was started
 let key = ""; // Idempotency-Key of the form as it is: sent twice, it is learned once
 let changed = () => {}; // called when the model has changed
 
@@ -49,6 +50,7 @@ export function setUpTeach(whenChanged) {
 // The images of the next update: how many there are of each class, and who wants to know when that changes.
 export const pendingImages = {
   listeners: [],
+  has: (file) => [...update.values()].some((files) => files.includes(file)),
   counts: () => new Map([...update].filter(([group]) => nameOf(group)).map(([group, files]) => [nameOf(group), files.length])),
 };
 
@@ -215,7 +217,7 @@ function validate() {
 async function submit(event) {
   event.preventDefault();
   if (start.disabled) return;
-  const near = event.currentTarget.closest(".pending"); // the button beside the camera or the answers
+  nearest = event.currentTarget.closest(".pending"); // the button beside the camera or the answers
   setProblem(validate());
   if (problem.textContent) return;
   const sent = [...update].flatMap(([group, files]) => files.map((file) => ({ file, class: nameOf(group) })));
@@ -235,7 +237,7 @@ async function submit(event) {
     clearUpdate();
     setText(status, "");
     const article = follow(job);
-    if (!near) article.querySelector("h3").focus();
+    if (!nearest) article.querySelector("h3").focus();
   } catch (error) {
     setText(status, "");
     setProblem(error.status === 0 ? `${error.message} Your images are still here: press Teach again when the server is back. They will be learned only once.` : error.message);
@@ -248,11 +250,11 @@ async function submit(event) {
 const setProblem = (text) => [problem, ...document.querySelectorAll(".pending .problem")].forEach((each) => setText(each, text));
 const setBusy = (busy) => [start, ...document.querySelectorAll(".pending button")].forEach((button) => (button.disabled = busy));
 
-// What happens to an update, beside the camera and the answers.
-function setState(text) {
+// What happens to an update, beside the camera or the answers, where it was started.
+export function setState(text) {
   for (const place of document.querySelectorAll(".pending")) {
-    setText(place.querySelector(".status"), text);
-    place.hidden = !text && place.querySelector(".row").hidden;
+    setText(place.querySelector(".status"), place === nearest ? text : "");
+    place.hidden = !place.querySelector(".status").textContent && place.querySelector(".row").hidden;
   }
 }
 
