@@ -16,9 +16,16 @@ export const quoted = (text) => (/^[\w./-]+$/.test(text) ? text : `'${text.repla
 
 // A closed list of commands; MODEL is replaced by the name of the model's folder.
 export function commands(note, ...lines) {
-  const shown = lines.map((line) => {
+  const list = make("ul", { role: "list" });
+  const place = make("details", { className: "commands" }, make("summary", { textContent: "As a command" }), list);
+  place.addEventListener("toggle", () => list.replaceChildren(...(place.open ? [note ? make("li", { className: "muted small", textContent: note }) : "", ...items(lines)] : [])));
+  return place;
+}
+
+function items(lines) {
+  return lines.map((line) => {
     const text = line.replace(/^curl /, settings.token ? 'curl -H "Authorization: Bearer $ENGRAM_TOKEN" ' : "curl ").replace("MODEL", quoted(settings.model));
-    const copy = make("button", { type: "button", className: "quiet", textContent: "Copy", "aria-label": `Copy: ${text.slice(0, 60)}` });
+    const copy = make("button", { type: "button", className: "quiet", textContent: "Copy", "aria-label": `Copy the ${text.split(" ")[0]} command` });
     copy.addEventListener("click", async () => {
       try {
         await navigator.clipboard.writeText(text);
@@ -29,5 +36,4 @@ export function commands(note, ...lines) {
     });
     return make("li", {}, make("code", { textContent: text }), copy);
   });
-  return make("details", { className: "commands" }, make("summary", { textContent: "As a command" }), note ? make("p", { className: "muted small", textContent: note }) : null, make("ul", { role: "list" }, ...shown));
 }
