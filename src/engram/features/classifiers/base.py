@@ -51,14 +51,17 @@ class Classifier(ABC):
 
     def solve_statistics(self, statistics: Statistics) -> dict[str, Tensor]:
         """Compute the state from statistics; only classifiers with `statistics` can."""
-        raise NotImplementedError
+        raise self._needs_features()
 
     def check_statistics(self) -> bool:
         """Whether covariances are among the statistics that it needs; an error if it needs features."""
         if self.statistics is None:
-            name = type(self).__name__
-            raise UsageError(f"{name} needs features, not only statistics. Use nearest-mean, lda, ridge or fecam.")
+            raise self._needs_features()
         return self.statistics == "covariances"
+
+    def _needs_features(self) -> UsageError:
+        name = type(self).__name__
+        return UsageError(f"{name} needs features, not only statistics. Use nearest-mean, lda, ridge or fecam.")
 
     def transform(self, features: Tensor) -> Tensor:
         """What is done to unit features (n, d) before anything else."""
