@@ -6,15 +6,15 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from commands import warm
 from folders_made import class_folders
+from lazy_made import killed_while_caching
 from PIL import Image
 from torch import Tensor
 
@@ -149,33 +149,11 @@ def test_a_truncated_cache_file_is_an_error(root: Path) -> None:
         images[ROWS]
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from engram.data import files
-from engram.data.files import ImageFiles
-from engram.data.scanning import build_index
-
-files.CHUNK, files.SYNC = 2, 2 * 192
-
-class Mortal(ImageFiles):
-    left = 3
-    def __getitem__(self, rows):
-        self.left -= 1
-        if not self.left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(rows)
-
-rows = torch.tensor([0, 2, 3, 5, 7, 8, 10, 11])
-files.cache_images(Mortal(build_index(Path(sys.argv[1])), 8, "stretch"), rows, 2**20)
-"""
-
-
-def test_writing_the_cache_resumes_after_a_kill(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(root)], env=environment, check=False)
-    assert ended.returncode == -signal.SIGKILL
+def test_writing_the_cache_resumes_after_a_kill(root: Path) -> None:
+    process = warm().Process(target=killed_while_caching, args=(root, ROWS.tolist(), os.environ["ENGRAM_DATA"]))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     (part,) = folder_cache(root).glob("images-*.part")
     record = json.loads(part.with_name(part.name.replace(".part", ".json")).read_text())
     assert 2 <= record["images"] <= 4

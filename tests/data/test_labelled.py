@@ -7,7 +7,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from images_made import encoded, gradient
 
 from engram.data import labelled
-from engram.data.labelled import LabelledFiles, SkippedFile, read_images, scan
+from engram.data.labelled import LabelledFiles, SkippedFile, decode_files, read_images, scan
 from engram.errors import DataError, UsageError
 from engram.progress import Phase
 from engram.text import printable
@@ -520,3 +520,18 @@ def test_images_beyond_the_memory_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "cat/2.png")
     with pytest.raises(DataError, match=r"^2 images of .* 600,000\.0 GB"):
         read_images(scan(tmp_path), 10_000_000)
+
+
+def test_files_are_decoded_ahead(tmp_path: Path) -> None:
+    asked: list[Path] = []
+
+    def paths() -> Iterator[Path]:
+        for number in range(20):
+            asked.append(tmp_path / f"{number}.png")
+            yield asked[-1]
+
+    for ahead in (0, 12):
+        asked.clear()
+        with closing(decode_files(paths(), 8, threads=2, ahead=ahead)) as decoded:
+            assert isinstance(next(decoded), SkippedFile)
+            assert len(asked) == 1 + max(ahead, 4)

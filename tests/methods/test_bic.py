@@ -209,6 +209,27 @@ def corrected(stream: Stream) -> Replay:
     return one
 
 
+def test_weight_decay_falls_with_the_tasks_if_asked_for(stream: Stream) -> None:
+    decays = []
+    for falls in (False, True):
+        one = replay(images_per_class=4, epochs=1, weight_decay=0.6, weight_decay_falls=falls)
+        for task in stream.tasks:
+            decays.append(one._context(task, one.network_, SILENT).training.weight_decay)
+            one.learn(task)
+    assert decays == pytest.approx([0.6, 0.6, 0.6, 0.6, 0.3, 0.2])
+
+
+def test_weight_decay_that_falls_is_used_in_training(stream: Stream) -> None:
+    def trained(**settings: Any) -> dict[str, Tensor]:
+        one = replay(images_per_class=4, epochs=1, weight_decay_falls=True, **settings)
+        one.learn(stream.tasks[0])
+        return one.train(stream.tasks[1]).state_dict()
+
+    strong, weak = trained(weight_decay=50.0), trained(weight_decay=0.0)
+    norms = [sum(float(each.norm()) for name, each in state.items() if "weight" in name) for state in (strong, weak)]
+    assert norms[0] < 0.9 * norms[1]
+
+
 def test_the_first_task_is_not_corrected(stream: Stream) -> None:
     one = replay(images_per_class=20)
     one.learn(stream.tasks[0])

@@ -1,17 +1,38 @@
 """What every method promises: a new one is tested by being in METHODS."""
 
 import copy
+import functools
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from conftest import blobs
 from lazy_made import as_lazy
-from learners_made import learned, quick
+from learners_made import learned as learned_of
+from learners_made import quick as quick_of
 from safetensors.torch import save
 
 from engram.data import Dataset, Samples, Stream, Task, split
-from engram.methods import METHODS
+from engram.methods import METHODS, Learner
+
+quick = functools.partial(quick_of, epochs=1)
+learned = functools.partial(learned_of, epochs=1)
+# One of each kind of learner, and those that do more with images than to train on them and to store some.
+HANDLES_IMAGES = ("features", "hybrid", "lwf", "icarl", "bic", "gem", "sdc", "adc", "joint")
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Stream:
+    """Two tasks of two classes, vectors."""
+    return split(blobs(classes=4, per_class=16), classes_per_task=2, seed=0)
+
+
+@pytest.fixture(scope="module")
+def learn_once(vectors: Stream) -> Callable[[str], Learner]:
+    """A learner that has learned all of `vectors`; not to be changed."""
+    return functools.cache(lambda method: learned(method, vectors))
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -33,14 +54,10 @@ class TestEveryMethod:
         learner = learned(method, images)
         assert learner.scores(images.tasks[0].test.batch(torch.arange(3))).shape == (3, 4)
 
-    def test_learns_the_same_from_images_that_must_be_made(self, method: str, images: Stream) -> None:
-        made = [replace(task, train=as_lazy(task.train), test=as_lazy(task.test)) for task in images]
-        here, there = learned(method, images, crop=6), learned(method, replace(images, tasks=tuple(made)), crop=6)
-        assert same(here.state(), there.state())
-        assert here.memory.images.rows.shape[1:] in ((0,), (8, 8, 3))  # kept whole, not as they were cropped
-
-    def test_same_seed_same_result_another_seed_another(self, method: str, vectors: Stream) -> None:
-        first = learned(method, vectors).state()
+    def test_same_seed_same_result_another_seed_another(
+        self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
+    ) -> None:
+        first = learn_once(method).state()
         assert same(first, learned(method, vectors).state())
         assert not same(first, learned(method, vectors, seed=1).state())
 
@@ -55,18 +72,21 @@ class TestEveryMethod:
         assert torch.equal(inputs, task.train.inputs)
         assert torch.equal(labels, task.train.labels)
 
-    def test_a_restored_learner_goes_on_to_the_same_end(self, method: str, vectors: Stream) -> None:
-        whole = learned(method, vectors)
+    def test_a_restored_learner_goes_on_to_the_same_end(
+        self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
+    ) -> None:
         begun = quick(method)
         begun.learn(vectors.tasks[0])
         restored = quick(method)
         restored.restore(begun.state())
         for task in vectors.tasks[1:]:
             restored.learn(task)
-        assert same(whole.state(), restored.state())
+        assert same(learn_once(method).state(), restored.state())
 
-    def test_what_is_saved_is_the_network_and_the_memory_and_little_else(self, method: str, vectors: Stream) -> None:
-        learner = learned(method, vectors)
+    def test_what_is_saved_is_the_network_and_the_memory_and_little_else(
+        self, method: str, learn_once: Callable[[str], Learner]
+    ) -> None:
+        learner = learn_once(method)
         assert learner.network_ is not None
         network = sum(tensor.nbytes for tensor in learner.network_.state_dict().values())
         assert len(save(learner.state())) <= 1.05 * (network + learner.memory.nbytes) + 2**16
@@ -108,6 +128,14 @@ class TestEveryMethod:
         learner.learn(Task(1, both, everything.of_classes(both), everything.of_classes(both)))
         assert learner.classes_ == (*vectors.tasks[0].classes, *vectors.tasks[1].classes)
         assert learner.scores(everything.inputs[:2]).shape == (2, 4)
+
+
+@pytest.mark.parametrize("method", HANDLES_IMAGES)
+def test_learns_the_same_from_images_that_must_be_made(method: str, images: Stream) -> None:
+    made = [replace(task, train=as_lazy(task.train), test=as_lazy(task.test)) for task in images]
+    here, there = learned(method, images, crop=6), learned(method, replace(images, tasks=tuple(made)), crop=6)
+    assert same(here.state(), there.state())
+    assert here.memory.images.rows.shape[1:] in ((0,), (8, 8, 3))  # kept whole, not as they were cropped
 
 
 def _all_rows(stream: Stream) -> tuple[torch.Tensor, torch.Tensor]:

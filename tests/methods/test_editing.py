@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learners_made import learned, quick
+from learners_made import OF_EACH_KIND, learned, quick
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream
@@ -37,7 +37,7 @@ def answers(learner: Learner, stream: Stream) -> tuple[torch.Tensor, torch.Tenso
     return torch.cat([test.labels for test in tests]), said
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_EACH_KIND)
 class TestEveryMethod:
     def test_a_forgotten_class_is_gone_and_the_others_answer_at_least_as_well(
         self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
@@ -102,7 +102,7 @@ class TestEveryMethod:
         assert torch.equal(other.scores(inputs), learner.scores(inputs))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_EACH_KIND)
 def test_two_names_of_one_thing_are_joined_and_it_is_still_recognised(method: str, vectors: Stream) -> None:
     twice = vectors.tasks[1].classes[1]  # half of its samples come under another name
 

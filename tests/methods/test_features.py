@@ -1,6 +1,5 @@
 """The paper's method: what it keeps, what it carries over, and what it leaves behind."""
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ def learner(**settings: object) -> Features:
         "learning_rate": 0.2,
         "expected_classes": 6,
         "adapter_steps": 20,
+        "adapter_width": 64,
         **settings,
     }
     made = make("features", **given)
@@ -167,7 +167,7 @@ def test_the_classifier_learns_from_the_memory_or_from_the_old_vectors_and_all_n
 # LDA and nearest means trust the means of adapted classes, and so few steps of an MLP leave those too far off here.
 @pytest.mark.parametrize(
     ("adapter", "classifier"),
-    [*product(["mlp", "ridge"], ["svm", "ridge"]), ("ridge", "nearest-mean"), ("ridge", "lda")],
+    [("mlp", "svm"), ("ridge", "ridge"), ("ridge", "nearest-mean"), ("ridge", "lda")],
 )
 def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, adapter: str, classifier: str) -> None:
     one = learner(adapter=adapter, classifier=classifier, features_per_class=20, epochs=15, adapter_steps=60)

@@ -46,9 +46,9 @@ def variables(place: Path) -> dict[str, str]:
     return {"PYTHONPATH": path, "ENGRAM_PLUGINS": "means,hold"}
 
 
-def done(place: Path, cwd: Path, *arguments: str) -> Any:
+def done(place: Path, cwd: Path, *arguments: str, fresh: bool = False) -> Any:
     """What a command printed as JSON; it must have succeeded."""
-    ended = engram(*arguments, "--json", cwd=cwd, fresh=True, **variables(place))
+    ended = engram(*arguments, "--json", cwd=cwd, fresh=fresh, **variables(place))
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
@@ -59,16 +59,14 @@ QUICK = ("--dataset", "digits", "--epochs", "1", "--tasks", "2", "--quiet")
 def test_a_run_resumes_keeps_to_its_budget_and_is_reported(place: Path, tmp_path: Path) -> None:
     budget = 4 * 7 * FEATURE + 100  # seven features of each of four classes
     command = ("run", "means", *QUICK, "--budget", str(budget), "--out", "run")
-    result = done(place, tmp_path, *command)
+    result = done(place, tmp_path, *command, fresh=True)
     assert result["settings"]["features_per_class"] == 7
     assert result["memory_bytes"] == 4 * 7 * FEATURE
     assert len(result["omega"]) == len(result["drift_gap"]) == 2
     assert done(place, tmp_path, *command, "--resume")["curve"] == result["curve"]
-    refused = engram(
-        "run", "means", *QUICK, "--budget", str(4 * FEATURE - 1), cwd=tmp_path, fresh=True, **variables(place)
-    )
+    refused = engram("run", "means", *QUICK, "--budget", str(4 * FEATURE - 1), cwd=tmp_path, **variables(place))
     assert refused.returncode == 2 and f"{4 * FEATURE:,}" in refused.stderr
-    ended = engram("report", "run", "-o", "report.html", cwd=tmp_path, fresh=True, **variables(place))
+    ended = engram("report", "run", "-o", "report.html", cwd=tmp_path, **variables(place))
     assert ended.returncode == 0, ended.stderr
     assert "means" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -98,7 +96,7 @@ def test_two_processes_of_torchrun_know_the_method(place: Path, tmp_path: Path) 
 
 def test_a_suite_predicts_and_runs_the_method_in_other_processes(place: Path, tmp_path: Path) -> None:
     command = ("suite", "foreign", "--dataset", "digits", "--tasks", "2", "--set", "epochs=1", "--out", "suites")
-    planned = engram(*command, "--plan", cwd=tmp_path, fresh=True, **variables(place))
+    planned = engram(*command, "--plan", cwd=tmp_path, **variables(place))
     assert planned.returncode == 0, planned.stderr
     ended = engram(*command, "--jobs", "2", cwd=tmp_path, fresh=True, **variables(place))
     assert ended.returncode == 0, ended.stderr
@@ -112,7 +110,7 @@ def test_a_model_is_taught_within_its_budget_and_used(place: Path, tmp_path: Pat
     learn = ("learn", "model", "photos", *options)
     plan = done(place, tmp_path, *learn, "--dry-run", "--budget", str(2 * 4 * FEATURE))
     assert plan["memory_bytes"] == 2 * 4 * FEATURE
-    refused = engram(*learn, "--budget", "10", cwd=tmp_path, fresh=True, **variables(place))
+    refused = engram(*learn, "--budget", "10", cwd=tmp_path, **variables(place))
     assert refused.returncode == 2 and f"{2 * FEATURE:,}" in refused.stderr
     assert not (tmp_path / "model").exists()
     done(place, tmp_path, *learn, "--budget", str(2 * 4 * FEATURE))
@@ -134,7 +132,7 @@ def test_predictions_follow_a_method_that_stores_a_fixed_number_of_float16_featu
     from dataclasses import dataclass
 
     from engram.data import split
-    from engram.experiments.estimate import class_counts
+    from engram.experiments.running import class_counts
     from engram.methods import BudgetError, fit_update
     from engram.methods.baselines import Memoryless
 

@@ -154,6 +154,7 @@ def test_settings_of_later_tasks_change_nothing_in_the_first_and_something_in_th
             "head_distillation": 9.0,
         },
         **{"fine_tuning": 0.0, "balanced_epochs": 1.0, "importance": 1e5, "elastic": 50.0, "projected": 50.0},
+        **{"memory_strength": 50.0, "attention": 50.0},
     }
     later = OBJECTIVES[name].of_later_tasks
     quick = {"objective": name, "epochs": 2, "learning_rate": 0.05, "batch_size": 8, "images_per_class": 4}

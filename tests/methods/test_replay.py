@@ -106,6 +106,23 @@ def test_the_nearest_mean_of_the_kept_images_in_the_present_network_answers(vect
                 assert scores.tolist() == pytest.approx([-(distance**2) for distance in distances], abs=1e-5)
 
 
+@pytest.mark.parametrize(("flip", "mirrored_means"), [(True, True), (True, False), (False, True)])
+def test_class_means_include_mirror_images_if_training_mirrors(
+    images: Stream, flip: bool, mirrored_means: bool
+) -> None:
+    one = replay(images_per_class=4, flip=flip, mirrored_means=mirrored_means, epochs=1)
+    one.learn(images.tasks[0])
+    assert one.classifier_ is not None
+    memory = one.memory.images
+    for class_index in range(2):
+        rows = memory.rows[memory.class_indices == class_index]  # (4, height, width, channels)
+        views = torch.cat([rows, rows.flip(2)]) if flip and mirrored_means else rows
+        mean = F.normalize(unit_features(one, views).double().mean(0), dim=0)
+        features = F.normalize(one.extract(images.tasks[0].test))
+        expected = -(features.double() - mean).square().sum(1)
+        assert one.classify(features)[:, class_index].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
 def test_the_head_has_another_answer_that_can_be_asked_for(vectors: Stream) -> None:
     one = replay(images_total=30)
     for task in vectors.tasks[:2]:

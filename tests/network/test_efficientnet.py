@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 import shutil
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from engram.data import Samples
 from engram.data.labelled import read_images, scan
-from engram.errors import DataError, EngramError
+from engram.errors import DataError, EngramError, TrainingError
 from engram.network import Network, extract, make_network
 from engram.network.efficientnet import (
     VARIANTS,
@@ -173,6 +174,27 @@ def test_folding_batch_norms_changes_nothing_but_rounding() -> None:
     assert not frozen.is_bfloat16
     with torch.no_grad():
         torch.testing.assert_close(frozen.features(images), made.features(images), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_fused_operations_change_nothing_but_rounding(precision: torch.dtype) -> None:
+    plain = network().frozen(exact=True).extractor.to(precision)
+    fused, images = copy.deepcopy(plain), torch.randn(2, 3, 224, 224).to(precision)
+    assert isinstance(fused, EfficientNetLite)
+    fused.fuse()
+    with torch.no_grad():
+        found, expected = fused(images), plain(images)
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.05}[precision]
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+
+
+def test_damaged_weights_are_noticed_although_fused_operations_hide_them() -> None:
+    made = network()
+    with torch.no_grad():
+        next(made.extractor.parameters())[0] = torch.nan
+    samples = Samples.of(pictures(), torch.zeros(len(pictures()), dtype=torch.int64))
+    with pytest.raises(TrainingError):
+        extract(made, samples)
 
 
 def test_features_in_bfloat16_point_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:

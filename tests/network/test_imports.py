@@ -6,18 +6,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-from images_made import encoded, gradient
+from models_made import draw
 
-LATE = {"huggingface_hub", "pillow_heif", "sklearn", "torch._dynamo", "transformers"}
+from engram.model import ModelFolder, learn
+
+LATE = {"fastapi", "huggingface_hub", "jinja2", "matplotlib", "onnx", "pandas", "pillow_heif", "scipy", "sklearn"}
+LATE |= {"sympy", "torch._dynamo", "torchvision", "transformers"}
 PROGRAM = """
-import sys, torch
-import engram.network.hub
+import sys
+from engram.cli import main
+
+sys.argv = ["engram", "predict", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+
+import torch
+from engram.network import networks
 from engram.data import load
-from engram.data.images import decode
 from engram.network.training import uncompiled
 
 load("digits")
-decode(sys.argv[1])
+networks()
 weight = torch.nn.Parameter(torch.ones(3))
 for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.LBFGS):
     optimiser = uncompiled(kind)([weight])
@@ -28,8 +39,16 @@ print(*sys.modules)
 """
 
 
-def test_digits_a_png_and_an_optimiser_need_no_heavy_package(tmp_path: Path) -> None:
-    image = tmp_path / "image.png"
-    image.write_bytes(encoded(gradient(), "PNG"))
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(image)], capture_output=True, text=True, check=True)
-    assert "torch" in done.stdout.split() and not LATE & set(done.stdout.split())
+def test_predict_digits_and_an_optimiser_need_no_heavy_package(tmp_path: Path) -> None:
+    drawn = draw(tmp_path / "drawn", ("a", "b"), 2)
+    learn(ModelFolder(tmp_path / "model"), drawn)  # with the pretrained network
+    image = str(drawn / "a" / "0.png")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "model"), image, "--quiet"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    predicted, modules = done.stdout.splitlines()
+    assert predicted.startswith(f"{image}: ")
+    assert {"torch", "PIL.PngImagePlugin"} <= set(modules.split()) and not LATE & set(modules.split())

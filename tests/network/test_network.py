@@ -109,9 +109,9 @@ def test_a_users_module_that_gives_feature_maps_is_a_usage_error() -> None:
 
 
 def test_published_weights_come_with_the_statistics_they_were_trained_with(tmp_path: Path) -> None:
-    extractor = make_network("resnet18-small", "cosine", SAMPLES, seed=5).extractor
-    save_tensors(tmp_path / "weights", {**extractor.state_dict(), "fc.weight": torch.zeros(10, 512)})
-    network = make_network("resnet18-small", "cosine", SAMPLES, seed=0, weights=str(tmp_path / "weights"))
+    extractor = make_network("resnet32", "cosine", SAMPLES, seed=5).extractor
+    save_tensors(tmp_path / "weights", {**extractor.state_dict(), "fc.weight": torch.zeros(10, 64)})
+    network = make_network("resnet32", "cosine", SAMPLES, seed=0, weights=str(tmp_path / "weights"))
     assert network.mean.tolist() == pytest.approx(IMAGENET_MEAN)
     assert network.std.tolist() == pytest.approx(IMAGENET_STD)
     assert torch.equal(network.extractor.state_dict()["conv1.weight"], extractor.state_dict()["conv1.weight"])

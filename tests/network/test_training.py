@@ -322,6 +322,35 @@ def test_the_steps_are_those_of_sgd_with_momentum_and_weight_decay_written_by_ha
         np.testing.assert_allclose(network.state_dict()[name], weight, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_a_gradient_hook_changes_the_gradients_before_every_step() -> None:
+    samples, draws = numbered(12), []
+    own = nn.Sequential(nn.Linear(1, 2))
+
+    def trained(rate: float, factor: float | None) -> Tensor:
+        network = make_network(own, "linear", samples, seed=0).grown(1, 0, "head")
+
+        def scale(random: torch.Generator) -> None:
+            draws.append(float(torch.rand((), generator=random)))
+            for parameter in network.parameters():
+                parameter.grad = None if parameter.grad is None else factor * parameter.grad
+
+        training = Training(epochs=2, batch_size=4, learning_rate=rate, momentum=0.0, weight_decay=0.0)
+        hook = None if factor is None else scale
+        training.fit(
+            network,
+            samples,
+            samples.labels,
+            lambda inputs, _: network(inputs)[1].square().mean(),
+            seed=0,
+            task=0,
+            gradient_hook=hook,
+        )
+        return network.head.weight.detach()
+
+    torch.testing.assert_close(trained(0.01, 2.0), trained(0.02, None))
+    assert len(set(draws)) == len(draws) == 6  # two epochs of three batches, each with its own generator
+
+
 def test_the_loss_gets_the_class_indices_of_its_inputs() -> None:
     samples = numbered(30)
     class_indices = torch.arange(30) * 10

@@ -70,4 +70,4 @@ def _locate(name: str, root: str | os.PathLike[str] | None) -> Path:
     if root is None and location in ("file", "folder"):
         what = "FILE.npz" if location == "file" else "DIR"
         raise UsageError(f"The data set '{name}' is a {location} of your own. Name it with --data {what}.")
-    return cache_folder() if root is None else Path(root).expanduser()
+    return cache_folder() if root is None and location == "cache" else Path(root or "").expanduser()

@@ -41,7 +41,10 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
     "all": {"epochs": 60, "milestones": (20 / 60, 30 / 60, 40 / 60, 50 / 60)},
     "eeil": {"epochs": 80, "milestones": (0.25, 0.5, 0.75)},  # 40 epochs in which its code uses every image twice
     "lucir": {"epochs": 90, "milestones": (30 / 90, 60 / 90), "weight_decay": 1e-4},
-    "bic": {"epochs": 100, "milestones": (0.3, 0.6, 0.8, 0.9), "weight_decay": 1e-4, "batch_size": 256},
+    "bic": {
+        **{"epochs": 100, "milestones": (0.3, 0.6, 0.8, 0.9), "batch_size": 256},
+        **{"weight_decay": 1e-3, "weight_decay_falls": True},  # 1e-4 · 10 / t
+    },
 }
 LESS_FORGET = 10.0  # LUCIR's λ_base on ImageNet, its §4.1
 

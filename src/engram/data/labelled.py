@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,14 @@ class LabelledFiles:
     paths: tuple[Path, ...]  # sorted by class, then by path
     labels: tuple[int, ...]  # of each path: its position in `class_names`
     skipped: tuple[SkippedFile, ...]
+
+    def where(self, wanted: Callable[[Path, str], bool]) -> LabelledFiles:
+        """The files whose path and class are wanted, and their classes."""
+        files = [(path, self.class_names[label]) for path, label in zip(self.paths, self.labels, strict=True)]
+        files = [(path, name) for path, name in files if wanted(path, name)]
+        index = {name: label for label, name in enumerate(dict.fromkeys(name for _, name in files))}
+        labels = tuple(index[name] for _, name in files)
+        return replace(self, class_names=tuple(index), paths=tuple(path for path, _ in files), labels=labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +105,12 @@ def read_images(
 
 
 def decode_files(
-    paths: Iterable[Path], size: int, *, limit: int = LIMIT, threads: int | None = None
-) -> Iterator[Tensor | SkippedFile]:
-    """Each image as a square of `size` pixels, uint8 (size, size, 3), or why it cannot be read; in order."""
+    paths: Iterable[Path], size: int, *, limit: int = LIMIT, threads: int | None = None, ahead: int = 0
+) -> Generator[Tensor | SkippedFile, None, None]:
+    """Each image as a square of `size` pixels, uint8 (size, size, 3), or why it cannot be read; in order.
+
+    At least `ahead` of them are decoded before they are asked for. Close it if it may not be exhausted.
+    """
 
     def attempt(path: Path) -> Tensor | SkippedFile:
         try:
@@ -108,7 +119,7 @@ def decode_files(
             return SkippedFile(path, str(error))
 
     workers = threads or torch.get_num_threads()  # as many as torch may use, so that one setting limits both
-    yield from prefetch(attempt, paths, workers=workers, ahead=2 * workers)
+    yield from prefetch(attempt, paths, workers=workers, ahead=max(ahead, 2 * workers))
 
 
 def _allocate(count: int, size: int) -> Tensor:

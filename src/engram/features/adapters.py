@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import TrainingError
+from engram.features.classifiers.base import Classifier, positions
+from engram.features.classifiers.means import NearestMean
 from engram.network import Cache, parallel
 from engram.network.losses import feature_distillation
 from engram.network.training import uncompiled
@@ -27,7 +29,7 @@ from engram.settings import flatten
 
 INIT_PAIRS = 32_768  # most pairs for the least-squares start: their hidden units, 16 d numbers each, are all in memory
 INIT_PENALTY = 0.1  # of the least-squares start: the hidden layers are random, so their outputs are noisy
-CHOOSING_STEPS = 240  # of the MLP that `auto` compares with ridge
+TRIALS, CHOOSING_STEPS = 2, 240  # of the MLP that `auto` compares with ridge
 SMALLEST_VARIANCE = 1e-3  # of the old vectors of pairs, out of 1: below, they only show a translation
 ADAPTED_ROWS = 4096  # vectors adapted at a time: their hidden units are in memory
 
@@ -43,6 +45,11 @@ class Pairs:
     class_indices: Tensor  # int64 (n,); negative for unlabelled images, which are left out of L_cls
     classification: ClassificationLoss | None = None  # L_cls, Eq. 7, through the new network's fixed head
     cache_key: Sequence[object] | None = None  # all that L_cls depends on; without it, nothing is cached
+    make_classifier: Callable[[], Classifier] = NearestMean  # of the kind that adapted vectors are for
+
+    def select(self, rows: Tensor) -> Pairs:
+        """Some of the pairs."""
+        return replace(self, old=self.old[rows], new=self.new[rows], class_indices=self.class_indices[rows])
 
 
 class Run(NamedTuple):
@@ -124,9 +131,7 @@ class RidgeAdapter(Adapter):
     def _solution(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         # On the CPU, because not every device has float64.
         old, new = F.normalize(pairs.old.cpu().double()), F.normalize(pairs.new.cpu().double())
-        centre_old, centre_new = old.mean(0), new.mean(0)
-        x = old - centre_old
-        change = ridge_regression(x, (new - centre_new) - x, self.adapter_penalty)  # (d, d)
+        centre_old, centre_new, change = affine_ridge(old, new, self.adapter_penalty)
         if not bool(torch.isfinite(change).all()):
             raise TrainingError("The solution of the ridge adapter is not finite. The task was not committed.")
         return centre_old, centre_new, change
@@ -244,15 +249,17 @@ class MLPAdapter(Adapter):
 
 @dataclass(kw_only=True, eq=False)
 class AutoAdapter(MLPAdapter):
-    """The MLP or ridge, whichever maps the means of held-out classes nearer to the true ones: it is for old classes.
+    """The MLP or ridge, whichever lets a classifier recognise more images when some classes have adapted vectors.
 
-    A fifth of the classes are held out. Single held-out pairs would show nothing, because both adapters do well on
-    classes that they were fitted to. An MLP of few steps is enough to tell. With a single class, ridge is used.
+    A fifth of the classes are held out, and then another fifth: adapters are fitted without them, and a classifier on
+    their adapted vectors and the true ones of the other classes, as it will be for old and new classes. Single held-out
+    pairs would show nothing, because both adapters do well on classes that they were fitted to. An MLP of few steps is
+    enough to tell. With equal accuracies, or a single class, ridge is used.
     """
 
     @property
     def most_steps(self) -> int:
-        return self.steps + min(self.steps, CHOOSING_STEPS)
+        return self.steps + TRIALS * min(self.steps, CHOOSING_STEPS)
 
     def _fit(self, pairs: Pairs, run: Run) -> Adapter:
         if self._prefers_ridge(pairs, run):
@@ -263,16 +270,31 @@ class AutoAdapter(MLPAdapter):
         classes = pairs.class_indices[pairs.class_indices >= 0].unique()
         if len(classes) < 2:
             return True
-        held_out = torch.isin(pairs.class_indices, classes[: max(1, len(classes) // 5)])
-        old, new, class_indices = pairs.old[~held_out], pairs.new[~held_out], pairs.class_indices[~held_out]
-        seen = replace(pairs, old=old, new=new, class_indices=class_indices)
-        few = self._mlp(adapter_steps=min(self.steps, CHOOSING_STEPS))
-        mlp = few._fit(seen, run)
-        with run.progress.phase("adapt"):
-            ridge = RidgeAdapter(adapter_penalty=self.adapter_penalty).fit(seen)
-            old, new = F.normalize(pairs.old[held_out]), F.normalize(pairs.new[held_out])
-            errors = [_error_of_means(each(old), new, pairs.class_indices[held_out]) for each in (mlp, ridge)]
-        return parallel.broadcast(lambda: errors[0] >= errors[1])
+        few, gain = self._mlp(adapter_steps=min(self.steps, CHOOSING_STEPS)), 0.0
+        for trial in range(TRIALS):
+            held_out = torch.isin(pairs.class_indices, classes[trial :: min(5, len(classes))])
+            seen = pairs.select(~held_out)
+            mlp = few._fit(seen, run)
+            with run.progress.phase("adapt"):
+                ridge = RidgeAdapter(adapter_penalty=self.adapter_penalty).fit(seen)
+                gain += recognised(mlp, pairs, held_out) - recognised(ridge, pairs, held_out)
+        return parallel.broadcast(lambda: not gain > 0)  # also if a class had too few samples to tell
+
+
+def recognised(adapter: Adapter, pairs: Pairs, held_out: Tensor) -> float:
+    """The accuracy of a classifier that is fitted on adapted vectors of the classes `held_out` (bool, (n,)).
+
+    It is fitted on every other sample of each class, and classifies the rest. Held-out classes weigh as much as the
+    others, as if half of all classes were old.
+    """
+    labelled = pairs.class_indices >= 0
+    held_out, class_indices = held_out[labelled], pairs.class_indices[labelled]
+    old, new = F.normalize(pairs.old[labelled]), F.normalize(pairs.new[labelled])
+    fitted = positions(class_indices) % 2 == 0
+    rows = torch.where(held_out[:, None], adapter(old), new)
+    classifier = pairs.make_classifier().fit(rows[fitted], class_indices[fitted])
+    right = (classifier.classes_[classifier.scores(new[~fitted]).argmax(1)] == class_indices[~fitted]).float()
+    return float(right[held_out[~fitted]].mean() + right[~held_out[~fitted]].mean()) / 2
 
 
 class AdapterNetwork(nn.Module):
@@ -331,13 +353,14 @@ def adapt(adapter: Adapter, vectors: Tensor, device: torch.device | None = None)
     return parallel.all_gather(torch.cat([adapter(block.to(device)).cpu() for block in own.split(ADAPTED_ROWS)]))
 
 
-def _error_of_means(adapted: Tensor, true: Tensor, class_indices: Tensor) -> float:
-    """The squared distance between the class means of adapted and true vectors (n, d), averaged over the classes."""
-    means = [
-        (adapted[class_indices == class_index] - true[class_indices == class_index]).mean(0)
-        for class_index in class_indices.unique()
-    ]
-    return float(torch.stack(means).square().sum(dim=1).mean())
+def affine_ridge(old: Tensor, new: Tensor, penalty: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The means m, m' (d,) and the change C (d, d) of the map (x − m) (I + C) + m' from `old` to `new`, (n, d) both.
+
+    The penalty is on C: where pairs say nothing, vectors only move with the mean.
+    """
+    centre_old, centre_new = old.mean(0), new.mean(0)
+    x = old - centre_old
+    return centre_old, centre_new, ridge_regression(x, (new - centre_new) - x, penalty)
 
 
 def ridge_regression(inputs: Tensor, targets: Tensor, penalty: float) -> Tensor:

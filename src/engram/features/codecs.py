@@ -137,26 +137,21 @@ class Float32(Codec):
 
     name: ClassVar = "float32"
     encoded: ClassVar = Plain
+    dtype: ClassVar = torch.float32
 
     def _encode(self, vectors: Tensor, previous: Encoded | None) -> Encoded:
-        return Plain(vectors)
+        return Plain(vectors.to(self.dtype))
 
     def nbytes(self, count: int, dimension: int) -> int:
-        return count * dimension * 4
+        return count * dimension * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
-class Float16(Codec):
+class Float16(Float32):
     """2 bytes a number."""
 
     name: ClassVar = "float16"
-    encoded: ClassVar = Plain
-
-    def _encode(self, vectors: Tensor, previous: Encoded | None) -> Encoded:
-        return Plain(vectors.half())
-
-    def nbytes(self, count: int, dimension: int) -> int:
-        return count * dimension * 2
+    dtype: ClassVar = torch.float16
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.features.adapters import ridge_regression
+from engram.features.adapters import affine_ridge, ridge_regression
 from engram.features.statistics import Statistics
 from engram.network.training import uncompiled
 from engram.randomness import generator
@@ -106,10 +106,8 @@ class RidgeMap(Compensation):
     drift_penalty: PositiveFloat = 1e-3  # relative to the mean variance of the old features
 
     def __call__(self, statistics: Statistics, drift: Drift) -> Statistics:
-        old, new = drift.old.double(), drift.new.double()
-        centre_old, centre_new = old.mean(0), new.mean(0)
-        x = old - centre_old
-        linear = torch.eye(x.shape[1]).double() + ridge_regression(x, new - centre_new - x, self.drift_penalty)
+        centre_old, centre_new, change = affine_ridge(drift.old.double(), drift.new.double(), self.drift_penalty)
+        linear = torch.eye(len(change)).double() + change
         return statistics.moved(linear[None], (centre_new - centre_old @ linear)[None])
 
 

@@ -22,10 +22,13 @@ from engram.methods.eeil import CrossDistillation
 from engram.methods.efc import FeatureConsolidation
 from engram.methods.features import Features, Hybrid
 from engram.methods.gaussians import METHOD_SETTINGS, Gaussians
+from engram.methods.gem import GEM
 from engram.methods.importance import EWC, MAS
 from engram.methods.learner import Learner, MemorySources, class_indices_of
 from engram.methods.lucir import Rebalancing
+from engram.methods.lwm import AttentionDistillation
 from engram.methods.objectives import Classification, Distillation, Objective, TrainingContext
+from engram.methods.rectification import IL2M, ThresholdMoving
 from engram.methods.replay import Rehearsing, Replay
 from engram.methods.tuning import Tuning, decide
 from engram.settings import build, fields, spoken
@@ -34,7 +37,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind
     for kind in (
         *(Classification, Distillation, CrossDistillation, Rebalancing, BiasCorrection),
-        *(EWC, MAS, FeatureConsolidation, ProjectedDistillation),
+        *(EWC, MAS, GEM, FeatureConsolidation, ProjectedDistillation, AttentionDistillation),
+        *(IL2M, ThresholdMoving),
     )
 }
 
@@ -50,7 +54,8 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-PLAIN = {"head": "linear", "feature_distillation": 0.0}  # without the paper's γ
+LINEAR = {"head": "linear"}
+PLAIN = {**LINEAR, "feature_distillation": 0.0}  # without the paper's γ
 TOTAL = {"images_total": 2000}  # what their own papers store on CIFAR-100; 20,000 on ImageNet-1000
 MEANS = {"predict_with": "nearest-mean"}
 OURS = {
@@ -96,7 +101,21 @@ METHODS: dict[str, Method] = {
         {"images_per_class": 20},
     ),
     "bic": Method(Replay, "distil, then correct the bias toward new classes", "images", "bic", TOTAL),
-    "bic-uncorrected": Method(Replay, "bic without the correction", "images", "bic", {**TOTAL, "head": "linear"}),
+    "bic-uncorrected": Method(Replay, "bic without the correction", "images", "bic", {**TOTAL, **LINEAR}),
+    "il2m": Method(Replay, "replay images, then rectify the scores of old classes", "images", "il2m", TOTAL),
+    "threshold-moving": Method(
+        Replay, "distil, then divide scores by the share of each class in training", "images", "threshold-moving", TOTAL
+    ),
+    "gem": Method(
+        Replay, "project gradients: no step raises the loss on a task's images", "images", "gem", {**TOTAL, **LINEAR}
+    ),
+    "a-gem": Method(
+        Replay,
+        "the same with one constraint, on all stored images",
+        "images",
+        "gem",
+        {**TOTAL, **LINEAR, "constraints": "one", "memory_strength": 0.0},
+    ),
     "sdc": _statistics("sdc", "class means, moved by the drift of features near them", "means"),
     "ldc": _statistics("ldc", "class means, moved by a learned linear map", "means"),
     "adc": _statistics("adc", "class means, moved by the drift of images perturbed towards them", "means"),
@@ -104,6 +123,7 @@ METHODS: dict[str, Method] = {
     "fecam": _statistics("fecam", "frozen network; Mahalanobis distance to each class"),
     "fetril": _statistics("fetril", "frozen network; an SVM on new features translated to old means", "means"),
     "gaussian-replay": _statistics("gaussian-replay", "Gaussians, moved by ridge regression; an SVM on samples drawn"),
+    "lwm": Method(Memoryless, "lwf, and keep the teacher's attention", "nothing", "lwm", LINEAR),
     "ewc": Method(Memoryless, "hold weights by their Fisher information", "importance of weights", "ewc"),
     "mas": Method(Memoryless, "hold weights by their effect on the scores", "importance of weights", "mas"),
     "finetune": Method(Memoryless, "train on the new classes alone: the lower bound", "nothing", "classification"),

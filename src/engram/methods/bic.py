@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.methods.objectives import Objective, TrainingContext
-from engram.network import CorrectedHead, Loss, extract
+from engram.network import CorrectedHead, Loss, Training, extract
 from engram.network.losses import softmax_cross_entropy, softmax_distillation
 from engram.network.training import uncompiled
 
@@ -30,11 +30,18 @@ class BiasCorrection(Objective):
         **{"milestones": (0.4, 0.6, 0.8), "weight_decay": 2e-4},  # §5.2
     }
     holds_out: ClassVar[bool] = True  # §3.3: one in ten exemplars, and as many samples of each new class
-    of_later_tasks: ClassVar = frozenset({"temperature", "distillation_share", "beta_penalty"})
+    of_later_tasks: ClassVar = frozenset({"temperature", "distillation_share", "beta_penalty", "weight_decay_falls"})
 
     temperature: PositiveFloat = 2.0  # T, §5.2
     distillation_share: NonNegativeFloat | None = None  # λ, Eq. 3; None: the share of classes that are not in the task
     beta_penalty: NonNegativeFloat = 0.1  # of ½ β², the authors' code; here also of ½ (α − 1)², see `fit_correction`
+
+    weight_decay_falls: bool = False  # to 1 / t in task t from 1: on ImageNet, in the authors' code
+
+    def training_of(self, training: Training, task: int) -> Training:
+        if not self.weight_decay_falls:
+            return training
+        return replace(training, weight_decay=training.weight_decay / (task + 1))
 
     def loss(self, context: TrainingContext) -> Loss:
         student, teacher, old = context.student, context.teacher, context.old

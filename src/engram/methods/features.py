@@ -139,7 +139,8 @@ class Features(Learner):
             return self.objective.classification(network.head(adapted), targets, paired)
 
         key = (self.objective, paired, network.head, *network.head.state_dict().values())
-        pairs = Pairs(old.to(device), features.to(device), class_indices.to(device), classification, key)
+        old, features, class_indices = old.to(device), features.to(device), class_indices.to(device)
+        pairs = Pairs(old, features, class_indices, classification, key, self.make_classifier)
         self.adapter_ = adapter.fit(pairs, seed=self.seed, task=self.tasks_, progress=progress, cache=self.cache)
         return stored.adapted(self.adapter_, device)
 

@@ -76,7 +76,7 @@ class Learner(ABC):
     # starts from scratch on every task; a pretrained one on the first, where held-out images show that it gains.
     tune: Tune = "auto"
     tuned_weights: Literal["auto", "norms", "all"] = "auto"  # auto: of a pretrained network, norm layers' alone
-    head: Literal["cosine", "linear", "corrected"] = "cosine"  # §4.1; corrected is BiC's
+    head: Literal["cosine", "linear", "corrected", "shifted"] = "cosine"  # §4.1; corrected is BiC's, shifted IL2M's
     scale: PositiveFloat = 16.0  # initial scale of a cosine head, then learned; chosen on CIFAR-100's validation split
     last_relu: bool = True  # whether the extractor ends in a ReLU; LUCIR's does not
     weights: str | None = None  # a safetensors file to start the extractor from
@@ -194,17 +194,21 @@ class Learner(ABC):
         If it is not to be tuned, only its head is trained.
         """
         context = self._context(task, start, progress, tunes)
-        student = context.student
+        student, samples, class_indices = context.student, context.samples, context.class_indices
+        if not self.objective.replays:
+            arrived = torch.arange(context.exemplars, len(samples))
+            samples, class_indices = samples.select(arrived), class_indices[arrived]
         self.objective.prepare(context)
-        self.training.fit(
+        context.training.fit(
             student,
-            context.samples,
-            context.class_indices,
+            samples,
+            class_indices,
             self.objective.training_loss(context),
             seed=self.seed,
             task=self.tasks_,
             progress=progress,
             checkpoints=checkpoints,
+            gradient_hook=self.objective.gradient_hook(context),
         )
         student.auxiliary = nn.ModuleDict()
         averages = self.weight_averaging and context.old > self.weight_averaging_from * student.classes
@@ -230,7 +234,7 @@ class Learner(ABC):
             in_task=self.in_task(task).to(student.mean.device),
             task_of_class=torch.tensor(self._task_of_class(task), device=student.mean.device),
             held_out=(samples.select(validation), class_indices[validation]) if len(validation) else None,
-            training=self.training,
+            training=self.objective.training_of(self.training, self.tasks_),
             seed=self.seed,
             task=self.tasks_,
             progress=progress,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from engram.data import Samples
 from engram.errors import UsageError
 from engram.features import herd
-from engram.network import Loss, Network, Training, extract, unchanged_statistics
+from engram.network import GradientHook, Loss, Network, Training, extract, unchanged_statistics
 from engram.network.losses import (
     feature_distillation,
     fine,
@@ -84,6 +84,7 @@ class Objective(ABC):
     name: ClassVar[str] = ""  # the key in OBJECTIVES
     defaults: ClassVar[Mapping[str, Any]] = {}  # settings of the learner that its paper chose differently
     holds_out: ClassVar[bool] = False  # whether some samples of each class are never trained on
+    replays: ClassVar[bool] = True  # whether stored images are among those that the loss is of
     carries: ClassVar[bool] = False  # whether `finish` lets the network carry tensors to the next task
     # Settings without effect if there is no teacher: trainings that differ in them share the first task.
     of_later_tasks: ClassVar[frozenset[str]] = frozenset()
@@ -106,6 +107,14 @@ class Objective(ABC):
         """The loss of a batch with that of its rotated images, if the settings ask for it."""
         loss = self.loss(context)
         return _with_rotations(loss, self, context) if self.rotation_labels else loss
+
+    def training_of(self, training: Training, task: int) -> Training:
+        """The settings of training on task `task` from 0: the same for all, unless an objective changes them."""
+        return training
+
+    def gradient_hook(self, context: TrainingContext) -> GradientHook | None:
+        """What changes the gradients between backward and step, if anything does."""
+        return None
 
     def carried_bytes(self, network: Network) -> int:
         """The bytes of what the network carries to the next task."""

@@ -106,6 +106,8 @@ class Replay(Rehearsing):
 
     # nearest-mean: the class whose exemplars have the nearest mean feature (iCaRL, §2)
     predict_with: Literal["head", "nearest-mean"] = "head"
+    # Whether the means are also of the exemplars' mirror images (iCaRL's code), if training mirrors images.
+    mirrored_means: bool = True
 
     def check(self, classes: int) -> None:
         super().check(classes)
@@ -116,20 +118,28 @@ class Replay(Rehearsing):
         features = extract(network, self.rehearsal(task), progress, cache=self.cache)  # (n, d)
         with progress.phase("herd"):
             images, sources = self.select_images(task, features)
-        classifier = self.make_classifier()
-        if classifier is not None:
-            old = len(features) - len(task.train)
-            rows = features[torch.where(sources < 0, -1 - sources, old + sources)]
-            classifier.fit(F.normalize(rows), images.class_indices)
+        old = len(features) - len(task.train)
+        rows = features[torch.where(sources < 0, -1 - sources, old + sources)]
+        classifier = None if self.make_classifier() is None else self._fitted(network, images, rows, progress)
         self.commit(task, network, Memory(self.memory_.features, images), classifier)
         return MemorySources(images=sources)
 
     def refit(self, network: Network, memory: Memory, groups: Sequence[Sequence[int]]) -> Classifier | None:
-        classifier, images = self.make_classifier(), memory.images
-        if classifier is None:
+        if self.make_classifier() is None:
             return None
-        features = extract(network, Samples.of(images.rows, images.class_indices))
-        return classifier.fit(F.normalize(features), images.class_indices)
+        images = memory.images
+        return self._fitted(network, images, extract(network, Samples.of(images.rows, images.class_indices)))
+
+    def _fitted(
+        self, network: Network, images: ImageMemory, features: Tensor, progress: Progress = SILENT
+    ) -> Classifier:
+        """The nearest mean of exemplars with these features (n, d) and, if training mirrors, of their mirror images."""
+        features, class_indices = F.normalize(features), images.class_indices
+        if self.mirrored_means and self.training.flip and images.rows.dim() == 4:
+            mirrored = extract(network, Samples.of(images.rows.flip(2), class_indices), progress, cache=self.cache)
+            features = torch.cat([features, F.normalize(mirrored)])
+            class_indices = torch.cat([class_indices, class_indices])
+        return NearestMean().fit(features, class_indices)
 
     def make_classifier(self) -> Classifier | None:
         return NearestMean() if self.predict_with == "nearest-mean" else None

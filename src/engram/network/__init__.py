@@ -3,7 +3,7 @@
 from engram.network import parallel
 from engram.network.cache import Cache
 from engram.network.extraction import extract
-from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead
+from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead, ShiftedHead
 from engram.network.network import (
     Carried,
     Network,
@@ -27,10 +27,10 @@ from engram.network.registry import (
     portable_name,
     threads_for,
 )
-from engram.network.training import EpochCheckpoints, Loss, Training
+from engram.network.training import EpochCheckpoints, GradientHook, Loss, Training
 
 __all__ = ["DEFAULT_PRETRAINED", "HEADS", "NETWORKS", "Cache", "Carried", "CorrectedHead", "CosineHead"]
 __all__ += ["EpochCheckpoints", "Head", "LinearHead", "Loss", "Network", "TrainableWeights", "Training", "check_name"]
 __all__ += ["choose_device", "choose_extractor", "describe_network", "extract", "extractor_for_weights", "input_size"]
 __all__ += ["is_pretrained", "make_network", "networks", "parallel", "portable_name", "restore_network", "threads_for"]
-__all__ += ["has_bfloat16", "unchanged_statistics"]
+__all__ += ["GradientHook", "ShiftedHead", "has_bfloat16", "unchanged_statistics"]

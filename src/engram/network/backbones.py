@@ -20,6 +20,9 @@ class Pretrained(nn.Module):
     input_mean: tuple[float, float, float]
     input_std: tuple[float, float, float]
 
+    def fuse(self) -> None:
+        """Prepare for faster inference, once batch norms are folded; features may change by rounding."""
+
 
 def fold_batch_norms(extractor: nn.Module) -> nn.Module:
     """Fold batch norms into the convolutions before them: the same features in evaluation, faster.
@@ -45,7 +48,7 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Co
 
 
 def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # there `normal_` imports sympy, for a second
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 

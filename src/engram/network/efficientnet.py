@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ class ConvNorm(nn.Module):
         self, inputs: int, outputs: int, size: int, stride: int = 1, *, groups: int = 1, linear: bool = False
     ) -> None:
         super().__init__()
-        self.size, self.stride, self.linear = size, stride, linear
+        self.size, self.stride, self.linear, self.is_fused = size, stride, linear, False
         padding = size // 2 if stride == 1 else 0  # with a stride, "same" is asymmetric: see `forward`
         self.conv = nn.Conv2d(inputs, outputs, size, stride, padding, groups=groups, bias=False)
         self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
@@ -92,12 +93,21 @@ class ConvNorm(nn.Module):
         if self.stride > 1:
             down, across = (self._padding(length) for length in x.shape[2:])
             x = F.pad(x, (across // 2, across - across // 2, down // 2, down - down // 2))
+        if self.is_fused:
+            return _convolve_relu6(self.conv, x)
         x = self.norm(self.conv(x))
         return x if self.linear else F.relu6(x, inplace=True)
 
     def _padding(self, length: int) -> int:
         """The number of zeros that makes the output ⌈length / stride⌉ pixels; an odd one goes at the end."""
         return max((math.ceil(length / self.stride) - 1) * self.stride + self.size - length, 0)
+
+
+def _convolve_relu6(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """ReLU6 of a convolution in one pass over the output, by the operator that torch's compiler uses on CPUs."""
+    geometry = conv.padding, conv.stride, conv.dilation, conv.groups
+    out = torch.ops.mkldnn._convolution_pointwise(x, conv.weight, conv.bias, *geometry, "hardtanh", [0.0, 6.0], "")
+    return out  # type: ignore[no-any-return]
 
 
 class MBConv(nn.Module):
@@ -128,6 +138,16 @@ class EfficientNetLite(Pretrained, Foldable):
         self.stem = ConvNorm(3, STEM, 3, 2)
         self.blocks = nn.Sequential(*_blocks(variant))
         self.top = ConvNorm(_channels(STAGES[-1][-1], variant.width), TOP, 1)
+
+    def fuse(self) -> None:
+        """Compute ReLU6 and the convolution before it in one pass, on CPUs with oneDNN."""
+        if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
+            return
+        if any(tensor.is_cuda or not bool(tensor.isfinite().all()) for tensor in self.parameters()):
+            return  # fused operations turn NaN into finite numbers
+        for module in self.modules():
+            if isinstance(module, ConvNorm):
+                module.is_fused = not module.linear
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.top(self.blocks(self.stem(images)))  # (n, 1280, s/32, s/32)

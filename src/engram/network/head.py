@@ -112,8 +112,53 @@ class CorrectedHead(LinearHead):
         return torch.where(self.newest, self.alpha * scores + self.beta, scores)  # (n, K)
 
 
+class ShiftedHead(LinearHead):
+    """A linear head that adds a number of each class to the scores where it prefers one of some classes.
+
+    This multiplies and divides probabilities after training. The shift is dropped when the head grows, but not what is
+    known of each class from its first task: its mean probability, and the network's mean confidence.
+    """
+
+    shift: Tensor
+    preferred: Tensor
+    first_score: Tensor
+    first_confidence: Tensor
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__(dimension)
+        for name in ("shift", "first_score", "first_confidence"):  # (K,); 0 in the last two if nothing is known
+            self.register_buffer(name, torch.empty(0))
+        self.register_buffer("preferred", torch.empty(0, dtype=torch.bool))  # (K,): scores are shifted if one of these
+
+    def grow(self, classes: int) -> None:
+        """Add rows for new classes, and drop the shift."""
+        super().grow(classes)
+        more = self.bias.new_zeros(classes)
+        self.first_score = torch.cat([self.first_score, more])
+        self.first_confidence = torch.cat([self.first_confidence, more])
+        self.set_shift(torch.zeros_like(self.bias.detach()), torch.zeros(len(self.bias), dtype=torch.bool))
+
+    def regroup(self, groups: Groups) -> None:
+        """As a linear head does; the numbers of merged classes become their mean."""
+        super().regroup(groups)
+        for name in ("shift", "first_score", "first_confidence"):
+            setattr(self, name, _means(getattr(self, name), groups))
+        self.preferred = self.preferred[[group[0] for group in groups]]
+
+    def set_shift(self, shift: Tensor, preferred: Tensor) -> None:
+        """From now on add `shift` (K,) where the highest score is of one of the classes `preferred` (bool, (K,))."""
+        self.shift, self.preferred = shift.to(self.weight), preferred.to(self.weight.device)
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores = super().forward(features)
+        return scores + self.shift * self.preferred[scores.argmax(1)][:, None]  # (n, K)
+
+
 Head = CosineHead | LinearHead
-HEADS: dict[str, type[Head]] = {"cosine": CosineHead, "linear": LinearHead, "corrected": CorrectedHead}
+HEADS: dict[str, type[Head]] = {
+    **{"cosine": CosineHead, "linear": LinearHead},
+    **{"corrected": CorrectedHead, "shifted": ShiftedHead},
+}
 
 
 def _means(rows: Tensor, groups: Groups) -> Tensor:

@@ -42,9 +42,14 @@ class NetworkEntry:
     licence: str = ""  # of the weights
     is_installed: Callable[[], bool] = lambda: True
 
+    def without_values(self) -> nn.Module:
+        """The network for colour images with its shapes alone: on the meta device, which skips the initialisation."""
+        with torch.device("meta"):
+            return self.make(3)
+
     def describe(self, name: str) -> dict[str, Any]:
         """What `engram networks` prints."""
-        parameters = None if self.takes_vectors else sum(each.numel() for each in self.make(3).parameters())
+        parameters = None if self.takes_vectors else sum(each.numel() for each in self.without_values().parameters())
         return {
             **{"name": name, "summary": self.summary, "parameters": parameters, "dimension": self.dimension},
             **{"input_size": self.input_size, "weights": self.weights, "licence": self.licence},
@@ -88,7 +93,7 @@ def is_pretrained(network: str | nn.Module) -> bool:
         return isinstance(network, Pretrained)
     if network in NETWORKS:
         return NETWORKS[network].load is not None or network == IDENTITY
-    return hub.is_hub_name(network)
+    return network != "auto" and hub.is_hub_name(network)
 
 
 def check_name(network: str) -> None:
@@ -145,11 +150,11 @@ def restore_extractor(
     if "description" in tensors:  # the buffer of a hub network
         return hub.HubExtractor.from_state_dict(tensors)
     if isinstance(network, str) and network in NETWORKS and NETWORKS[network].load is not None:
-        with torch.device("meta"):  # skips the initialisation
-            extractor = NETWORKS[network].make(3)
-        extractor = extractor.to_empty(device="cpu")
-    else:
-        extractor = make_extractor(network, shape, last_relu=last_relu)
+        extractor = NETWORKS[network].without_values()
+        # Not `to_empty`: it imports sympy, which takes a third as long as torch.
+        extractor.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+        return extractor.float()
+    extractor = make_extractor(network, shape, last_relu=last_relu)
     extractor.load_state_dict(tensors)
     return extractor
 
@@ -209,7 +214,7 @@ def extractor_for_weights(path: Path) -> str:
     """The name of the network, for colour images, that a weights file fits."""
     found = _extractor_weights(path)
     for name in ("resnet18", "resnet18-small", "resnet32", "small"):
-        if not _mismatch(NETWORKS[name].make(3).state_dict(), found):
+        if not _mismatch(NETWORKS[name].without_values().state_dict(), found):
             return name
     raise DataError(
         f"{printable(path)} does not hold the weights of resnet18 (with torchvision's parameter names), "

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, TypeVar, cast
+from typing import Annotated, Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -24,6 +24,7 @@ from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented inputs, class indices (n,)) -> scalar, a mean over the inputs
+GradientHook = Callable[[torch.Generator], None]  # changes the network's gradients between backward and step
 Kind = TypeVar("Kind", bound=Optimizer)
 
 LARGE_SIDE = 24  # pixels. Smaller images train in seconds, and in float32 to the same bits on most machines.
@@ -98,13 +99,13 @@ class Training:
         progress: Progress = SILENT,
         checkpoints: EpochCheckpoints | None = None,
         phase: str = "train",
+        gradient_hook: GradientHook | None = None,
     ) -> None:
         """Train `network` in place to minimise `loss` on `samples` with these class indices (n,).
 
         Training resumes from the last checkpoint, on a CPU to the same bits. Each rank gets its share of every batch.
         """
-        sgd = uncompiled(torch.optim.SGD)
-        optimiser = sgd(network.parameters(), momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
+        optimiser = self._optimiser(network)
         first = _resume(network, optimiser, checkpoints)
         per_epoch, device = self.batches_per_epoch(samples), network.mean.device
         with (
@@ -126,16 +127,21 @@ class Training:
                         targets = class_indices[positions[share.rows]].to(device)
                         value = step(inputs.to(device), targets, share.weight)
                     value.backward()
-                    if self.gradient_noise:
-                        self._add_noise(network, len(positions), epoch, generator(seed, "noise", task, epoch, number))
-                    where = f"task {task + 1}, epoch {epoch + 1}, batch {number + 1}"
-                    losses.append(_checked(parallel.mean(value), network, where))
+                    self._add_noise(network, len(positions), epoch, generator(seed, "noise", task, epoch, number))
+                    if gradient_hook is not None:
+                        gradient_hook(generator(seed, "gradients", task, epoch, number))
+                    losses.append(_checked(parallel.mean(value), network, task, epoch, number))
                     optimiser.step()
                     running.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {losses[-1]:.4f}")
                 running.tell(epoch=epoch + 1, loss=sum(losses) / len(losses), learning_rate=learning_rate)
                 if checkpoints is not None and epoch + 1 < self.epochs:
                     checkpoints.save(functools.partial(_state, network, optimiser, epoch + 1))
         _check_weights(network.eval(), task)
+
+    def _optimiser(self, network: Network) -> Optimizer:
+        how: dict[str, Any] = {"momentum": self.momentum, "weight_decay": self.weight_decay, "fused": True}
+        optimiser: Optimizer = uncompiled(torch.optim.SGD)(network.parameters(), **how)
+        return optimiser
 
     def learning_rate_at(self, step: int, steps: int) -> float:
         """The learning rate at a step, from 0, out of `steps`."""
@@ -199,6 +205,8 @@ class Training:
 
     def _add_noise(self, network: Network, batch: int, epoch: int, draws: torch.Generator) -> None:
         """Add noise to the gradient. EEIL's code adds it to that of a sum over the batch; ours is of a mean."""
+        if not self.gradient_noise:
+            return
         deviation = self.gradient_noise / (1 + epoch) ** self.gradient_noise_decay / batch
         for parameter in network.parameters():
             if parameter.grad is not None:
@@ -225,13 +233,14 @@ def _check_weights(network: Network, task: int) -> None:
         raise TrainingError(f"A weight is not finite after task {task + 1}. {NOT_COMMITTED}")
 
 
-def _checked(loss: Tensor, network: Network, where: str) -> float:
+def _checked(loss: Tensor, network: Network, task: int, epoch: int, number: int) -> float:
     """The loss as a number; an error if it or its gradient is not finite."""
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     value, steepness = map(float, torch.stack([loss.detach(), norm]).tolist())  # one transfer from the device
     if not math.isfinite(value + steepness):
         what = "gradient" if math.isfinite(value) else "loss"
+        where = f"task {task + 1}, epoch {epoch + 1}, batch {number + 1}"
         raise TrainingError(f"The {what} is not finite at {where}. {NOT_COMMITTED}")
     return value
 

@@ -27,7 +27,7 @@ class Classifier(ABC):
     """Scores unit features by one affine function per class: `classes_` (K,), `weight_` (K, d), `intercept_` (K,)."""
 
     leaves_one_out: ClassVar[bool] = False  # whether held-out scores leave out one sample, and not a fifth of them
-    saved: ClassVar[tuple[str, ...]] = ("classes", "intercept", "weight")  # the tensors of its state
+    saved: ClassVar[tuple[str, ...]] = ("classes", "intercept", "weight")  # the tensors of its state, without the _
 
     # The statistics of classes that it can be computed from; None: it needs features.
     statistics: ClassVar[Literal["means", "covariances"] | None] = None
@@ -109,14 +109,15 @@ class Classifier(ABC):
     def state(self) -> dict[str, Tensor]:
         """Return the fitted state as tensors that can be saved."""
         self.check_fitted()
-        return {"classes": self.classes_, "weight": self.weight_, "intercept": self.intercept_}
+        return {name: getattr(self, f"{name}_") for name in self.saved}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> Self:
         """Restore what `state` returned."""
         missing = [name for name in self.saved if name not in tensors]
         if missing:
             raise DataError(f"A saved {type(self).__name__} lacks its {' and '.join(missing)}.")
-        self.classes_, self.weight_, self.intercept_ = tensors["classes"], tensors["weight"], tensors["intercept"]
+        for name in self.saved:
+            setattr(self, f"{name}_", tensors[name])
         return self
 
     def regrouped(self, groups: Sequence[Sequence[int]]) -> Self:

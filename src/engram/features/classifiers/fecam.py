@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, NonNegativeFloat
@@ -78,11 +77,3 @@ class FeCAM(Classifier):
             centred = rows - mean
             scores.append(-((centred @ matrix) * centred).sum(1))
         return torch.stack(scores, dim=1)
-
-    def state(self) -> dict[str, Tensor]:
-        return {**super().state(), "precision": self.precision_}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> Self:
-        super().restore(tensors)
-        self.precision_ = tensors["precision"]
-        return self
