@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from engram.model.held_out import Accuracy, interval
+from engram.model.held_out import Accuracy
 
 
 @pytest.mark.parametrize("right, total", [(0, 1), (1, 1), (0, 20), (20, 20), (5, 6), (89, 240), (49_873, 50_000)])
@@ -14,15 +14,13 @@ def test_interval_equals_wald_with_two_added_successes_and_failures(right: int, 
     z = norm.ppf(0.975)
     n, k = total + z**2, right + z**2 / 2
     low, high = k / n - z * np.sqrt(k / n * (1 - k / n) / n), k / n + z * np.sqrt(k / n * (1 - k / n) / n)
-    assert interval(right, total) == pytest.approx((max(low, 0), min(high, 1)), abs=1e-6)
-    accuracy = Accuracy(right, total)
-    assert accuracy.interval == interval(right, total)
-    assert accuracy.interval[0] <= accuracy.value <= accuracy.interval[1]
+    assert Accuracy(right, total).interval == pytest.approx((max(low, 0), min(high, 1)), abs=1e-6)
+    assert low <= Accuracy(right, total).value <= high
 
 
 @pytest.mark.parametrize("total", [20, 60, 180, 600])
 def test_interval_covers_the_true_accuracy_as_often_as_nominal(total: int) -> None:
-    low, high = np.array([interval(right, total) for right in range(total + 1)]).T
+    low, high = np.array([Accuracy(right, total).interval for right in range(total + 1)]).T
     truths = np.linspace(0.5, 0.999, 200)
     coverage = [binom.pmf(np.arange(total + 1), total, p)[(low <= p) & (p <= high)].sum() for p in truths]
     assert np.mean(coverage) >= 0.95

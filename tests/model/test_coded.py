@@ -35,7 +35,7 @@ from engram.model.plan import plan_update_of_samples
 WISHES = LearnOptions(
     method="features",
     image_size=SIDE,
-    epochs=20,
+    epochs=6,
     features_per_class=80,
     hold_out=0.2,
     settings={"adapter_steps": 60, "adapter_width": 64, "codec": "pq"},

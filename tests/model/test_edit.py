@@ -264,7 +264,7 @@ def test_class_is_found_by_a_decomposed_name(model: ModelFolder) -> None:
 @pytest.mark.parametrize("edit", EDITS)
 def test_edits_create_no_model(edit: str, tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "absent" / "model")
-    with pytest.raises(DataError, match="There is no model in"):
+    with pytest.raises(DataError, match="absent"):
         EDITS[edit](folder)
     assert not (tmp_path / "absent").exists()
 
@@ -395,7 +395,7 @@ def test_failed_edit_leaves_the_model_unchanged(
 
     with monkeypatch.context() as patched:
         patched.setattr(place, name, failing)
-        with pytest.raises(EngramError, match="No space left on device"):
+        with pytest.raises(EngramError, match=os.strerror(errno.ENOSPC)):
             EDITS[edit](model)
     assert refused and tree(model.path) == before
     assert verify(model).problems == ()

@@ -17,7 +17,7 @@ from torch import Tensor
 from engram.data.labelled import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model import Evaluation, ModelFolder, evaluate, load
-from engram.model.held_out import interval
+from engram.model.held_out import Accuracy
 from engram.model.prediction import EVALUATION_BATCH, UnknownClass
 
 CLASSES = ("emu", "ant", "cat", "dog", "bee")  # in no order: that of learning
@@ -216,7 +216,7 @@ def test_interval_is_over_all_images_of_known_classes(painted: tuple[Evaluation,
     evaluation, colours = painted
     true, said, _ = answers(colours)
     right = sum(one == other for one, other in zip(true, said, strict=True))
-    assert evaluation.interval == interval(right, 100)
+    assert evaluation.interval == Accuracy(right, 100).interval
     assert evaluation.to_json()["interval"] == list(evaluation.interval)
 
 

@@ -6,6 +6,7 @@ import errno
 import functools
 import importlib.util
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,19 +15,17 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from folders_made import paint
 from learners_made import learned
 from safetensors import safe_open
 from torch import Tensor
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from engram.data import Samples, Stream, Task
-from engram.data.labelled import read_images, scan
 from engram.errors import DataError, EngramError, UsageError
 from engram.features import CLASSIFIERS, Ridge
 from engram.methods import METHODS, Learner, make
-from engram.model import Calibration, Metadata, Model, ModelFolder, export, learn, load, save
-from engram.model.exporting import OPSET, ExportResult, metadata
+from engram.model import Calibration, Metadata, Model, ModelFolder, export, load, save
+from engram.model.exporting import OPSET, ExportResult, Graph, metadata
 from engram.network import CorrectedHead, extractor_for_weights, make_network
 from engram.progress import Stopwatch
 
@@ -89,25 +88,40 @@ def hybrid(images: Stream) -> Model:
 # ONNX
 
 
+@pytest.fixture(scope="module")
+def exported_kinds() -> set[tuple[type, type]]:
+    """The heads and classifiers that were exported before: the exporter takes most of the time of these tests."""
+    return set()
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_onnx_matches_every_method(method: str, vectors: Stream, tmp_path: Path) -> None:
+def test_onnx_matches_every_method(
+    method: str, vectors: Stream, exported_kinds: set[tuple[type, type]], tmp_path: Path
+) -> None:
     learner = learned(method, vectors)
     if isinstance(learner.trained.head, CorrectedHead):  # so small a task leaves little to correct
         learner.trained.head.correct(1.5, -0.7, torch.tensor([False, True, False, True, True, False]))
-    model = named(learner)
+    model, inputs = named(learner), inputs_of(vectors)
+    scores, probabilities = Graph(model)(inputs)
+    torch.testing.assert_close(scores, model.scores(inputs))
+    torch.testing.assert_close(probabilities, model.probabilities(inputs))
+    kind = type(learner.trained.head), type(learner.classifier_)
+    if kind in exported_kinds:
+        return
+    exported_kinds.add(kind)
     exported = export(model, tmp_path / "model.onnx")
     assert alone(tmp_path) == ["model.onnx"]  # the weights are inside
     assert exported.bytes == (tmp_path / "model.onnx").stat().st_size
     assert exported.contents["input"] == "vectors" and exported.contents["shape"] == ["batch", 12]
-    assert_answers_alike(tmp_path / "model.onnx", model, inputs_of(vectors))
+    assert_answers_alike(tmp_path / "model.onnx", model, inputs)
 
 
 @pytest.mark.parametrize("classifier", CLASSIFIERS)
-def test_onnx_matches_every_classifier(classifier: str, images: Stream, tmp_path: Path) -> None:
-    model = named(learned("features", images, classifier=classifier), temperature=0.05)
+def test_onnx_matches_every_classifier(classifier: str, vectors: Stream, tmp_path: Path) -> None:
+    model = named(learned("features", vectors, classifier=classifier), temperature=0.05)
     assert isinstance(model.learner.classifier_, CLASSIFIERS[classifier])
     export(model, tmp_path / "model.onnx")
-    assert_answers_alike(tmp_path / "model.onnx", model, inputs_of(images))
+    assert_answers_alike(tmp_path / "model.onnx", model, inputs_of(vectors))
 
 
 @pytest.mark.parametrize("network", ["resnet32", "resnet18"])
@@ -121,29 +135,20 @@ def test_onnx_matches_deep_networks(network: str, images: Stream, tmp_path: Path
     assert_answers_alike(tmp_path / "model.onnx", named(learner), larger[:7])
 
 
-def test_onnx_matches_a_pretrained_network_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its images are resized inside the graph; whatever it answers in here, the file computes in float32."""
-    folder = ModelFolder(tmp_path / "model")
-    pictures = paint(tmp_path / "pictures", ("red", "green", "blue"), 5)
-    learn(folder, pictures)
-    exported = export(load(folder), tmp_path / "out" / "model.onnx")
-    assert alone(tmp_path / "out") == ["model.onnx"] and exported.bytes > 13_000_000  # the weights are inside
-    assert exported.contents["shape"] == ["batch", 224, 224, 3]
-    onnx.checker.check_model(onnx.load(exported.path), full_check=True)
-    monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
-    samples = read_images(scan(pictures), 224).samples
-    assert next(load(folder).learner.frozen_network.extractor.parameters()).dtype == torch.float32
-    assert_answers_alike(exported.path, load(folder), samples.batch(torch.arange(0, 15, 2)[: max(BATCHES)]))
-
-
-def test_onnx_resizes_images_for_a_pretrained_network(
+def test_onnx_matches_a_pretrained_network_in_float32(
     images: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
+    """Its images are resized inside the graph; whatever it answers in here, the file computes in float32."""
     model = named(learned("features", images, network="efficientnet-lite0", tune="none", classifier="ridge"))
     exported = export(model, tmp_path / "model.onnx")
+    assert alone(tmp_path) == ["model.onnx"] and exported.bytes > 13_000_000  # the weights are inside
     assert exported.contents["shape"] == ["batch", 8, 8, 3]
-    assert_answers_alike(exported.path, model, inputs_of(images))
+    onnx.checker.check_model(onnx.load(exported.path), full_check=True)
+    monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
+    exact = copy.copy(model.learner)
+    exact.network_ = copy.deepcopy(exact.trained)  # without what was computed before
+    assert next(exact.frozen_network.extractor.parameters()).dtype == torch.float32
+    assert_answers_alike(exported.path, dataclasses.replace(model, learner=exact), inputs_of(images))
 
 
 def test_onnx_crops_the_centre(images: Stream, tmp_path: Path) -> None:
@@ -212,7 +217,7 @@ def test_onnx_file_contains_no_local_path(graph: Path) -> None:
 
 def test_missing_extra_is_named(features: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EngramError, match=r"onnx and onnxscript must be installed\. .*'\.\[export\]'$"):
+    with pytest.raises(EngramError, match=r"onnx and onnxscript .*\[export\]"):
         export(features, tmp_path / "model.onnx")
     assert alone(tmp_path) == []
     export(features, tmp_path / "model.npz")  # which needs none of it
@@ -224,7 +229,7 @@ def test_unsupported_network_is_refused(vectors: Stream, tmp_path: Path) -> None
             return super().forward(x) if float(x.detach().sum()) > 0 else -super().forward(x)
 
     model = named(learned("lwf", vectors, network=Whimsical(12, 8)))
-    with pytest.raises(EngramError, match=r"^This model's network cannot be written as ONNX: .+$"):
+    with pytest.raises(EngramError, match="ONNX"):
         export(model, tmp_path / "model.onnx")
     assert alone(tmp_path) == []
 
@@ -311,7 +316,7 @@ def test_weights_for_grey_images_and_vectors_bring_their_statistics_too(
 
 def test_unknown_suffix_is_refused_with_the_three_known(features: Model, tmp_path: Path) -> None:
     for name in ("model.pt", "model", ".onnx", "model.onnx.zip"):
-        with pytest.raises(UsageError, match=r"There are: \.onnx .*\.npz .*\.safetensors "):
+        with pytest.raises(UsageError, match=r"\.onnx .*\.npz .*\.safetensors"):
             export(features, tmp_path / name)
     assert alone(tmp_path) == []
     assert export(features, tmp_path / "deep" / "er" / "MODEL.NPZ").kind == "npz"
@@ -371,7 +376,7 @@ def test_full_disk_leaves_the_existing_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("engram.storage.sync", full)
-    with pytest.raises(EngramError, match=r"model\.\w+ cannot be written: No space left on device"):
+    with pytest.raises(EngramError, match=rf"model\.\w+ .*{os.strerror(errno.ENOSPC)}"):
         export(features, place, overwrite=True)
     assert alone(tmp_path) == [place.name] and place.read_text() == "mine"
 

@@ -18,7 +18,7 @@ from engram import storage
 from engram.errors import BusyError, DataError, EngramError, EngramWarning, UsageError
 from engram.model import ModelFolder
 from engram.model.folder import Writer
-from engram.model.manifest import MAX_BYTES, File, Manifest, Pointer, seal
+from engram.model.manifest import MAX_BYTES, File, Manifest, NewerError, Pointer, seal
 
 FROZEN = {"network.extractor.weight": torch.tensor([0.5])}
 NETWORK = f"networks/{hashlib.sha256(save(FROZEN)).hexdigest()}.safetensors"
@@ -480,7 +480,7 @@ def test_generation_in_the_place_of_another_is_found(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "generations" / "000001", tmp_path / "generations" / "000002")
     refused(folder, "generations/000002/manifest.json")
     (tmp_path / "current.json").unlink()  # and without it, by its own number
-    assert "generations/000002/manifest.json is the manifest of generation 1." in folder.problems()
+    assert any("000002/manifest.json" in each and "generation 1" in each for each in folder.problems())
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_invalid_lock_file_is_named_and_not_followed(tmp_path: Path) -> None:
     (folder.path / ".lock").unlink()
     (folder.path / ".lock").symlink_to(tmp_path / "outside")
     assert [".lock" in problem for problem in folder.problems()] == [True]
-    with pytest.raises(EngramError, match="is not writable"), folder.writing():
+    with pytest.raises(EngramError, match=str(folder.path)), folder.writing():
         pass
     assert not (tmp_path / "outside").exists()
 
@@ -594,6 +594,16 @@ def rewritten(folder: ModelFolder, files: dict[str, bytes]) -> None:
     (folder.path / "current.json").write_bytes(Pointer(current=1, generations={1: digest}).serialise())
 
 
+def test_a_signature_of_the_pointer_covers_all_other_files(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    signed = (tmp_path / "current.json").read_bytes()
+    rewritten(folder, {"learner.safetensors": save({"weight": torch.tensor([2])})})
+    assert folder.problems() == [] and weight(folder) == 2  # forged
+    assert (tmp_path / "current.json").read_bytes() != signed
+    (tmp_path / "current.json").write_bytes(signed)
+    refused(folder, "generations/000001/manifest.json")
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -630,7 +640,7 @@ def test_oversized_json_is_not_read(tmp_path: Path) -> None:
     folder = made(tmp_path, 2)
     os.truncate(tmp_path / "current.json", 2**40)
     refused(folder, "current.json")
-    assert folder.problems()[0] == f"current.json is longer than the {MAX_BYTES} bytes it may have."
+    assert "current.json" in folder.problems()[0] and str(MAX_BYTES) in folder.problems()[0]
 
 
 # Other versions
@@ -641,15 +651,15 @@ def test_model_of_a_newer_version_is_neither_read_nor_changed(tmp_path: Path) ->
     (tmp_path / "current.json").write_bytes(seal({"schema": 2, "engram": "9.0.0", "anything": 1}))
     (tmp_path / "generations" / "000009").mkdir()
     before = tree(tmp_path)
-    sentence = r"current.json has schema 2, written by engram 9\.0\.0; engram .* reads schema 1\. Update engram"
+    fact = r"current\.json .*schema 2.* 9\.0\.0"
     assert len(folder.problems()) == 1
     for read in (folder.load, folder.current, folder.history):
-        with pytest.raises(DataError, match=f"The model {tmp_path} cannot be read: {sentence}"):
+        with pytest.raises(DataError, match=f"{tmp_path} .*{fact}"):
             read()
     with folder.writing() as writer:
-        with pytest.raises(DataError, match=sentence):
+        with pytest.raises(DataError, match=fact):
             publish(writer, 2)
-        with pytest.raises(DataError, match=sentence):
+        with pytest.raises(DataError, match=fact):
             writer.use(1)
     assert tree(tmp_path) == before
     assert folders(tmp_path) == ["000001", "000009"]
@@ -658,11 +668,9 @@ def test_model_of_a_newer_version_is_neither_read_nor_changed(tmp_path: Path) ->
 def test_generation_of_a_newer_version_is_distinguished_from_damage(tmp_path: Path) -> None:
     folder = made(tmp_path)
     rewritten(folder, {"manifest.json": seal({"schema": 2, "engram": "9.0.0"})})
-    with pytest.raises(
-        DataError, match=r"cannot be read: generations/000001/manifest.json has schema 2, written by en"
-    ):
+    with pytest.raises(NewerError, match=r"generations/000001/manifest\.json .*schema 2.* 9\.0\.0"):
         folder.load()
-    assert "Update engram" in folder.problems()[0]
+    assert "9.0.0" in folder.problems()[0]
 
 
 def test_folder_path_may_be_text(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ from engram.data.labelled import read_images, scan
 from engram.features import Int8
 from engram.model import LearnOptions, Model, ModelFolder, evaluate, learn, load, plan_update, predict, verify
 from engram.network.efficientnet import Variant
-from engram.network.registry import NETWORKS
 from engram.progress import SILENT
 
-EXACT = LearnOptions(settings={"codec": "float32"})
 ALL = tuple(COLOURS)
+DIMENSION = 64  # of the features of the network `small`
 
 
 def extractor(model: Model) -> dict[str, Tensor]:
@@ -37,12 +36,24 @@ def networks(folder: ModelFolder) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def two_colours(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+def two_colours(small_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """A model of red and green, six pictures of each, with exact features. Copy it to change it."""
     place = tmp_path_factory.mktemp("two")
     folder = ModelFolder(place / "model")
-    learn(folder, paint(place / "pictures", ("red", "green"), 6), EXACT)
+    learn(folder, paint(place / "pictures", ("red", "green"), 6), exact(small_weights))
     return folder
+
+
+def exact(weights: Path) -> LearnOptions:
+    return LearnOptions(weights=weights, settings={"codec": "float32"})
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A model of red and green, two pictures of each, learned without any option. Copy it to change it."""
+    place = tmp_path_factory.mktemp("default")
+    learn(ModelFolder(place / "model"), paint(place / "pictures", ("red", "green"), 2))
+    return ModelFolder(place / "model")
 
 
 @pytest.fixture
@@ -51,14 +62,11 @@ def folder(two_colours: ModelFolder, tmp_path: Path) -> ModelFolder:
     return ModelFolder(tmp_path / "model")
 
 
-def test_the_default_is_a_pretrained_network_that_is_not_trained(two_colours: ModelFolder) -> None:
-    model = load(two_colours)
-    assert (model.learner.network, model.image_size, model.learner.trained.dimension) == (
-        "efficientnet-lite0",
-        224,
-        1280,
-    )
-    published = model.learner.initial_network(read_images(scan(two_colours.path.parent / "pictures"), 224).samples)
+def test_the_default_is_a_pretrained_network_that_is_not_trained(default: ModelFolder) -> None:
+    model = load(default)
+    network = model.learner.trained
+    assert (model.learner.network, model.image_size, network.dimension) == ("efficientnet-lite0", 224, 1280)
+    published = model.learner.initial_network(read_images(scan(default.path.parent / "pictures"), 224).samples)
     own = extractor(model)
     assert all(torch.equal(tensor, own[name]) for name, tensor in published.extractor.state_dict().items())
 
@@ -75,18 +83,18 @@ def test_a_second_update_leaves_network_and_old_features_bit_identical(folder: M
     assert load(folder, generation=1).names == ("green", "red") and verify(folder).problems == ()
 
 
-def test_features_are_stored_as_int8_by_default_and_do_not_move(tmp_path: Path) -> None:
+def test_features_are_stored_as_int8_by_default_and_do_not_move(default: ModelFolder, tmp_path: Path) -> None:
+    shutil.copytree(default.path, tmp_path / "model")
     folder = ModelFolder(tmp_path / "model")
-    learn(folder, paint(tmp_path / "1", ("red", "green"), 6))
     before = load(folder)
-    assert before.learner.memory.nbytes == Int8().nbytes(12, 1280)
+    assert before.learner.memory.nbytes == Int8().nbytes(4, 1280)
     learn(folder, paint(tmp_path / "2", ("blue",), 6))
     for name in before.names:
         assert F.cosine_similarity(stored(load(folder), name), stored(before, name)).min() > 0.9999
 
 
 def test_stored_features_are_the_unit_features_of_the_images(two_colours: ModelFolder) -> None:
-    model, pictures = load(two_colours), read_images(scan(two_colours.path.parent / "pictures"), 224)
+    model, pictures = load(two_colours), read_images(scan(two_colours.path.parent / "pictures"), 16)
     expected = F.normalize(model.learner.extract(pictures.samples))
     for label, name in enumerate(pictures.class_names):
         own = expected[pictures.samples.labels == label]
@@ -97,10 +105,11 @@ def test_stored_features_are_the_unit_features_of_the_images(two_colours: ModelF
 # What may arrive
 
 
-def test_classes_may_arrive_one_at_a_time(tmp_path: Path) -> None:
+def test_classes_may_arrive_one_at_a_time(small_weights: Path, tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     for number, name in enumerate(ALL):
-        learned = learn(folder, paint(tmp_path / name, (name,), 5))
+        options = LearnOptions(weights=None if number else small_weights)
+        learned = learn(folder, paint(tmp_path / name, (name,), 5), options)
         assert learned.classes == number + 1 and learned.new == {name: 5} and not learned.tuned
         assert learned.held_out == (5 * (number + 1) if number else 0)  # one class alone can be judged by nothing
     model = load(folder)
@@ -118,18 +127,19 @@ def test_a_class_may_have_one_image(folder: ModelFolder, tmp_path: Path) -> None
     assert load(folder).metadata.held_out_counts.total == (6, 6, 2) and learned.held_out_classes == 3
 
 
-def test_a_first_update_may_have_one_image_per_class(tmp_path: Path) -> None:
+def test_a_first_update_may_have_one_image_per_class(small_weights: Path, tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    learned = learn(folder, paint(tmp_path / "ones", ("red", "green", "blue"), 1))
+    options = replace(exact(small_weights), classifier="auto")
+    learned = learn(folder, paint(tmp_path / "ones", ("red", "green", "blue"), 1), options)
     assert (learned.accuracy, learned.held_out, learned.classifier) == (None, 0, "nearest mean")
     assert evaluate(load(folder), paint(tmp_path / "again", ("red", "green", "blue"), 5, seed=1)).accuracy > 0.8
 
 
-def test_thirty_images_of_one_class_do_not_outweigh_two_of_another(tmp_path: Path) -> None:
+def test_thirty_images_of_one_class_do_not_outweigh_two_of_another(small_weights: Path, tmp_path: Path) -> None:
     folder, pictures = ModelFolder(tmp_path / "model"), tmp_path / "pictures"
     paint(pictures, ("red",), 30)
     paint(pictures, ("green",), 2)
-    learned = learn(folder, pictures)
+    learned = learn(folder, pictures, exact(small_weights))
     assert load(folder).learner.memory.features.counts.tolist() == [2, 30]
     assert load(folder).metadata.held_out_counts.total == (2, 30) and learned.held_out == 32
     found = evaluate(load(folder), paint(tmp_path / "again", ("red", "green"), 10, seed=1))
@@ -148,15 +158,15 @@ def test_more_of_a_known_class_joins_it(folder: ModelFolder, tmp_path: Path) -> 
 
 
 def test_features_removed_by_a_budget_no_longer_count_in_accuracy(folder: ModelFolder, tmp_path: Path) -> None:
-    learn(folder, paint(tmp_path / "new", ("blue",), 6), LearnOptions(budget=3 * 4 * 1280 * 4))
+    learn(folder, paint(tmp_path / "new", ("blue",), 6), LearnOptions(budget=3 * 4 * DIMENSION * 4))
     model = load(folder)
     assert model.learner.memory.features.counts.tolist() == [4, 4, 4]
     assert model.metadata.held_out_counts.total == (4, 4, 4) and model.metadata.seen == (6, 6, 6)
 
 
-def test_exemplars_can_be_stored_beside_features_of_a_frozen_network(tmp_path: Path) -> None:
+def test_exemplars_can_be_stored_beside_features_of_a_frozen_network(small_weights: Path, tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    learn(folder, paint(tmp_path / "1", ("red", "green"), 4), LearnOptions(images_per_class=1))
+    learn(folder, paint(tmp_path / "1", ("red", "green"), 4), LearnOptions(weights=small_weights, images_per_class=1))
     learn(folder, paint(tmp_path / "2", ("blue",), 4))
     memory = load(folder).learner.memory
     assert memory.images.counts.tolist() == [1, 1, 1] and memory.features.counts.tolist() == [4, 4, 4]
@@ -168,7 +178,7 @@ def test_exemplars_can_be_stored_beside_features_of_a_frozen_network(tmp_path: P
 
 @pytest.mark.parametrize(
     ("classifier", "description"),
-    [("lda", "LDA (shrinkage 0.2)"), ("nearest-mean", "nearest mean"), ("ridge", "ridge (penalty 1)")],
+    [("lda", "LDA (shrinkage 0.05)"), ("nearest-mean", "nearest mean"), ("ridge", "ridge (penalty 1)")],
 )
 def test_requested_classifier_is_used(classifier: str, description: str, folder: ModelFolder, tmp_path: Path) -> None:
     learned = learn(folder, paint(tmp_path / "new", ("blue",), 6), LearnOptions(classifier=classifier))
@@ -177,15 +187,15 @@ def test_requested_classifier_is_used(classifier: str, description: str, folder:
     assert learn(folder, paint(tmp_path / "white", ("white",), 3)).classifier == description  # from now on
 
 
-def test_tune_first_freezes_the_network_after_the_first_update(tmp_path: Path) -> None:
+def test_tune_first_freezes_the_network_after_the_first_update(small_weights: Path, tmp_path: Path) -> None:
     """Its training images cannot judge it; those of later updates can."""
     folder = ModelFolder(tmp_path / "model")
-    options = LearnOptions(tune="first", epochs=1, hold_out=0.25, settings={"codec": "float32"})
+    options = replace(exact(small_weights), tune="first", epochs=1, hold_out=0.25)
     learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 8), options)
     before = load(folder)
     assert learned.tuned and learned.tuning == "as asked for" and not learned.estimated
     assert before.metadata.held_out_counts.total == (2, 2)
-    learned = learn(folder, paint(tmp_path / "2", ("blue",), 8), replace(options, tune=None))
+    learned = learn(folder, paint(tmp_path / "2", ("blue",), 8), replace(options, tune=None, weights=None))
     after = load(folder)
     assert not learned.tuned and "first task only" in learned.tuning and not learned.estimated
     assert after.metadata.held_out_counts.total == (2, 2, 8)
@@ -194,10 +204,11 @@ def test_tune_first_freezes_the_network_after_the_first_update(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("tune", [None, "none"])
-def test_a_model_that_started_from_a_file_of_weights_stays_a_pretrained_one(tune: str | None, tmp_path: Path) -> None:
+def test_a_model_that_started_from_a_file_of_weights_stays_a_pretrained_one(
+    tune: str | None, small_weights: Path, tmp_path: Path
+) -> None:
     """Though its folder has no path to the file, which may be gone."""
-    torch.manual_seed(0)
-    torch.save(NETWORKS["small"].make(3).state_dict(), tmp_path / "weights.pth")
+    shutil.copy(small_weights, tmp_path / "weights.pth")
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(weights=tmp_path / "weights.pth", tune=tune)
     learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 6), options)
@@ -210,15 +221,17 @@ def test_a_model_that_started_from_a_file_of_weights_stays_a_pretrained_one(tune
     assert all(torch.equal(tensor, extractor(load(folder))[name]) for name, tensor in extractor(before).items())
 
 
-def test_same_images_give_the_same_model(two_colours: ModelFolder, tmp_path: Path) -> None:
-    learn(ModelFolder(tmp_path / "again"), two_colours.path.parent / "pictures", EXACT)
+def test_same_images_give_the_same_model(two_colours: ModelFolder, small_weights: Path, tmp_path: Path) -> None:
+    learn(ModelFolder(tmp_path / "again"), two_colours.path.parent / "pictures", exact(small_weights))
     one, two = (folder.load()[1] for folder in (two_colours, ModelFolder(tmp_path / "again")))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_model_loads_without_the_package_of_its_weights(
-    folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    default: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.copytree(default.path, tmp_path / "model")
+    folder = ModelFolder(tmp_path / "model")
     monkeypatch.setattr(Variant, "path", lambda self: None)
     pictures = paint(tmp_path / "new", ("blue",), 3)
     (found,) = predict(load(folder), [pictures / "blue" / "0.png"], top=1)
@@ -244,11 +257,13 @@ class Interrupting:
 
 
 @pytest.mark.parametrize("phase", ["read", "extract", "herd", "classify"])
-def test_interrupted_update_changes_nothing(phase: str, folder: ModelFolder, tmp_path: Path) -> None:
+def test_interrupted_update_changes_nothing(
+    phase: str, folder: ModelFolder, small_weights: Path, tmp_path: Path
+) -> None:
     pictures = paint(tmp_path / "new", ("blue",), 3)
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-    for place in (folder, ModelFolder(tmp_path / "first")):
+    for place, options in ((folder, None), (ModelFolder(tmp_path / "first"), exact(small_weights))):
         with pytest.raises(KeyboardInterrupt):
-            learn(place, pictures, None, Interrupting(phase))
+            learn(place, pictures, options, Interrupting(phase))
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
     assert not (tmp_path / "first").exists()

@@ -408,8 +408,7 @@ def test_disk_error_at_any_step_leaves_the_old_model_and_no_leftovers(
                     publish(writer, 3, keep=2)
                 except EngramError as error:
                     errors += 1
-                    expected = f"The model {folder.path} could not be saved: {os.strerror(code)}. Nothing was cha"
-                    assert str(error).startswith(expected)
+                    assert str(folder.path) in str(error) and os.strerror(code) in str(error)
                     assert entries(folder.path) == before
                 else:
                     assert whole_number(folder) == 3  # only what is no longer needed was not removed
@@ -426,7 +425,7 @@ def test_failed_rollback_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     for number in (1, 2):
         with folder.writing() as writer:
             monkeypatch.setattr(os, "fsync", Failing(os.fsync, number, errno.EIO, always))
-            with pytest.raises(EngramError, match=r"could not be changed: Input/output error\. Nothing was changed"):
+            with pytest.raises(EngramError, match=os.strerror(errno.EIO)):
                 writer.use(1)
             monkeypatch.undo()
         assert entries(tmp_path) == before
@@ -456,7 +455,7 @@ def test_full_disk_leaves_the_old_model_and_no_leftovers(room: int, other: Other
     before = entries(tmp_path)
     printed, code = other.do(publish_with_little_room, tmp_path, room)
     assert code == 0 and len(printed) == 1
-    assert printed[0].startswith(f"The model {tmp_path} could not be saved: ") and "File too large" in printed[0]
+    assert str(tmp_path) in printed[0] and os.strerror(errno.EFBIG) in printed[0]
     assert entries(tmp_path) == before
     assert_tidy(folder)
 
@@ -486,7 +485,7 @@ def test_failed_first_publication_leaves_nothing(made: bool, tmp_path: Path, mon
         folder = ModelFolder(tmp_path / str(number))
         if made:
             folder.path.mkdir()
-        with pytest.raises(EngramError, match="could not be saved"), folder.writing() as writer:
+        with pytest.raises(EngramError, match=str(tmp_path)), folder.writing() as writer:
             monkeypatch.setattr(os, "fsync", Failing(os.fsync, number, errno.EIO, always))
             publish(writer, 1)
         monkeypatch.undo()

@@ -379,7 +379,7 @@ def test_expected_seconds_of_a_small_update_use_small_adapter_batches(
 
 @pytest.mark.parametrize("size", [0, 7, 1025, 100_000])
 def test_image_sizes_out_of_range_are_refused(size: int) -> None:
-    with pytest.raises(UsageError, match="8 to 1024"):
+    with pytest.raises(UsageError, match="image_size"):
         LearnOptions(image_size=size)
 
 

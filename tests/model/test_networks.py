@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -228,7 +229,7 @@ def test_folder_networks_alone_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "current.json").unlink()
     before = files(folder)
     assert not folder.exists()
-    with pytest.raises(UsageError, match=r"holds something else \(networks\)"), folder.writing():
+    with pytest.raises(UsageError, match=r"\(networks\)"), folder.writing():
         pass
     assert files(folder) == before
 
@@ -245,29 +246,22 @@ def test_a_first_network_that_cannot_be_saved_leaves_the_model_as_it_was(
 
     with folder.writing() as writer:
         monkeypatch.setattr(storage, "publish_folder", refuse)
-        with pytest.raises(EngramError, match="No space left on device"):
+        with pytest.raises(EngramError, match=os.strerror(errno.ENOSPC)):
             publish(writer, 2.0)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert folder.problems() == []
 
 
-def test_a_network_loaded_by_the_writer_is_published_again_without_a_new_checksum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_file_is_shared_only_by_networks_that_are_the_same_bit_by_bit(tmp_path: Path) -> None:
     folder = made(tmp_path, [1.0])
     with folder.writing() as writer:
         _, tensors = writer.load()
         known = folder.current().network
-        with monkeypatch.context() as patched:
-            serialised: list[set[str]] = []
-            serialise = storage.serialise_tensors
-            patched.setattr(storage, "serialise_tensors", lambda each: (serialised.append({*each}), serialise(each))[1])
-            assert publish(writer, 1.0).network == known
-        assert serialised == [{"weight", "network.head.weight"}]
+        assert publish(writer, 1.0).network == known
         tensors["network.extractor.weight"][0] = -1.0  # in place: the file on disk is what counts
         assert writer.publish(tensors, action="learn", method="m", settings={}, classes=[]).network != known
-        signed = {"network.extractor.weight": torch.full((NUMBERS,), 1.0).bfloat16()}  # equal numbers, other bits
-        assert writer.publish(signed, action="learn", method="m", settings={}, classes=[]).network != known
+        others = {"network.extractor.weight": torch.full((NUMBERS,), 1.0).bfloat16()}  # equal numbers, other bits
+        assert writer.publish(others, action="learn", method="m", settings={}, classes=[]).network != known
     assert folder.problems() == []
 
 

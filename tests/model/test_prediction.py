@@ -234,7 +234,7 @@ def test_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("os.scandir", forbid)
-    with pytest.raises(DataError, match=r"cannot be read: Permission denied\."):
+    with pytest.raises(DataError, match="Permission denied"):
         find_images([tmp_path])
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from engram.errors import UsageError
 from engram.model import ModelFolder, Prediction, inspect, learn, load, parse_reject, predict
-from engram.model.unknown import ClassSimilarity
+from engram.model.held_out import ClassSimilarity
 
 COLOURS = ("red", "green", "blue", "yellow")
 

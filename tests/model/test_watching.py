@@ -14,7 +14,10 @@ from engram.errors import BusyError, DataError, UsageError
 from engram.model import LearnOptions, ModelFolder, WatchEvent, inspect, load, verify, watch
 from engram.model import watching as watching_module
 
-QUICK = LearnOptions(image_size=64)
+# A network that learns in a moment, and publishes whatever it has learned.
+QUICK = LearnOptions(
+    network="small", image_size=8, epochs=1, hold_out=0, force=True, settings={"adapter_steps": 1, "adapter_width": 8}
+)
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from engram.model.checks import inconsistencies
 from engram.model.edit import EditResult, ForgetPreview, forget, merge, preview_forget, rename, rollback
 from engram.model.evidence import DoubtfulImage, Evidence, evidence
 from engram.model.exporting import export
 from engram.model.folder import ModelFolder
-from engram.model.held_out import Calibration
-from engram.model.inspection import Generation, ModelSummary, inspect, verify
+from engram.model.held_out import Calibration, RejectionThreshold
+from engram.model.inspection import Generation, ModelSummary, inspect
 from engram.model.learning import (
     ClassAccuracy,
     UpdateRejected,
@@ -25,17 +24,18 @@ from engram.model.prediction import (
     ClassProbability,
     Evaluation,
     Prediction,
+    Rejection,
     UnknownClass,
     answers,
     evaluate,
     evaluate_scores,
     find_images,
+    parse_reject,
     predict,
     rejection,
     top_classes,
 )
-from engram.model.saving import load, load_generation, restore_model, save
-from engram.model.unknown import Rejection, RejectionThreshold, parse_reject
+from engram.model.saving import inconsistencies, load, load_generation, restore_model, save, verify
 from engram.model.watching import WatchEvent, watch
 
 __all__ = ["Answer", "Calibration", "ClassAccuracy", "ClassProbability", "DoubtfulImage", "EditResult"]

@@ -28,10 +28,9 @@ from torch import Tensor, nn
 
 from engram import storage
 from engram.errors import DataError, EngramError, UsageError, not_installed
-from engram.model.generations import GENERATIONS
 from engram.model.manifest import VERSION
 from engram.model.model import Model
-from engram.model.reading import CURRENT
+from engram.model.reading import CURRENT, GENERATIONS
 from engram.progress import SILENT, Progress
 from engram.text import printable
 
@@ -134,7 +133,7 @@ WRITERS: dict[str, Callable[[Model, Path, int | None], Mapping[str, Any]]] = {
 }
 
 
-class _Graph(nn.Module):
+class Graph(nn.Module):
     """`Model.scores` and `Model.probabilities` as one module."""
 
     def __init__(self, model: Model) -> None:
@@ -168,7 +167,7 @@ def make_graph(model: Model, generation: int | None = None) -> ModelProto:
     try:
         with _quietly():
             program = torch.onnx.export(
-                _Graph(model).eval(),
+                Graph(model).eval(),
                 (example,),
                 dynamo=True,
                 opset_version=OPSET,

@@ -4,7 +4,10 @@ MODEL/
     .lock         held by the writer; readers take no lock
     current.json  names the generation in use, with the SHA-256 of every generation's manifest
     generations/  a folder per generation, never changed once it is there
-    networks/     a file per feature extractor, shared by the generations that use it
+        000007/
+            manifest.json        describes it, with the SHA-256 of the other file and of its network file
+            learner.safetensors  all tensors except those of the extractor
+    networks/     a file per feature extractor, named by its SHA-256, shared by the generations that use it
     watch/        a folder per watched folder: which files were learned (`watching.py`)
 
 Every file is reached from `current.json` by a chain of checksums, and is JSON or safetensors: loading runs no code.
@@ -24,7 +27,7 @@ import itertools
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,23 +36,27 @@ from torch import Tensor
 
 from engram import storage
 from engram.errors import DataError, EngramError, EngramWarning, UsageError
-from engram.model.generations import (
-    EXTRACTOR,
+from engram.model.manifest import MAX_BYTES, TIME, Change, File, Manifest, NewerError, Pointer
+from engram.model.reading import (
+    CURRENT,
     GENERATIONS,
+    LEARNER,
+    LOCK,
     MANIFEST,
     NETWORKS,
-    CheckShapes,
-    GenerationReader,
+    WATCH,
+    FolderReader,
+    accept,
     generation_path,
-    store_network,
-    unchecked,
-    write_generation,
+    network_path,
 )
-from engram.model.manifest import TIME, Change, File, Manifest, NewerError, Pointer
-from engram.model.reading import CURRENT, LOCK, WATCH, FolderReader
 from engram.text import printable
 
+EXTRACTOR = "network.extractor."  # prefix of the tensors that go into a network file
 KEEP = 5  # generations, including the one in use
+
+# Raises an error unless a model may have this manifest and these tensors.
+CheckTensors = Callable[[Manifest, Mapping[str, Tensor]], None]
 
 
 class ModelFolder(FolderReader):
@@ -108,17 +115,6 @@ class ModelFolder(FolderReader):
 class Writer(FolderReader):
     """A model's folder in the hands of the process that holds its lock."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
-        self._verified: dict[File, None] = {}  # network files whose checksum was right when they were loaded
-
-    def load(self, generation: int | None = None, check: CheckShapes = unchecked) -> tuple[Manifest, dict[str, Tensor]]:
-        """As in `FolderReader`. Publishing the same network again then needs no new checksum."""
-        manifest, tensors = super().load(generation, check)
-        if manifest.network is not None:
-            self._verified[manifest.network] = None
-        return manifest, tensors
-
     def publish(
         self,
         tensors: Mapping[str, Tensor],
@@ -131,8 +127,11 @@ class Writer(FolderReader):
         record: Mapping[str, Any] | None = None,
         keep: int = KEEP,
         alone: bool = False,
+        check: CheckTensors = accept,
     ) -> Manifest:
         """Make a generation and put it in use. `details` are its own; `record` stays in the history of later ones.
+
+        `check` gets what will be written and may raise an error: then nothing is.
 
         The last `keep` generations stay. With `alone` no other stays, and no record of an earlier one: what the model
         is to forget is then in no file of its folder. (The blocks of removed files are the file system's to overwrite.)
@@ -157,6 +156,7 @@ class Writer(FolderReader):
                 learner=File("", 0),  # known when it is written
                 network=None,
             )
+            check(manifest, tensors)
             manifest = self._add(manifest, tensors, {each: before.generations[each] for each in kept})
         self._remove_unused(essential=alone)
         return manifest
@@ -176,12 +176,12 @@ class Writer(FolderReader):
         except DataError:
             pointer, repaired = Pointer(current=None, generations={}), True
         pointer = self._with_newer(pointer)
-        digest = pointer.generations[self._number(pointer, generation)]
-        manifest, _, problems = GenerationReader(self.path).read(generation, digest)
-        if manifest is None or problems:
-            raise self._explained(problems[0])
+        try:
+            manifest, _ = self._intact(pointer, generation)
+        except DataError as error:
+            raise self._explained(error) from error
         with storage.disk_errors(f"The model {self.path} could not be changed"):
-            self._point(Pointer(current=generation, generations=pointer.generations))
+            self._point(dataclasses.replace(pointer, current=generation))
         if repaired:
             self._remove_unused(essential=True)
         return manifest
@@ -207,10 +207,10 @@ class Writer(FolderReader):
             with suppress(PermissionError):  # the parent of the folder may not be readable
                 storage.sync(self.path.parent)
             self._point(Pointer(current=None, generations={}))
-        for name in (GENERATIONS, NETWORKS):
-            if (self.path / name).is_symlink():
-                raise self._explained(DataError(f"{name} is a link."))
         try:
+            for name in (GENERATIONS, NETWORKS):
+                if (self.path / name).is_symlink():
+                    raise DataError(f"{name} is a link.")
             return self.pointer()
         except DataError as error:
             raise self._explained(error) from error
@@ -239,13 +239,18 @@ class Writer(FolderReader):
         """Write a generation and point to it and to the `others`. After an error everything is as before."""
         path = self.path / generation_path(manifest.generation)
         network = {name: tensor for name, tensor in tensors.items() if name.startswith(EXTRACTOR)}
-        rest = {name: tensor for name, tensor in tensors.items() if name not in network}
-        contents: list[bytes] = []
+        learner = storage.serialise_tensors({name: each for name, each in tensors.items() if name not in network})
         try:
-            manifest = dataclasses.replace(manifest, network=store_network(self.path, network, self._verified))
+            manifest = dataclasses.replace(manifest, network=self._store_network(network), learner=_file(learner))
+            content = _checked(manifest)
+
+            def fill(folder: Path) -> None:
+                (folder / LEARNER).write_bytes(learner)
+                (folder / MANIFEST).write_bytes(content)
+
             storage.make_synced_folder(path.parent)
-            storage.publish_folder(path, lambda folder: contents.append(write_generation(folder, manifest, rest)))
-            digest = hashlib.sha256(contents[0]).hexdigest()
+            storage.publish_folder(path, fill)
+            digest = hashlib.sha256(content).hexdigest()
             self._point(Pointer(current=manifest.generation, generations={**others, manifest.generation: digest}))
         except BaseException:
             with suppress(OSError):
@@ -253,7 +258,24 @@ class Writer(FolderReader):
                     storage.remove(path)
                 self.sweep()
             raise
-        return Manifest.parse(contents[0], MANIFEST)
+        return Manifest.parse(content, MANIFEST)
+
+    def _store_network(self, tensors: Mapping[str, Tensor]) -> File | None:
+        """Write a network file unless it is there and intact; None without tensors."""
+        if not tensors:
+            return None
+        content = storage.serialise_tensors(tensors)
+        file = _file(content)
+        storage.make_synced_folder(self.path / NETWORKS)
+        try:
+            intact = storage.read_inside(self.path, network_path(file), file.bytes) == content
+        except DataError:
+            intact = False
+        if not intact:
+            storage.write_file(self.path / network_path(file), content)
+        else:
+            storage.sync(self.path / NETWORKS)  # whoever wrote the file may have been killed before this
+        return file
 
     def _point(self, pointer: Pointer) -> None:
         before, path = self._content(), self.path / CURRENT
@@ -278,6 +300,22 @@ class Writer(FolderReader):
                     f"The model {self.path} was changed, but its earlier state cannot be removed: "
                     f"{error.strerror or error}. Fix the cause, then finish with: {self.finishing()}"
                 ) from error
+
+
+def _file(content: bytes) -> File:
+    return File(hashlib.sha256(content).hexdigest(), len(content))
+
+
+def _checked(manifest: Manifest) -> bytes:
+    """The content of a manifest's file; UsageError if it could not be read again."""
+    try:
+        content = manifest.serialise()
+        if len(content) > MAX_BYTES:
+            raise DataError(f"{MANIFEST} would have {len(content)} bytes; the limit is {MAX_BYTES}.")
+        Manifest.parse(content, MANIFEST)
+    except (DataError, TypeError, ValueError) as error:
+        raise UsageError(f"This cannot be saved with a model. {error}") from error
+    return content
 
 
 def _shortened(change: Change) -> Change:

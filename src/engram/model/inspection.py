@@ -1,30 +1,20 @@
-"""`inspect` summarises a model in counts and bytes; `verify` checks its files and whether its parts are consistent."""
+"""`inspect`: what a model knows and stores, in counts and bytes, and how it came about."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engram.data import Samples
-from engram.errors import EngramError
 from engram.methods import METHODS, make
-from engram.model.checks import check_shapes, inconsistencies
 from engram.model.folder import ModelFolder
-from engram.model.generations import generation_path
-from engram.model.held_out import Calibration, HeldOutCounts
-from engram.model.manifest import Manifest
+from engram.model.held_out import Calibration, HeldOutCounts, RejectionThreshold
 from engram.model.model import Adaptation, Model, settings_of
-from engram.model.saving import load_generation, restore_model
-from engram.model.unknown import RejectionThreshold
+from engram.model.saving import folder_bytes, load_generation
 from engram.network import choose_extractor
-from engram.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +113,7 @@ def inspect(folder: ModelFolder) -> ModelSummary:
             memory=memory.nbytes,
             network=nbytes("network."),
             classifier=nbytes("classifier."),
-            folder=_folder_bytes(folder.path),
+            folder=folder_bytes(folder.path),
         ),
         budget=metadata.budget,
         features_per_class=metadata.features_per_class,
@@ -167,16 +157,6 @@ def _classes(model: Model) -> tuple[ClassSummary, ...]:
     )
 
 
-def _folder_bytes(path: Path) -> int:
-    """The bytes of all files in a folder. Files that are removed meanwhile do not count."""
-    total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(folder, name)).st_size
-    return total
-
-
 def _history(folder: ModelFolder, current: int) -> tuple[Generation, ...]:
     kept = folder.generations()
     return tuple(
@@ -199,48 +179,3 @@ def _learned(details: Mapping[str, Any]) -> dict[str, int]:
         if counts is not None:  # of a generation that was deleted, only the numbers of classes and of samples are left
             learned |= {kind: counts[0], f"{kind}_samples": counts[1]}
     return learned
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyResult:
-    """What `verify` found."""
-
-    generations: tuple[int, ...]  # that were checked
-    in_use: int | None
-    newer: tuple[int, ...]  # those that `current.json` does not name, but are newer than all it names
-    leftovers: tuple[str, ...]  # files and folders of interrupted writes, which the next writer removes
-    bytes: int  # of the folder
-    problems: tuple[str, ...]  # a sentence each
-
-    @property
-    def intact(self) -> bool:
-        """Whether there are no problems."""
-        return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {"intact": self.intact, **asdict(self)}
-
-
-def verify(folder: ModelFolder) -> VerifyResult:
-    """Compare every file with its checksum, and check that each intact generation is consistent. This only reads."""
-    problems = folder.problems(_check, check_shapes)
-    return VerifyResult(
-        generations=tuple(sorted(folder.digests() if folder.exists() else ())),
-        in_use=folder.number_in_use(),
-        newer=tuple(folder.newer()),
-        leftovers=tuple(folder.leftovers()),
-        bytes=_folder_bytes(folder.path),
-        problems=tuple(problems),
-    )
-
-
-def _check(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    name = generation_path(manifest.generation)
-    try:
-        for problem in inconsistencies(restore_model(manifest, tensors, "cpu")):
-            yield f"{name}: {printable(problem)}"
-    except EngramError as error:
-        yield f"{name}: {printable(error)}"
-    except Exception as error:  # inconsistent tensors can raise any
-        yield f"{name}: It cannot be used: {printable(repr(error))}."

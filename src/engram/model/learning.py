@@ -20,12 +20,13 @@ from engram.data.scanning import SkippedFile
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.features import adapt
 from engram.methods import BudgetError, Learner, MemorySources, Tuning, class_indices_of
-from engram.model.evidence import DoubtfulImage, doubtful_images
+from engram.model.evidence import DoubtfulImage, doubtful_images, warning_signs
 from engram.model.folder import ModelFolder, Writer
 from engram.model.held_out import (
     Calibration,
     HeldOutCounts,
     HeldOutScores,
+    RejectionThreshold,
     assess,
     falls_sharply,
     mark_held_out,
@@ -42,8 +43,6 @@ from engram.model.plan import (
     plan_update_of_samples,
 )
 from engram.model.saving import load, save
-from engram.model.unknown import RejectionThreshold
-from engram.model.warning_signs import warning_signs
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
 

@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -120,7 +119,12 @@ class Change:
     details: Annotated[Plain, AfterValidator(_counted)]
 
 
-class _SealedFile(ABC):
+@functools.cache
+def _adapter(cls: type) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(cls)
+
+
+class _SealedFile:
     """Serialises a dataclass to the content of a sealed JSON file, and parses it."""
 
     def serialise(self) -> bytes:
@@ -129,14 +133,8 @@ class _SealedFile(ABC):
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Self:
-        """The object in the content of the file `name`; DataError if anything is wrong with it."""
-        return cls.from_json(unseal(content, name), name)
-
-    @classmethod
-    def from_json(cls, value: Any, name: str) -> Self:
-        """The object that a JSON value describes. Nothing is converted or filled in."""
-        if not isinstance(value, dict):
-            raise DataError(f"{name} is invalid: it is not a JSON object.")
+        """The object in the content of the file `name`; DataError if anything is wrong. Nothing is converted."""
+        value = unseal(content, name)
         schema = value.get("schema")
         if type(schema) is int and schema > SCHEMA:
             raise NewerError(
@@ -147,24 +145,11 @@ class _SealedFile(ABC):
         if missing:
             raise DataError(f"{name} is invalid: '{missing[0]}' is missing.")
         try:
-            parsed: Self = cls.adapter().validate_python(value)
+            return _adapter(cls).validate_python(value)  # type: ignore[no-any-return, arg-type]
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            reason = first["msg"].removeprefix("Value error, ")
-            raise DataError(f"{name} is invalid: '{'.'.join(map(str, first['loc']))}': {reason}.") from error
-        if contradiction := parsed.contradiction():
-            raise DataError(f"{name} is inconsistent: {contradiction}.")
-        return parsed
-
-    @classmethod
-    @functools.cache
-    def adapter(cls) -> pydantic.TypeAdapter[Self]:
-        """Validates its fields."""
-        return pydantic.TypeAdapter(cls)
-
-    @abstractmethod
-    def contradiction(self) -> str | None:
-        """Where its fields contradict each other."""
+            where = f"'{'.'.join(map(str, first['loc']))}': " if first["loc"] else ""
+            raise DataError(f"{name} is invalid: {where}{first['msg'].removeprefix('Value error, ')}.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,17 +171,15 @@ class Manifest(_SealedFile):
     learner: File  # all tensors except those of the extractor
     network: File | None  # the tensors of the extractor, in `networks`
 
-    def contradiction(self) -> str | None:
-        """Whether its history does not end with itself, is out of order, or its parent is not older."""
+    def __post_init__(self) -> None:
         numbers = [change.generation for change in self.history]
         last = [(change.generation, change.created, change.action) for change in self.history[-1:]]
         if last != [(self.generation, self.created, self.action)]:
-            return "its history does not end with its own generation"
+            raise ValueError("its history does not end with its own generation")
         if numbers != sorted(set(numbers)):
-            return "its history is not in order"
+            raise ValueError("its history is not in order")
         if self.parent is not None and self.parent >= self.generation:
-            return f"its parent {self.parent} is not older than itself"
-        return None
+            raise ValueError(f"its parent {self.parent} is not older than itself")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +192,10 @@ class Pointer(_SealedFile):
     current: Number | None
     generations: Annotated[dict[int, Digest], BeforeValidator(_numbered)]
 
-    def contradiction(self) -> str | None:
-        """Whether the generation in use is not listed."""
-        listed = self.current in (self.generations or (None,))
-        return None if listed else f"it does not list generation {self.current}, the one in use"
+    @classmethod
+    def parse(cls, content: bytes, name: str) -> Self:
+        """As for every sealed file; the generation in use must be listed."""
+        pointer = super().parse(content, name)
+        if pointer.current not in (pointer.generations or (None,)):
+            raise DataError(f"{name} is invalid: it does not list generation {pointer.current}, the one in use.")
+        return pointer

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from engram.errors import DataError, UsageError, unknown
 from engram.methods import Learner, make
-from engram.model.held_out import STRICT, Calibration, Count, HeldOutCounts
-from engram.model.unknown import ClassSimilarity, RejectionThreshold
+from engram.model.held_out import STRICT, Calibration, ClassSimilarity, Count, HeldOutCounts, RejectionThreshold
 from engram.network import portable_name, threads_for
 
 NOT_SAVED = ("weights", "unlabelled", "device")  # settings about where files are, or the machine, not about the model

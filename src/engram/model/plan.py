@@ -2,40 +2,72 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from engram.data import Samples
+from engram.data.images import UnreadableImage, extent
 from engram.data.labelled import LabelledFiles, name_key
 from engram.errors import DataError, UsageError
 from engram.features import ImageMemory
 from engram.methods import Learner, Tuning, decide, make, measure_costs, setting_names
 from engram.methods.budget import MOST, fit_update
-from engram.model.defaults import (
-    FIRST_RATE,
-    LARGEST_SIDE,
-    LATER_RATE,
-    METHOD,
-    SMALLEST_SIDE,
-    choose_epochs,
-    choose_network,
-    choose_size,
-    image_settings,
-)
 from engram.model.model import Metadata, Model, settings_of, unlearned, with_settings
-from engram.network import NETWORKS, choose_extractor, extractor_for_weights, input_size, is_pretrained
+from engram.network import (
+    DEFAULT_PRETRAINED,
+    NETWORKS,
+    choose_extractor,
+    extractor_for_weights,
+    input_size,
+    is_pretrained,
+)
+from engram.network.registry import IDENTITY, SMALL_SIDE
+from engram.settings import check
 from engram.text import printable, unfit
+
+METHOD = "engram"
+EXAMINED = 100  # images whose size is read, spread over all that were found
+# Largest image side for a network trained from scratch, by the number of images: 84-pixel photos of twelve classes were
+# classified no better at 64 or 84 pixels than at 32, in three times the time.
+MAX_SIDE_FROM_SCRATCH = {2_000: 32, 20_000: 64}
+MAX_SIDE_OF_MANY = 96
+SMALLEST_SIDE, LARGEST_SIDE = 8, 1024  # smaller ones show a network nothing; larger ones take too long on a CPU
+TRAINED_AT = {"resnet18": 224, "resnet18-small": 64, "resnet32": 32, "small": 16}  # image side that weights are for
+
+BATCH = 32
+STEPS = 1_000  # of training in each update, within these limits:
+FEWEST_EPOCHS, MOST_EPOCHS = 10, 40
+
+# A network that starts from random weights needs a high learning rate, later updates a lower one: twelve classes of
+# photos in three updates ended at an accuracy of .40 instead of .35.
+FIRST_RATE, LATER_RATE = 2.0, 0.5
+# The same for objectives that are not divided by the number of classes. They preserve features by themselves: a lower
+# rate in later updates costs three points (three updates of four CIFAR-100 classes, 80 images each).
+UNDIVIDED_RATE, UNDIVIDED_RATE_FROM_WEIGHTS = 0.1, 0.025
+
+IMAGES: dict[str, Any] = {
+    **{"batch_size": BATCH, "schedule": "one-cycle", "expected_classes": 100},
+    **{"pad": 4, "flip": True},
+    **{"adapter_width": 1024},
+}
+# A pretrained network has strong features, so cross-validation on them chooses the classifier, and large images, so
+# random crops may be shifted further.
+PRETRAINED: dict[str, Any] = {"classifier": "auto", "shrinkage": 0.2, "pad": 16}
 
 MIN_TO_HOLD_OUT = 5  # images of a class; of a smaller one none is held out
 
 # Settings of the network itself: stored features would mean nothing to a network with others.
 NETWORK_SETTINGS = ("network", "head", "last_relu", "crop", "weights")
+
+Positive = Annotated[int, Field(ge=1, le=MOST)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,34 +76,26 @@ class LearnOptions:
 
     method: str | None = None  # None: engram
     network: str | nn.Module | None = None
-    image_size: int | None = None
-    epochs: int | None = None  # if the network is trained
+    image_size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] | None = None
+    epochs: Positive | None = None  # if the network is trained
     trains: bool = False  # True: train the network even on classes that are too few to tell apart
     tune: str | None = None  # none, first, every or auto: when the network is trained
     classifier: str | None = None
     force: bool = False  # publish an update even if accuracy falls
-    features_per_class: int | None = None
-    images_per_class: int | None = None  # exemplars; 0: store none any more
-    budget: int | None = None  # bytes that stored features and exemplars may take
+    features_per_class: Positive | None = None
+    images_per_class: Annotated[int, Field(ge=0, le=MOST)] | None = None  # exemplars; 0: store none any more
+    budget: Positive | None = None  # bytes that stored features and exemplars may take
     weights: Path | None = None  # a safetensors file to start a new model from
     settings: Mapping[str, Any] = field(default_factory=dict)  # any other settings of the method
-    hold_out: float = 0.1  # the share of the images held out if the network is trained
-    at_least: float | None = None  # the accuracy below which an update is rejected; None: any is accepted
+    hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.1  # the share of the images held out if the network is trained
+    at_least: Annotated[float, Field(ge=0, le=1)] | None = None  # an update of lower accuracy is rejected
     seed: int | None = None  # None: the model's, which is 0 for a new one
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.hold_out < 1:
-            raise UsageError(f"The share to hold out must lie between 0 and 1; found {self.hold_out}.")
-        if self.at_least is not None and not (0 <= self.at_least <= 1 and self.hold_out):
-            raise UsageError("The accuracy to reach must lie between 0 and 1, and some images must be held out.")
-        for name, least in (("epochs", 1), ("features_per_class", 1), ("images_per_class", 0), ("budget", 1)):
-            value = getattr(self, name)
-            if value is not None and not least <= value <= MOST:
-                bound = f"at least {least}" if value < least else f"at most {MOST}"
-                raise UsageError(f"{name.replace('_', ' ').capitalize()} must be {bound}; found {value}.")
-        if self.image_size is not None and not SMALLEST_SIDE <= self.image_size <= LARGEST_SIDE:
-            raise UsageError(f"The image size must be {SMALLEST_SIDE} to {LARGEST_SIDE}; found {self.image_size}.")
+        check(self)
+        if self.at_least is not None and not self.hold_out:
+            raise UsageError("To reach an accuracy, some images must be held out.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,3 +328,51 @@ def _with_exemplars(learner: Learner, wanted: int | None) -> Learner:
     other.restore(learner.state())
     other.memory_ = replace(learner.memory, images=ImageMemory(images.rows, counts))
     return other
+
+
+def image_settings(
+    method: str, objective: str | None, *, from_scratch: bool, pretrained: bool = False
+) -> dict[str, Any]:
+    """Default settings of a method for images; `pretrained`: for a network of the catalogue with weights."""
+    known = setting_names(method, objective)
+    if "expected_classes" in known:  # the loss is divided by their number
+        learning_rate = FIRST_RATE if from_scratch else LATER_RATE
+    else:
+        learning_rate = UNDIVIDED_RATE if from_scratch else UNDIVIDED_RATE_FROM_WEIGHTS
+    settings = {**IMAGES, "learning_rate": learning_rate, **(PRETRAINED if pretrained else {})}
+    if "features_per_class" not in known:  # cross-validation needs stored features
+        settings.pop("classifier", None)
+    return {name: value for name, value in settings.items() if name in known}
+
+
+def choose_size(found: LabelledFiles, weights: Path | None) -> int:
+    """The image side for these files: the median of their smaller sides, within limits."""
+    sides = []
+    for path in found.paths[:: max(1, len(found.paths) // EXAMINED)]:
+        try:
+            sides.append(min(extent(path)))
+        except UnreadableImage:
+            continue
+    return choose_side(sides, len(found.paths), weights)
+
+
+def choose_side(sides: Sequence[int], images: int, weights: Path | None = None) -> int:
+    """The image side for so many images, given the smaller sides of some of them."""
+    if weights is not None:
+        largest = TRAINED_AT[extractor_for_weights(weights)]
+    else:
+        largest = next((side for most, side in MAX_SIDE_FROM_SCRATCH.items() if images <= most), MAX_SIDE_OF_MANY)
+    # If none of them can be read, reading all of them will say why.
+    return max(SMALLEST_SIDE, min(statistics.median_low(sides or [largest]), largest))
+
+
+def choose_epochs(samples: int) -> int:
+    """The number of epochs for so many samples."""
+    return max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(STEPS * BATCH / samples)))
+
+
+def choose_network(shape: tuple[int, ...]) -> str:
+    """The network of a new model for inputs of this shape, (h, w, c) or (d,): pretrained, unless images are tiny."""
+    if len(shape) == 1:
+        return IDENTITY
+    return DEFAULT_PRETRAINED if min(shape[:2]) >= SMALL_SIDE else "auto"

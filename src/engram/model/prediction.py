@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +18,19 @@ from torch import Tensor
 from engram.data.labelled import LabelledFiles, decode_files, images_below, read_images, scan
 from engram.data.scanning import SkippedFile
 from engram.errors import DataError, UsageError
-from engram.model.held_out import MIN_CALIBRATION, Accuracy, calibration_error
+from engram.model.held_out import (
+    DEFAULT_RATE,
+    MIN_CALIBRATION,
+    MIN_CLASSES,
+    Accuracy,
+    RejectionThreshold,
+    calibration_error,
+)
 from engram.model.model import Model
-from engram.model.unknown import DEFAULT_RATE, MIN_CLASSES, Rejection, RejectionThreshold
 from engram.progress import SILENT, Progress
 from engram.text import printable
 
-BATCH = 64  # images that `predict` has in memory
+BATCH = 64  # images that `predict` classifies at a time; as many are decoded meanwhile
 EVALUATION_BATCH = 500
 
 
@@ -48,6 +56,31 @@ class Prediction:
     path: Path
     top: tuple[ClassProbability, ...]
     rejected: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """When an image is answered with none of the classes."""
+
+    probability: float = 0.0  # of the most likely class; an image below it is rejected
+    similarity: float = -math.inf  # to the nearest class mean; an image below it is rejected
+
+    @property
+    def needs_similarity(self) -> bool:
+        """Whether it goes by the similarity."""
+        return self.similarity > -math.inf
+
+    def rejects(self, probability: float, similarity: float | None) -> bool:
+        """Whether an image is rejected; its similarity may be None only if none is required."""
+        return probability < self.probability or (similarity is not None and similarity < self.similarity)
+
+
+def parse_reject(text: str) -> float | str:
+    """`auto`, a rate such as `5%`, or a probability. ValueError if it is none of these."""
+    text = text.strip()
+    if text == "auto" or re.fullmatch(r"\d{1,2}(\.\d{1,6})?%", text):
+        return text
+    return float(text)
 
 
 def predict(
@@ -98,7 +131,7 @@ def _predictions(
     model: Model, paths: Sequence[Path], size: int, top: int, rejected: Rejection, progress: Progress
 ) -> Iterator[Prediction | SkippedFile]:
     with progress.phase("predict", len(paths)) as phase:
-        outcomes = zip(paths, decode_files(paths, size), strict=True)
+        outcomes = zip(paths, decode_files(paths, size, ahead=BATCH), strict=True)  # the next batch meanwhile
         while batch := list(itertools.islice(outcomes, BATCH)):
             images = [image for _, image in batch if isinstance(image, Tensor)]
             found = iter(answers(model, torch.stack(images), top, [rejected]) if images else [])
@@ -287,7 +320,7 @@ def _split(found: LabelledFiles, model: Model) -> tuple[LabelledFiles, tuple[Unk
     """The images of classes that the model knows, and the classes that it does not know."""
     images = Counter(found.class_names[label] for label in found.labels)
     unknown = tuple(UnknownClass(name, images[name]) for name in found.class_names if name not in model.names)
-    known = tuple(name for name in found.class_names if name in model.names)
+    known = {name for name in found.class_names if name in model.names}
     if not known:
         raise DataError(
             f"The model knows none of the classes in {printable(found.source)}: "
@@ -295,7 +328,4 @@ def _split(found: LabelledFiles, model: Model) -> tuple[LabelledFiles, tuple[Unk
             f"It knows: {', '.join(map(printable, model.names[:20]))}{', …' if len(model.names) > 20 else ''}. "
             "Use the same names, or teach the model these classes first."
         )
-    label_of = {name: label for label, name in enumerate(known)}
-    named = [(path, found.class_names[label]) for path, label in zip(found.paths, found.labels, strict=True)]
-    paths, labels = zip(*((path, label_of[name]) for path, name in named if name in label_of), strict=True)
-    return replace(found, class_names=known, paths=paths, labels=labels), unknown
+    return found.where(lambda path, name: name in known), unknown

@@ -142,7 +142,7 @@ class _Watcher:
             return
         if settled == self.failed[0] and now - self.failed[1] < RETRY:
             return
-        yield from self._learn(_only(found, settled), progress)
+        yield from self._learn(replace(found, skipped=()).where(lambda path, _: path in settled), progress)
 
     def _observe(self, paths: Sequence[Path], now: float) -> None:
         """Note new files and when they were last seen to change."""
@@ -161,7 +161,7 @@ class _Watcher:
         unreadable = [each for each in decode_files(files.paths, CHECKED_SIDE) if isinstance(each, SkippedFile)]
         if unreadable:
             yield from self._skip(unreadable)
-            files = _only(files, set(files.paths) - {each.path for each in unreadable})
+            files = files.where(lambda path, _: path in self.since)
         if not files.paths:
             return
         pending = {self._key(path): self.since[path][0] for path in files.paths}
@@ -217,12 +217,3 @@ class _Watcher:
     def _save(self, state: WatchState) -> None:
         self.state = state
         storage.write_file(self.state_path, storage.json_bytes(asdict(state)))
-
-
-def _only(files: LabelledFiles, paths: set[Path]) -> LabelledFiles:
-    """Some of the files."""
-    kept = [(path, files.class_names[label]) for path, label in zip(files.paths, files.labels, strict=True)]
-    kept = [(path, name) for path, name in kept if path in paths]
-    names = tuple(dict.fromkeys(name for _, name in kept))
-    labels = tuple(names.index(name) for _, name in kept)
-    return LabelledFiles(files.source, names, tuple(path for path, _ in kept), labels, ())
