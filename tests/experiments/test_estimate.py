@@ -11,8 +11,8 @@ from conftest import blobs, patterns
 
 from engram.data import Stream, split
 from engram.errors import UsageError
-from engram.experiments import estimate, run
-from engram.experiments.estimate import class_counts
+from engram.experiments import run, running
+from engram.experiments.running import class_counts
 from engram.methods import Learner, make
 
 QUICK = {"epochs": 1, "batch_size": 16, "learning_rate": 0.1}
@@ -50,12 +50,12 @@ def test_what_this_machine_cannot_hold_is_refused_before_a_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = split(patterns(), classes_per_task=2, seed=0)  # 48 images of 192 bytes
-    monkeypatch.setattr("engram.experiments.estimate.machine_memory", lambda: 3 * 48 * 192 - 1)
+    monkeypatch.setattr("engram.experiments.running.machine_memory", lambda: 3 * 48 * 192 - 1)
     with pytest.raises(UsageError, match=r"'joint' .* 48 images of 192 bytes, and 3 .*--image-size"):
         run(make("joint", **QUICK), stream, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert run(make("joint", **QUICK), stream.first(1)).memory_bytes == 24 * 192
-    monkeypatch.setattr("engram.experiments.estimate.machine_memory", lambda: 3 * 48 * 192)
+    monkeypatch.setattr("engram.experiments.running.machine_memory", lambda: 3 * 48 * 192)
     assert run(make("joint", **QUICK), stream).memory_bytes == 48 * 192
 
 
@@ -67,7 +67,7 @@ def test_a_codec_that_does_not_suit_the_network_is_refused_before_a_folder_is_ma
 
 
 def test_the_memory_of_this_machine_is_known() -> None:
-    assert 2**28 < estimate.machine_memory() < 2**50
+    assert 2**28 < running.machine_memory() < 2**50
 
 
 def memory_bytes(learner: Learner, stream: Stream) -> int:

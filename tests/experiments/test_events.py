@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from datetime import datetime
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import engram
 
 from engram.data import Stream
 from engram.errors import EngramError, TrainingError
@@ -241,12 +240,6 @@ def test_tensorboard_gets_scalars_that_it_can_read(vectors: Stream, tmp_path: Pa
             assert scalars(f"task {task}/train/{name}") == expected
         assert f"task {task}/train/seconds" in tags
     assert "by_task" not in tags
-
-
-def engram(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "engram", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_a_tracked_run_writes_tensorboard_scalars_to_its_folder_and_can_be_resumed(tmp_path: Path) -> None:

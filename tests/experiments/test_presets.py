@@ -13,14 +13,15 @@ from engram.data import Dataset, Samples, load
 from engram.data.lazy import LazyImages
 from engram.errors import UsageError
 from engram.experiments import PRESETS, Plan
-from engram.experiments.estimate import class_counts
-from engram.experiments.presets import classes_per_task, preset
+from engram.experiments.plan import classes_per_task, preset
+from engram.experiments.running import class_counts
 from engram.experiments.suite_plan import SuiteOptions, data_facts, runs_of, variants
 from engram.methods import METHODS, OBJECTIVES, setting_names
 
 DIVIDED = [
     *("features", "hybrid", "features-unadapted", "gamma-lwf", "lwf", "gamma-icarl", "icarl", "finetune", "joint"),
     *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay", "ewc", "mas"),
+    *("gem", "a-gem", "lwm", "il2m", "threshold-moving"),
 ]
 UNDIVIDED = ["eeil", "lucir", "engram", "bic", "bic-uncorrected"]  # not divided by the number of classes
 
@@ -210,7 +211,7 @@ def imagenet(name: str, classes: int, side: int = 256, per_class: int = 300) -> 
     )
 
 
-PAPER_TRAINING = {"eeil": (80, 128, 1e-4), "lucir": (90, 128, 1e-4), "bic": (100, 256, 1e-4)}
+PAPER_TRAINING = {"eeil": (80, 128, 1e-4), "lucir": (90, 128, 1e-4), "bic": (100, 256, 1e-3)}  # BiC: 1e-4 · 10 / t
 MILESTONES = {
     "eeil": [20, 40, 60],
     "lucir": [30, 60],

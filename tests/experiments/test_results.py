@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_results import result
 
 from engram.data import Samples
 from engram.errors import DataError
@@ -60,3 +61,9 @@ def test_a_foreign_or_damaged_file_is_refused(change: object, fact: str, tmp_pat
     path.write_text("{")
     with pytest.raises(DataError, match=re.escape(str(path))):
         Result.load(path)
+
+
+def test_top_5_is_quoted_on_imagenet_and_top_1_elsewhere() -> None:
+    values = {"curve": (0.6, 0.4), "curve_top5": [0.9, 0.7], "average_incremental_accuracy_top5": 0.8}
+    assert result(dataset="imagenet100", **values).leading == ("top-5 ", 0.8, [0.9, 0.7])
+    assert result(dataset="cifar100", **values).leading == ("", pytest.approx(0.5), [0.6, 0.4])

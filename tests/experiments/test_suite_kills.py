@@ -43,6 +43,11 @@ def told(out: Path) -> int:
     return sum(path.stat().st_size for path in out.glob("runs/*/*/events.jsonl"))
 
 
+def trainings(out: Path) -> list[Path]:
+    """The checkpoints of trainings under way."""
+    return list(out.glob("runs/*/*/training.safetensors"))
+
+
 def wait_until_it_works(process: Command, out: Path) -> None:
     before = told(out)
     while process.poll() is None and told(out) == before:
@@ -70,13 +75,15 @@ def test_a_suite_killed_five_times_ends_with_the_same_bytes(places: tuple[Path, 
     while kills < KILLS:
         process = Command(*COMMAND, cwd=killed)
         wait_until_it_works(process, out)
+        while kills % 2 and process.poll() is None and not trainings(out):
+            time.sleep(0.005)
         time.sleep(draws.uniform(0.0, 0.2))
         if process.poll() is not None:
             break
         process.send_signal(signal.SIGKILL)
         process.wait()
         kills += 1
-        mid_training += bool(list(out.glob("runs/*/*/training.safetensors")))
+        mid_training += bool(trainings(out))
     assert kills == KILLS, f"the suite ended after {kills} kills: make it slower"
     assert mid_training >= 2
     end = engram(*COMMAND, cwd=killed)

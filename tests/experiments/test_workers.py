@@ -30,8 +30,7 @@ from engram.data import Dataset, load
 from engram.errors import UsageError
 from engram.experiments import Plan, Result
 from engram.experiments.checkpoint import RunFolder
-from engram.experiments.estimate import estimate
-from engram.experiments.suite_plan import SuiteOptions, SuitePlan, SuiteRun, plan_suite, runs_of
+from engram.experiments.suite_plan import SuiteOptions, SuitePlan, SuiteRun, estimate, plan_suite, runs_of
 from engram.experiments.suites import Variant
 from engram.experiments.workers import FAILED, Outcome, execute, run_in_processes, run_suite, start_process
 from engram.methods import measure_costs
@@ -152,6 +151,9 @@ def test_a_suite_writes_a_result_per_run_and_a_file_that_lists_them(file: Path, 
         assert all(variant.settings.items() <= result.settings.items() for result in results)
         assert all(len(result.curve) == 2 and result.settings["epochs"] == 1 for result in results)
     assert plan.runs_left == []
+    assert plan.disk_bytes == pytest.approx(
+        sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors")), rel=0.2
+    )
 
 
 def test_a_finished_suite_has_no_runs_left_and_rewrites_nothing(finished: Finished, file: Path, tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from engram.experiments.events import Listener, TensorBoard
 from engram.experiments.measuring import Measurement
-from engram.experiments.plan import Plan, summarise
-from engram.experiments.presets import PRESETS
+from engram.experiments.plan import PRESETS, Plan, summarise
 from engram.experiments.results import Result
 from engram.experiments.running import run
 

@@ -9,26 +9,31 @@ events.jsonl         the event log
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
-from engram import storage
+from engram import __version__, storage
 from engram.errors import UsageError
 from engram.experiments.measuring import Measurement
 from engram.methods import Learner
+from engram.network import parallel
 from engram.settings import differences
 
 NOT_THE_RUN = frozenset({".lock", "events.jsonl", "failed.json", "tensorboard"})  # may lie in a folder without a run
 TAKEN = "{} already holds a run. Continue it with --resume, or choose another --out."
 FOREIGN = "{} holds something else ({}). Choose an empty or new folder."
+THEN = ", then "
 SAVING_SHARE = 0.05  # of the training time may be spent on saving
 
 
@@ -41,6 +46,26 @@ class RunState:
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
     networks_reused: int = 0  # trained by other runs, whose seconds do not count here
     environment: dict[str, str] = field(default_factory=dict)
+
+
+def environment(device: str, before: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Versions and hardware. What differs from `before`, where the run started, is recorded as "old, then new"."""
+    now = {
+        "engram": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),  # other kernels round differently
+        "device": device,
+        "processes": str(parallel.world_size()),
+        "threads": str(torch.get_num_threads()),
+        "cores": str(os.cpu_count()),
+    }
+    old = {name: (before or now).get(name, "not recorded") for name in now}
+    return {
+        name: old[name] if old[name].split(THEN)[-1] == new else f"{old[name]}{THEN}{new}" for name, new in now.items()
+    }
 
 
 @contextmanager

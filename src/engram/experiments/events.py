@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from engram import storage
 from engram.errors import EngramError, not_installed
-from engram.progress import Phase, Progress
+from engram.progress import Phase, Progress, Stopwatch
 
 
 class Listener(Protocol):
@@ -59,11 +59,12 @@ class TensorBoard:
         self.writer.flush()
 
 
-class RunProgress:
-    """A `Progress` that sends events to listeners and passes everything on to `inner`."""
+class RunProgress(Stopwatch):
+    """A stopwatch that sends events to listeners and passes everything on to `inner`."""
 
     def __init__(self, inner: Progress, listeners: Sequence[Listener]) -> None:
-        self.inner, self.listeners = inner, listeners
+        super().__init__(inner)
+        self.listeners = listeners
         self.task = 0  # the current task, counted from 1
 
     def log(self, event: str, **values: Any) -> None:
@@ -85,11 +86,10 @@ class RunProgress:
     @contextmanager
     def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
         """A phase of the inner progress; its end is logged with its seconds."""
-        start = time.perf_counter()
-        with self.inner.phase(name, steps) as phase:
+        before = self.seconds.get(name, 0.0)
+        with super().phase(name, steps) as phase:
             yield _RunPhase(phase, self, name)
-        if self.task and name != "run":
-            self.log("phase", task=self.task, phase=name, seconds=round(time.perf_counter() - start, 3))
+        self.log("phase", task=self.task, phase=name, seconds=round(self.seconds[name] - before, 3))
 
 
 class _RunPhase:

@@ -1,26 +1,44 @@
-"""`Result`: what a run measured, with the settings and the environment that it was measured with."""
+"""The files of runs and suites: `Result`, what a run measured and with which settings, and `SuiteFile`."""
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from engram import storage
 from engram.errors import DataError
-from engram.network import parallel
 
 SCHEMA = 1
-THEN = ", then "
 BY_TASK = (  # fields with a value for each task
     *("classes_seen", "curve", "curve_top5", "accuracy_matrix"),
     *("omega", "omega_previous", "omega_first", "ceiling_curve", "drift_gap"),
 )
+
+
+@dataclass(frozen=True)
+class SuiteRow:
+    """One line or point of a suite's file: runs that differ only in the seed."""
+
+    label: str
+    series: str
+    value: float | None = None
+    runs: list[str] = field(default_factory=list)  # folders, relative to the suite's
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteFile:
+    """What a suite writes beside its runs, for reports and for resuming."""
+
+    schema: int
+    suite: str
+    dataset: str = ""
+    preset: str = ""
+    summary: str = ""
+    finding: str | None = None  # what the paper found
+    varies: str | None = None  # the setting that `value` is a value of
+    command: str | None = None
+    variants: list[SuiteRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +71,13 @@ class Result:
     environment: dict[str, str]
     split: dict[str, Any]  # how the stream was made from the data set
     networks_reused: int | None  # networks that other runs had trained: `seconds` does not count them; None: unknown
+
+    @property
+    def leading(self) -> tuple[str, float, list[float]]:
+        """The accuracy to quote, as prefix, average and curve: on ImageNet top-5, as in the literature."""
+        if self.dataset.startswith("imagenet"):
+            return "top-5 ", self.average_incremental_accuracy_top5, self.curve_top5
+        return "", self.average_incremental_accuracy, self.curve
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain values."""
@@ -89,27 +114,3 @@ class Result:
         if missing := known - set(values):
             raise DataError(f"{path} is not a complete result: {', '.join(sorted(missing))} missing.")
         return cls(**{name: values[name] for name in known})
-
-
-def environment(device: str, before: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Versions and hardware. What differs from `before`, where the run started, is recorded as "old, then new"."""
-    import numpy
-
-    import engram
-
-    now = {
-        "engram": engram.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "platform": platform.platform(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),  # other kernels round differently
-        "device": device,
-        "processes": str(parallel.world_size()),
-        "threads": str(torch.get_num_threads()),
-        "cores": str(os.cpu_count()),
-    }
-    old = {name: (before or now).get(name, "not recorded") for name in now}
-    return {
-        name: old[name] if old[name].split(THEN)[-1] == new else f"{old[name]}{THEN}{new}" for name, new in now.items()
-    }

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from engram import __version__, storage
 from engram.data import Stream, Task
 from engram.errors import DataError, UsageError
-from engram.experiments.checkpoint import FileEpochCheckpoints, RunFolder, RunState, open_run
-from engram.experiments.estimate import check_memory
+from engram.experiments.checkpoint import FileEpochCheckpoints, RunFolder, RunState, environment, open_run
 from engram.experiments.events import EventLog, Listener, RunProgress
 from engram.experiments.measuring import Measurement, average_incremental_accuracy, forgetting, measure, origin_of
-from engram.experiments.results import Result, environment
+from engram.experiments.results import Result
 from engram.features import MEGABYTE
 from engram.methods import Learner
 from engram.network import Cache, Network, choose_device, parallel, threads_for
-from engram.progress import SILENT, Progress, Stopwatch
+from engram.progress import SILENT, Progress
 from engram.settings import unused
 from engram.text import printable
 
 # (task, measurement, seconds by phase so far; empty for a task that was done before the run was resumed)
 AfterTask = Callable[[int, Measurement, dict[str, float]], None]
+
+COPIES = 3  # of the stored images exist for a moment: themselves, and what is made of them to be saved
+GIGABYTE = 2**30
 
 
 def run(
@@ -108,7 +114,33 @@ def _check(learner: Learner, stream: Stream) -> None:
                 f"Task {task.index + 1} ({listed}) has no test samples, so accuracy cannot be measured on it. Give its "
                 "classes more samples, or leave them out."
             )
-    check_memory(learner, stream)
+    _check_memory(learner, stream)
+
+
+def _check_memory(learner: Learner, stream: Stream) -> None:
+    """Refuse a codec that does not suit the network, and more images than this machine has memory for."""
+    counts, samples = class_counts(stream.tasks), stream.tasks[0].train
+    learner.memory_bytes(counts, samples)
+    images, memory = learner.stored_images(counts), machine_memory()
+    if COPIES * images * samples.sample_bytes > memory:
+        raise UsageError(
+            f"The method '{learner.name}' would store {images:,} images of {samples.sample_bytes:,} bytes, and "
+            f"{COPIES} copies of them while they are saved; this machine has {memory / GIGABYTE:,.1f} GB of memory. "
+            "Store fewer, make them smaller with --image-size, or take fewer --tasks."
+        )
+
+
+def machine_memory() -> int:
+    """The bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def class_counts(tasks: Sequence[Task]) -> Tensor:
+    """How many training samples each class has in all of these tasks, (K,)."""
+    if not tasks:
+        return torch.empty(0, dtype=torch.int64)
+    _, counts = torch.cat([task.train.labels for task in tasks]).unique(return_counts=True)
+    return counts  # type: ignore[no-any-return]
 
 
 def _learn(
@@ -121,19 +153,18 @@ def _learn(
 ) -> RunState:
     """Learn the tasks that are left, each saved as soon as it is measured."""
     state = _restore(learner, folder)
-    watch = Stopwatch(events, state.seconds)
-    state.seconds = watch.seconds
+    events.seconds = state.seconds
     after_task = after_task or (lambda *_: None)
     for done, measurement in enumerate(state.measurements):
         after_task(done, measurement, {})
-    with events.phase("run", len(stream)) as phase:
+    with events.inner.phase("run", len(stream)) as phase:
         phase.advance(learner.tasks_)
         for task in stream.tasks[learner.tasks_ :]:
             events.task = task.index + 1
-            network = _train(learner, task, fingerprints[: task.index + 1], folder, state, watch)
-            sources = learner.absorb(task, network, watch)
+            network = _train(learner, task, fingerprints[: task.index + 1], folder, state, events)
+            sources = learner.absorb(task, network, events)
             state.origins = origin_of(sources.features, task.index, state.origins)
-            measurement = measure(learner, stream, task.index, state.origins, watch)
+            measurement = measure(learner, stream, task.index, state.origins, events)
             state.measurements.append(measurement)
             if folder is not None:
                 folder.save(learner, state)

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,14 @@ from engram import storage
 from engram.data import Dataset, DecodeOptions, Stream, load
 from engram.errors import UsageError, nearest, unknown
 from engram.experiments.checkpoint import RunFolder
-from engram.experiments.estimate import Estimate, estimate
-from engram.experiments.plan import Plan
-from engram.experiments.presets import classes_per_task, preset
-from engram.experiments.results import Result
-from engram.experiments.running import identifying
+from engram.experiments.plan import Plan, classes_per_task, preset
+from engram.experiments.results import SCHEMA, Result, SuiteFile, SuiteRow
+from engram.experiments.running import class_counts, identifying
 from engram.experiments.suites import SUITES, DataFacts, Variant
-from engram.methods import BudgetError, Costs, make, measure_costs, setting_names
+from engram.methods import BudgetError, Costs, Learner, make, measure_costs, setting_names
+from engram.network.cache import MAX_BYTES
 from engram.progress import SILENT, Progress
 
-SCHEMA = 1
 IMAGES_PER_CLASS = 20  # the paper's, where a preset has no number
 COST_SETTINGS = ("network", "head", "batch_size", "tuned_weights", "adapter", "adapter_width", "adapter_depth")
 
@@ -60,6 +58,24 @@ class SuiteOptions:
     def load(self, progress: Progress = SILENT) -> Dataset:
         """The data set."""
         return load(self.dataset, self.data, progress, self.decoding)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one run will take, task by task, and the bytes of its memory at the end."""
+
+    training: tuple[float, ...]  # seconds
+    images: tuple[int, ...]  # that are extracted, also to measure: runs of one training share equal ones
+    extracting: tuple[float, ...]  # seconds
+    adapting: tuple[float, ...]  # seconds
+    memory_bytes: int
+    network_bytes: int  # of one network; a run's checkpoint has one, and the suite's cache has one per training
+    features_bytes: int  # of everything extracted
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return sum(self.training) + sum(self.extracting) + sum(self.adapting)
 
 
 @dataclass(frozen=True)
@@ -108,11 +124,17 @@ class SuitePlan:
     options: SuiteOptions
     rows: Sequence[PlannedVariant]
     seconds_left: Mapping[Path, Sequence[float]]  # by run: an estimate for each of its tasks
+    disk_bytes: int  # an estimate of what the runs left will write, the suite's cache included
 
     @property
     def runs_left(self) -> list[SuiteRun]:
         """The runs that are not done, in the order to run them."""
         return [run for run in scheduled(run for row in self.rows for run in row.runs) if not run.done]
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that a run which is left stores of old classes."""
+        return max((row.estimate.memory_bytes for row in self.rows if row.done < len(row.runs)), default=0)
 
     @property
     def seconds(self) -> float:
@@ -123,20 +145,30 @@ class SuitePlan:
         """Write the suite's file, for reports and for resuming. An existing one needs `resume` and the same runs."""
         folder, suite = self.options.folder, SUITES[self.options.suite]
         path = folder / f"suite-{self.options.suite}.json"
-        rows: list[dict[str, Any]] = []
-        for row in self.rows:
-            shown = {name: getattr(row.variant, name) for name in ("label", "series", "value")}
-            rows.append({**shown, "runs": [str(run.folder.relative_to(folder)) for run in row.runs]})
+        rows = [
+            SuiteRow(each.label, each.series, each.value, [str(run.folder.relative_to(folder)) for run in row.runs])
+            for row in self.rows
+            for each in [row.variant]
+        ]
         storage.make_folder(folder)
         if path.exists():
             if not resume:
                 raise UsageError(f"{path} exists already. Continue the suite with --resume, or choose another --out.")
             before = {run for row in storage.read_json(path)["variants"] for run in row["runs"]}
-            if before - {run for row in rows for run in row["runs"]}:
+            if before - {run for row in rows for run in row.runs}:
                 raise UsageError(f"{path} has runs that this suite does not. Repeat its command, or add seeds to it.")
-        head = {name: getattr(self.options, name) for name in ("suite", "dataset", "preset")}
-        text = {"summary": suite.summary, "finding": suite.finding, "varies": suite.varies, "command": command}
-        storage.write_json(path, {"schema": SCHEMA, **head, **text, "variants": rows})
+        written = SuiteFile(
+            schema=SCHEMA,
+            suite=self.options.suite,
+            dataset=self.options.dataset,
+            preset=self.options.preset,
+            summary=suite.summary,
+            finding=suite.finding,
+            varies=suite.varies,
+            command=command,
+            variants=rows,
+        )
+        storage.write_json(path, asdict(written))
 
 
 def plan_suite(options: SuiteOptions, dataset: Dataset) -> SuitePlan:
@@ -153,23 +185,50 @@ def plan_suite(options: SuiteOptions, dataset: Dataset) -> SuitePlan:
         if kind not in costs:
             costs[kind] = measure_costs(learner, dataset.train, len(dataset.class_names), trains=trains)
         members.append((variant, runs, estimate(learner, stream, costs[kind])))
-    left = _seconds_left({run: one for _, runs, one in members for run in runs})
+    left, disk_bytes = _left({run: one for _, runs, one in members for run in runs})
     uncounted = dict(left)  # a run that two variants have in common counts for the first
     rows = [
         PlannedVariant(variant, runs, one, sum(sum(uncounted.pop(run.folder, ())) for run in runs))
         for variant, runs, one in members
     ]
-    return SuitePlan(options, rows, left)
+    return SuitePlan(options, rows, left, disk_bytes)
 
 
-def _seconds_left(estimates: Mapping[SuiteRun, Estimate]) -> dict[Path, list[float]]:
-    """Seconds for each task of the runs that are not done; what is shared counts for the first run that needs it."""
+def estimate(learner: Learner, stream: Stream, costs: Costs) -> Estimate:
+    """What learning a stream will take with these costs, nothing shared."""
+    works, images = [], []
+    for task in stream:
+        before, after = class_counts(stream.tasks[: task.index]), class_counts(stream.tasks[: task.index + 1])
+        decided = learner.decided(task, task.index)
+        tunes = decided is None or decided.tunes  # a trial trains for about as long as what it may lead to
+        exemplars = learner.stored_images(before) if task.index else 0
+        works.append(learner.work(len(task.train) + exemplars, task.index, tunes=tunes))
+        tested = sum(len(each.test) for each in stream.tasks[: task.index + 1])
+        images.append(works[-1].extracted + tested + learner.stored_features(after))  # ω needs their images
+    network = learner.initial_network(stream.tasks[0].train.select(torch.arange(1)))
+    return Estimate(
+        training=tuple(costs.training(work) for work in works),
+        images=tuple(images),
+        extracting=tuple(each * costs.extracted for each in images),
+        adapting=tuple(work.adapter_steps * costs.adapter_step for work in works),
+        memory_bytes=learner.memory_bytes(class_counts(stream.tasks), stream.tasks[0].train),
+        network_bytes=sum(tensor.nbytes for tensor in network.state_dict().values()),
+        features_bytes=4 * network.dimension * sum(images),
+    )
+
+
+def _left(estimates: Mapping[SuiteRun, Estimate]) -> tuple[dict[Path, list[float]], int]:
+    """Seconds for each task of the runs that are not done, and bytes on disk for all of them.
+
+    What is shared counts for the first run that needs it.
+    """
     found = {run.folder: one for run, one in estimates.items()}
     runs = {run: found[run.folder] for run in scheduled(estimates)}
     learned = {run: len(one.training) if run.done else RunFolder(run.folder).tasks_done for run, one in runs.items()}
     trained = {network for run in runs for network in run.networks(learned[run])}
     extracted = {(run.training, one.images) for run, one in runs.items() if run.done}
     left: dict[Path, list[float]] = {}
+    disk_bytes = features_bytes = 0
     for run, one in runs.items():
         if run.done:
             continue
@@ -179,9 +238,11 @@ def _seconds_left(estimates: Mapping[SuiteRun, Estimate]) -> dict[Path, list[flo
             seconds += one.training[task] if network not in trained else 0
             seconds += one.extracting[task] if (run.training, one.images) not in extracted else 0
             left[run.folder].append(seconds)
+        disk_bytes += one.memory_bytes + one.network_bytes * (1 + len({*run.networks(len(one.training))} - trained))
+        features_bytes += one.features_bytes if (run.training, one.images) not in extracted else 0
         trained.update(run.networks(len(one.training)))
         extracted.add((run.training, one.images))
-    return left
+    return left, disk_bytes + min(features_bytes, MAX_BYTES)
 
 
 def scheduled(runs: Iterable[SuiteRun]) -> list[SuiteRun]:

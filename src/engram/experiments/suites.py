@@ -171,7 +171,7 @@ EXEMPLAR_FREE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "nearest mean, no compensation": ("sdc", {"compensation": "identity"}),
     "fecam, frozen": ("fecam", {}),
     "fecam, ridge compensation": ("fecam", {"tune": "every", "compensation": "ridge"}),
-    **{method: (method, {}) for method in ("fetril", "gamma-lwf", "lwf", "mas", "ewc", "finetune")},
+    **{method: (method, {}) for method in ("fetril", "gamma-lwf", "lwf", "lwm", "mas", "ewc", "finetune")},
     "lwf, softmax, λ = 10, T = 2": ("lwf", {"loss_function": "softmax", "distillation": 10.0, "temperature": 2.0}),
 }
 
@@ -182,6 +182,14 @@ def _exemplar_free(facts: DataFacts, *, warm: bool = False) -> Iterable[Variant]
         stores = method in ("engram", "features", "features-unadapted")
         stored = {"features_per_class": facts.features_per_class} if stores else {}
         yield _variant(method, label, {**stored, **settings}, **first)
+
+
+EXEMPLARS = ("icarl", "eeil", "lucir", "bic", "bic-uncorrected", "il2m", "threshold-moving", "gem", "a-gem")
+
+
+def _exemplars(facts: DataFacts) -> Iterable[Variant]:
+    for method in EXEMPLARS:
+        yield _variant(method, settings={"images_per_class": facts.images_per_class})
 
 
 SUITES: Mapping[str, Suite] = {
@@ -261,6 +269,10 @@ SUITES: Mapping[str, Suite] = {
     "exemplar-free-warm": Suite(
         summary="the same, after a first task of half of the classes (ours)",
         variants=partial(_exemplar_free, warm=True),
+    ),
+    "exemplars": Suite(
+        summary="every method that stores images, with as many of each class (ours)",
+        variants=_exemplars,
     ),
     "parts": Suite(
         summary="what each part of our method is worth (ours, validation)",

@@ -48,10 +48,11 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)
 METHODS = (
     *("features", "hybrid", "gamma-lwf", "gamma-icarl", "eeil", "lucir", "bic", "finetune", "engram"),
     *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay", "ewc", "mas"),
+    *("gem", "lwm", "il2m", "threshold-moving"),
 )
 ABLATIONS = {
     **{"features-unadapted": "features", "lwf": "gamma-lwf", "icarl": "gamma-icarl", "bic-uncorrected": "bic"},
-    "joint": "finetune",
+    **{"joint": "finetune", "a-gem": "gem"},
 }
 
 Styles = dict[str, dict[str, Any]]  # by group, arguments of `Axes.plot`

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ import pandas as pd
 import pydantic
 
 from engram.errors import DataError
-from engram.experiments.results import BY_TASK, SCHEMA, Result
+from engram.experiments.results import BY_TASK, SCHEMA, Result, SuiteFile
 from engram.storage import ASIDE, read_json
 from engram.text import printable
 
@@ -27,36 +27,13 @@ LONGEST_LABEL = 120
 MOST_SETTINGS = 4  # that a label names before it chooses among them
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One line or point of a suite: runs that differ only in the seed."""
-
-    label: str
-    series: str
-    value: float | None = None
-    runs: list[str] = field(default_factory=list)  # folders, relative to the suite's
+Loaded = TypeVar("Loaded", Result, SuiteFile)
 
 
-@dataclass(frozen=True)
-class Suite:
-    """What the file of a suite says."""
-
-    schema: int
-    suite: str
-    summary: str = ""
-    finding: str | None = None  # what the paper found
-    varies: str | None = None  # the setting that `value` is a value of
-    command: str | None = None
-    variants: list[Variant] = field(default_factory=list)
-
-
-Loaded = TypeVar("Loaded", Result, Suite)
-
-
-def read_runs(places: Sequence[Path]) -> tuple[pd.DataFrame, dict[Path, Suite], list[str]]:
+def read_runs(places: Sequence[Path]) -> tuple[pd.DataFrame, dict[Path, SuiteFile], list[str]]:
     """One row per result in these files and folders, the suites by their files, and a note on each file skipped."""
     runs: dict[Path, dict[str, Any]] = {}
-    suites: dict[Path, Suite] = {}
+    suites: dict[Path, SuiteFile] = {}
     notes: list[str] = []
     for place in places:
         if not place.exists():
@@ -66,7 +43,7 @@ def read_runs(places: Sequence[Path]) -> tuple[pd.DataFrame, dict[Path, Suite], 
                 continue
             try:
                 if file.name.startswith("suite"):
-                    suites[file.resolve()] = _load(Suite, file)
+                    suites[file.resolve()] = _load(SuiteFile, file)
                 else:
                     runs[file.resolve()] = _row(file)
             except DataError as error:
@@ -81,7 +58,9 @@ def _load(kind: type[Loaded], file: Path) -> Loaded:
     try:
         loaded = pydantic.TypeAdapter(kind).validate_python(_checked(read_json(file)))
     except (ValueError, RecursionError) as error:  # pydantic's errors are ValueErrors
-        raise DataError(f"{file} is no {kind.__name__.lower()}: {' '.join(str(error).split())[:200]}") from error
+        raise DataError(
+            f"{file} is no {kind.__name__.removesuffix('File').lower()}: {' '.join(str(error).split())[:200]}"
+        ) from error
     if loaded.schema != SCHEMA:
         raise DataError(f"{file} has schema {loaded.schema}; this version reads {SCHEMA}.")
     return loaded
@@ -133,7 +112,7 @@ class Section:
 
     runs: pd.DataFrame  # a row per run with its `group`, `series` and `value`, in the order of display
     varies: str | None = None  # the swept setting: `value` is a value of it
-    suite: Suite | None = None
+    suite: SuiteFile | None = None
     title: str = ""
     name: str = ""  # the title in lower-case letters, digits and dashes: for anchors and files
 
@@ -186,7 +165,7 @@ def _interval(stats: pd.DataFrame) -> pd.DataFrame:
     return stats[["mean", "std"]].assign(low=stats["mean"] - half, high=stats["mean"] + half)
 
 
-def make_sections(runs: pd.DataFrame, suites: Mapping[Path, Suite], notes: list[str]) -> list[Section]:
+def make_sections(runs: pd.DataFrame, suites: Mapping[Path, SuiteFile], notes: list[str]) -> list[Section]:
     """A section per suite and stream, then one per stream of the other runs. Adds to the notes."""
     sections: list[Section] = []
     rest = runs
