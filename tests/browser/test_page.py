@@ -1,5 +1,6 @@
 """The page of `engram serve` in a real browser with a real server."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def test_teach_classify_rename_roll_back_and_forget(browser: Any, tmp_path: Path
     images = draw(tmp_path / "images", (TULIP, DAISY), 24)
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
-        says(page, "#classify", "There is no model yet.")
+        says(page, "#summary", "There is no model yet.")
 
         teach(page, images)
         says(page, ".job h3", "Learned", UPDATE_TIMEOUT)
@@ -95,7 +96,7 @@ def test_photos_are_taught_and_classified_and_a_third_class_is_added(
                 page.get_by_role("button", name="Add a class").click()
             group = page.locator("fieldset").nth(number)
             group.get_by_label("Class", exact=True).fill(name)
-            group.locator("input[type=file][multiple]").set_input_files(files(photos / "train" / name)[:30])
+            group.locator("input[type=file][multiple]").set_input_files(files(photos / "train" / name)[:8])
         page.get_by_role("button", name="Teach", exact=True).click()
 
     def known(page: Any) -> list[str]:
@@ -155,7 +156,7 @@ def test_a_model_created_by_another_process_appears(browser: Any, small_model: M
         page = opened(browser, address).page
         page.clock.install()
         page.reload()
-        says(page, "#classify", "There is no model yet.")
+        says(page, "#summary", "There is no model yet.")
         copied(small_model, tmp_path / "model")
         page.clock.run_for(20_000)  # milliseconds, until the page looks again
         says(page, "#summary", "Version 2: it knows 3 classes")
@@ -221,6 +222,20 @@ OVERLAPPING = """() => {
 
 def test_no_text_overlaps_another_or_is_cut_off(view: View) -> None:
     assert view.page.evaluate(OVERLAPPING) == []
+
+
+def test_the_first_screen_without_a_model_is_tidy(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path / "model") as address:
+        for width, scheme in VIEWS:
+            view = opened(browser, address, width, scheme)
+            says(view.page, "#summary", "There is no model yet.")
+            assert view.page.locator("main").inner_text().count("no model") == 0
+            assert view.complaints == []
+            assert not scrolls_sideways(view)
+            assert view.page.evaluate(OVERLAPPING) == []
+            assert view.page.evaluate(FAINT) == []
+            if pictures := os.environ.get("ENGRAM_PICTURES"):
+                view.page.screenshot(path=f"{pictures}/empty-{width}-{scheme}.png")
 
 
 def test_every_text_has_enough_contrast(view: View) -> None:
@@ -292,8 +307,7 @@ def test_a_prediction_below_the_threshold_is_shown_as_none_of_these(
         page = opened(browser, address).page
         says(page, "#summary", "it knows 3 classes")
         playwright.expect(page.locator("#uncalibrated")).to_be_hidden()
-        page.locator("#reject-enabled").check()
-        page.locator("#reject").fill("100")
+        page.locator("#probability").fill("100")  # which chooses this option
         page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
         says(page, "#answers", "None of these")
 
@@ -305,18 +319,22 @@ def test_images_of_unknown_classes_are_shown_as_none_of_these(browser: Any, tmp_
     other = draw(tmp_path / "other", ("grey",), 1)
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
-        says(page, "#unknown-rates", f"{100 * learned.rejection.known_accepted:.1f} % of images of known classes")
-        page.locator("#unknown-enabled").check()
+        says(page, "#known-accepted", f"known classes, {100 * learned.rejection.known_accepted:.1f} % are accepted")
+        page.locator("#by-rate").check()
         page.locator("#classify-drop input[multiple]").set_input_files(files(other / "grey"))
         says(page, "#answers", "None of these")
-        page.locator("#reject-enabled").check()
-        playwright.expect(page.locator("#unknown-enabled")).not_to_be_checked()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.locator("#rate").select_option("20 %")
+        page.locator("#classify-drop input[multiple]").set_input_files(files(other / "grey"))
+        playwright.expect(page.locator("#answers .none")).to_have_count(2)
+        assert [url.partition("reject=")[2] for url in asked if "classify" in url] == ["20%25"]
 
 
 def test_uncalibrated_probabilities_are_not_shown(browser: Any, known: tuple[str, Path]) -> None:
     page = opened(browser, known[0]).page
     says(page, "#uncalibrated", "Classes are ranked without percentages")
-    playwright.expect(page.locator("#reject-option")).to_be_hidden()
+    playwright.expect(page.locator("#probability-option")).to_be_hidden()
     says(page, "#facts", "not calibrated: too few held-out images")
     page.locator("#classify-drop input[multiple]").set_input_files(files(known[1] / "1" / TULIP)[:1])
     playwright.expect(page.locator("#answers .bars li").first).to_have_text(TULIP)
@@ -333,12 +351,13 @@ def test_warnings_about_the_images_are_shown(browser: Any, tmp_path: Path) -> No
             group.get_by_label("Class", exact=True).fill(name)
             group.locator("input[type=file][multiple]").set_input_files(files(images / name)[:count])
         page.get_by_role("button", name="Teach", exact=True).click()
-        playwright.expect(page.get_by_role("list", name="Warnings").get_by_role("listitem")).to_have_count(2)
+        warnings = page.get_by_role("list", name="Warnings").get_by_role("listitem")
+        playwright.expect(warnings).to_have_count(2, timeout=UPDATE_TIMEOUT)
         says(page, ".warnings", DAISY)
 
 
 def test_signing_in_shows_the_page_and_stores_nothing_scripts_can_read(browser: Any, known: tuple[str, Path]) -> None:
-    with serving(known[1] / "model", ENGRAM_TOKEN=TOKEN) as address:
+    with serving(known[1] / "model", token=TOKEN) as address:
         page = opened(browser, address).page
         page.get_by_label("Token").fill("a wrong token of enough characters")
         page.keyboard.press("Enter")

@@ -11,18 +11,18 @@ from made_results import every_method, result, save, save_suite
 from engram.experiments.report import make_report
 
 COMMITTED = Path(__file__).parents[2] / "benchmarks" / "results"
+SOME = ("digits", "cifar100-10-tasks", "cifar100-table1", "exemplar-free-short")  # all of them take 20 seconds
 LONG = ", with a setting of a name that is rather long and a value that is longer still"
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The reports that are looked at: what is committed, thirteen methods, long and strange names, and a suite."""
+    """The reports that are looked at: of committed results, thirteen methods, strange names and a suite."""
     folder = tmp_path_factory.mktemp("reports")
     names = ["WWWWWWWW" * 12, "🦜 emoji 日本語" * 4, "משהו בעברית", "<b>bold</b> & $x$", "_hidden", "i" * 300]
     strange = [result(name, 0, [0.9, 0.6], seconds={"train": 40.0, name: 9.0}) for name in names]
     save_suite(folder / "suite", [0, 0.01, 0.05, 0.1, 1, 1.05, 1.1, 1000])
     sources = {
-        "committed": COMMITTED,
         "thirteen": save(folder / "thirteen", *every_method(seeds=2)),
         "long": save(folder / "long", *every_method(tasks=20, seeds=2, suffix=LONG)),
         "strange": save(folder / "strange", *strange),
@@ -30,7 +30,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, source in sources.items():
         make_report([source]).save(folder / f"{name}.html")
-    return {name: folder / f"{name}.html" for name in sources}
+    make_report([COMMITTED / name for name in SOME]).save(folder / "committed.html")
+    return {name: folder / f"{name}.html" for name in (*sources, "committed")}
 
 
 @pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}", scope="module")

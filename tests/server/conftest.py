@@ -26,7 +26,7 @@ def serve(model: ModelFolder) -> Iterator[Serve]:
     open_clients: list[TestClient] = []
 
     def start(folder: ModelFolder = model, **settings: Any) -> TestClient:
-        config = Config(**{"decoders": 1, "epochs": 1, "device": "cpu", **settings})
+        config = Config(**{"decoders": 1, "epochs": 1, "device": "cpu", "nice": 0, **settings})
         client = TestClient(make_app(folder, config), base_url="http://localhost", raise_server_exceptions=False)
         client.__enter__()
         open_clients.append(client)

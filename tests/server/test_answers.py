@@ -55,7 +55,10 @@ def test_images_of_unknown_classes_are_rejected_as_predict_does(serve: Serve, tm
         assert [each["rejected"] for each in response["predictions"]] == rejected
     noise = client.post("/api/classify?reject=auto", files=files(image_bytes("grey"))).json()
     assert noise["predictions"][0]["rejected"] is True
-    assert client.get("/api/model").json()["rejection"]["rate"] == 0.05
+    offered = {each["rate"]: each for each in client.get("/api/evidence").json()["rejections"]}
+    assert offered[0.05] == client.get("/api/model").json()["rejection"]
+    accepted = [not each.rejected for each in predict(load(folder), sorted(pictures.rglob("*.*")), reject="20%")]  # type: ignore[union-attr]
+    assert offered[0.2]["known_accepted"] == pytest.approx(sum(accepted) / len(accepted), abs=0.1)
 
 
 def test_a_model_that_cannot_estimate_the_rate_refuses_it(client: TestClient) -> None:
@@ -73,7 +76,8 @@ def test_a_missing_model_is_reported_and_not_created(serve: Serve, tmp_path: Pat
     client = serve(ModelFolder(tmp_path / "none"))
     assert client.get("/livez").status_code == 200
     assert client.get("/readyz").status_code == 503
-    assert client.get("/api/model").status_code == 404
+    response = client.get("/api/model")
+    assert (response.status_code, response.json()) == (200, None)
     response = client.post("/api/classify", files=files(image_bytes(TULIP)))
     assert response.status_code == 503
     assert response.headers["content-type"] == "application/problem+json"

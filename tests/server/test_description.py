@@ -49,7 +49,7 @@ def test_responses_match_the_openapi_document(
         strategy = described[path][method].as_strategy(generation_mode=mode)
 
         @hypothesis.settings(
-            max_examples=EXAMPLES,
+            max_examples=1 if path == "/api/export" else EXAMPLES,  # it takes a second and has no parameters
             deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),

@@ -28,8 +28,8 @@ def test_a_large_photo_in_tiles_fits_the_memory_of_a_decoder(serve: Serve) -> No
     """Tiles are decoded in several threads, each with its own stack."""
     client = serve()
     decoders = client.app.state.services.decoders  # type: ignore[attr-defined]
-    content = heic(gradient(3000, 4000), tile_size=512, quality=50, chroma=420, enc_params={"preset": "ultrafast"})
-    expected = np.array(Image.fromarray(gradient(3000, 4000)[:, 500:3500]).resize((16, 16), Image.Resampling.BICUBIC))
+    content = heic(gradient(1500, 2000), tile_size=256, quality=50, chroma=420, enc_params={"preset": "ultrafast"})
+    expected = np.array(Image.fromarray(gradient(1500, 2000)[:, 250:1750]).resize((16, 16), Image.Resampling.BICUBIC))
     assert np.abs(decoders.decode(content, 16).numpy() - expected.astype(float)).max() <= 10
     assert "engram_decoder_restarts_total 0.0" in client.get("/metrics").text
 

@@ -15,7 +15,8 @@ from server_made import Serve, files, image_bytes, update_form, wait_for_job, wa
 from starlette.testclient import TestClient
 
 from engram.model import LearnOptions, ModelFolder, learn, rename, verify
-from engram.server.jobs import Upload
+from engram.server import Config
+from engram.server.uploads import Upload
 
 LONG = {"epochs": 100_000}  # an update that does not end by itself
 PAIR = {  # two new classes, so that the network is trained
@@ -33,7 +34,7 @@ def learning(client: TestClient) -> Any:
 
 
 def test_a_killed_update_fails_and_leaves_the_model_unchanged(serve: Serve, model: ModelFolder) -> None:
-    client = serve(**LONG)
+    client = serve(nice=Config().nice, **LONG)
     job = learning(client)
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, job.process.pid) == min(ours + 10, 19)

@@ -1,91 +1,23 @@
-"""The HTTP routes, their schemas, and the parsing of uploads."""
+"""Routes about the model, its updates and edits, the session and the server itself."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any, TypeVar
+from contextlib import suppress
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from prometheus_client import generate_latest
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import FormData, UploadFile
-from typing_extensions import TypedDict  # pydantic needs it below Python 3.12
 
-from engram.data.images import UnreadableImage
-from engram.data.labelled import check_class_names
-from engram.errors import DataError, UsageError
-from engram.model import (
-    Answer,
-    ModelFolder,
-    ModelSummary,
-    Rejection,
-    forget,
-    inspect,
-    merge,
-    rejection,
-    rename,
-    rollback,
-)
-from engram.server.config import Config
-from engram.server.connections import Connections, address_of
-from engram.server.decoding import COSTLY_IMAGES, Decoders
-from engram.server.inference import ACCEPT_ALL, Batcher, LoadedModel, ModelLoader
-from engram.server.jobs import STATUS, Jobs, JobStatus, Upload
-from engram.server.limits import RequestLimits
-from engram.server.metrics import Metrics
-from engram.server.problems import NoModel, Problem, too_many
-from engram.server.security import COOKIE, Authenticator
-from engram.server.webhook import Webhook
-from engram.text import LONGEST_NAME, composed, printable, unfit
-
-Result = TypeVar("Result")
-LONGEST_FILE_NAME = 200  # characters in responses
-LONGEST_NEW_NAME = 300  # characters of a class; models made on the command line may have longer ones
-NAME_TOO_LONG = f"The name of a class may have {LONGEST_NEW_NAME} characters at most. Shorten it."
-
-
-class Services:
-    """The parts of a server that its routes use."""
-
-    def __init__(self, folder: ModelFolder, config: Config) -> None:
-        self.folder, self.config = folder, config
-        self.webhook = Webhook(config.webhook, config.webhook_allow)  # first: it may refuse to start
-        self.authenticator = Authenticator(config)
-        self.connections = Connections(config)
-        self.limits = RequestLimits(config)
-        self.loader = ModelLoader(folder, config.device)
-        self.decoders = Decoders(config, lambda: self.metrics.decoder_restarts.inc())
-        self.batcher = Batcher(config, lambda size: self.metrics.batches.observe(size))
-        self.jobs = Jobs(self.loader, config, self.decoders, self._learned)
-        self.metrics = Metrics(self.jobs, self.loader)
-
-    def close(self) -> None:
-        """End all processes and threads."""
-        self.jobs.close()
-        self.decoders.close()
-        self.batcher.close()
-        self.webhook.close()
-
-    def _learned(self, status: JobStatus) -> None:
-        self.webhook.send("learned", job=STATUS.dump_python(status, mode="json"))
-
-
-async def _services(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
-
-
-Server = Annotated[Services, Depends(_services)]
-
-
-def require_model(server: Server) -> None:
-    """Without a model, there is nothing to describe or to edit."""
-    if not server.folder.exists():
-        raise NoModel(404)
-
+from engram.model import ModelSummary, forget, inspect, merge, rename, rollback
+from engram.server.connections import address_of
+from engram.server.jobs import JobStatus
+from engram.server.problems import NoModel
+from engram.server.security import COOKIE
+from engram.server.services import Server, require_model
+from engram.server.uploads import CLASS_NAME, FILE, LONGEST_NEW_NAME, form_description, read_form, read_upload
+from engram.text import LONGEST_NAME, printable
 
 health = APIRouter()
 api = APIRouter(prefix="/api")
@@ -112,161 +44,6 @@ def metrics(server: Server) -> Response:
     return Response(generate_latest(server.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-PredictedClass = TypedDict("PredictedClass", {"class": str, "probability": Annotated[float, Field(ge=0, le=1)]})
-
-
-class ImagePrediction(BaseModel):
-    """The most probable classes of an image, most probable first."""
-
-    name: str = Field(description="The name of the uploaded file.")
-    top: list[PredictedClass]
-    rejected: bool = Field(description="It is probably of none of the classes, by `reject`.")
-
-
-class UnreadableFile(BaseModel):
-    """Why a file could not be classified."""
-
-    name: str
-    problem: str
-
-
-class Predictions(BaseModel):
-    """Predictions of one version, in the order of the files."""
-
-    generation: int
-    calibrated: bool = Field(description="Whether probabilities were calibrated on held-out images.")
-    predictions: list[ImagePrediction | UnreadableFile]
-
-
-def form_description(**fields: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI description of a form. FastAPI's own form parameters allow 1,000 files at most."""
-    properties = {name: {"type": "array", "minItems": 1, "items": items} for name, items in fields.items()}
-    schema = {"type": "object", "required": list(fields), "properties": properties}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
-
-
-Reject = Annotated[
-    Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-    | Annotated[str, Field(pattern=r"^(auto|[0-9]{1,2}(\.[0-9]{1,6})?%)$")],
-    Query(),
-]
-FILE = {"type": "string", "format": "binary"}
-CLASS_NAME = {"type": "string", "minLength": 1, "maxLength": LONGEST_NEW_NAME}
-
-
-@api.post("/classify", openapi_extra=form_description(files=FILE))
-async def classify(
-    request: Request,
-    server: Server,
-    top: Annotated[int, Query(ge=1, le=100)] = 5,
-    reject: Reject = 0.0,
-) -> Predictions:
-    """Predict the classes of images.
-
-    `reject` is a probability, below which the most probable class is not accepted, or `auto` or a rate such as `5%`:
-    about this share of images of unknown classes is accepted.
-    """
-    await run_in_threadpool(server.loader.current)  # without a model, do not read the upload
-    async with read_form(request, server.config) as form:
-        files = uploaded_files(form, server.config)
-        loaded = await run_in_threadpool(server.loader.current)
-        try:
-            rejected = await run_in_threadpool(rejection, loaded.model, reject or None)
-        except UsageError as error:  # the value is valid: it is the model that cannot reject by it
-            raise Problem(409, str(error)) from error
-        client = address_of(request.scope)
-        predictions = await while_connected(
-            request, [_predict(server, loaded, file, top, rejected, client) for file in files]
-        )
-    found = Predictions(generation=loaded.generation, calibrated=loaded.model.is_calibrated, predictions=predictions)
-    server.webhook.send("classified", **found.model_dump(mode="json"))
-    return found
-
-
-async def _predict(
-    server: Services, loaded: LoadedModel, file: UploadFile, top: int, rejected: Rejection, client: str
-) -> ImagePrediction | UnreadableFile:
-    answer = await predict_file(server, loaded, file, top, client, rejected)
-    if isinstance(answer, UnreadableFile):
-        return answer
-    return ImagePrediction(
-        name=file_name(file),
-        top=[{"class": each.name, "probability": min(each.probability, 1.0)} for each in answer.top[:top]],
-        rejected=rejected.rejects(answer.top[0].probability, answer.similarity),
-    )
-
-
-async def predict_file(
-    server: Services, loaded: LoadedModel, file: UploadFile, top: int, client: str, rejected: Rejection = ACCEPT_ALL
-) -> Answer | UnreadableFile:
-    """At least the `top` most probable classes of an uploaded image, which a process decodes."""
-    decoders = server.decoders
-    try:
-        async with decoders.turn(client):
-            if wait := decoders.seconds_to_wait(client):
-                raise too_many(COSTLY_IMAGES, wait)
-            content, size = await file.read(), loaded.image_size
-            loop = asyncio.get_running_loop()
-            image = await loop.run_in_executor(decoders.threads, decoders.decode, content, size, client)
-    except UnreadableImage as error:
-        server.metrics.images.labels("unreadable").inc()
-        return UnreadableFile(name=file_name(file), problem=str(error))
-    answer = await server.batcher.predict(loaded, image, top, rejected)
-    server.metrics.images.labels("answered").inc()
-    return answer
-
-
-async def while_connected(request: Request, work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results in order. An error, or the end of the connection, cancels what is left."""
-    tasks = [asyncio.create_task(each) for each in work]
-    results, end = asyncio.gather(*tasks), asyncio.ensure_future(request.receive())  # the body is read: it is the end
-    try:
-        await asyncio.wait((results, end), return_when=asyncio.FIRST_COMPLETED)
-        if results.done():
-            return results.result()
-        raise Problem(400, "The connection was closed.")
-    finally:
-        for task in (*tasks, end):
-            task.cancel()
-
-
-@asynccontextmanager
-async def read_form(request: Request, config: Config) -> AsyncIterator[FormData]:
-    """The form that a request sends; its files are deleted at the end."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
-        raise Problem(415, "Send the images as multipart/form-data, in fields named 'files'.")
-    try:
-        form = await request.form(max_files=config.files, max_fields=config.files, max_part_size=4 * LONGEST_NEW_NAME)
-    except (Problem, OSError):  # a limit was exceeded, or the disk is full
-        raise
-    except Exception as error:
-        if "Too many" in (reason := str(getattr(error, "detail", ""))):
-            raise Problem(413, f"A request may have {config.files:,} files at most. Send fewer at a time.") from None
-        if "exceeded maximum size" in reason:
-            raise Problem(422, NAME_TOO_LONG) from None
-        raise Problem(400, "The form is malformed. See /openapi.json.") from None
-    try:
-        yield form
-    finally:
-        await form.close()
-
-
-def uploaded_files(form: FormData, config: Config) -> list[UploadFile]:
-    """The images of a form."""
-    files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
-    if not files or len(files) != len(form.getlist("files")):
-        raise Problem(422, "Send at least one image as a file, in fields named 'files'.")
-    for file in files:
-        if (file.size or 0) > config.file_bytes:
-            raise Problem(413, f"'{file_name(file)}' has more than {config.file_bytes:,} bytes. Make it smaller.")
-    return files
-
-
-def file_name(file: UploadFile) -> str:
-    """The name of an uploaded file, for responses."""
-    return printable(file.filename or "")[:LONGEST_FILE_NAME]
-
-
 @api.post("/teach", status_code=202, openapi_extra=form_description(files=FILE, classes=CLASS_NAME))
 async def teach(
     request: Request,
@@ -275,36 +52,8 @@ async def teach(
 ) -> JobStatus:
     """Update the model with images, each with the class at the same position. This starts a job."""
     async with read_form(request, server.config) as form:
-        upload = await _read_upload(form, server.config)
+        upload = await read_upload(form, server.config)
     return await run_in_threadpool(server.jobs.add, upload, idempotency_key)
-
-
-def labelled_files(form: FormData, config: Config) -> tuple[list[UploadFile], list[str]]:
-    """The images of a form and their classes."""
-    files = uploaded_files(form, config)
-    classes = [composed(name) for name in form.getlist("classes") if isinstance(name, str)]
-    if not len(files) == len(classes) == len(form.getlist("classes")):
-        raise Problem(422, f"There are {len(files)} files and {len(classes)} classes. Send one class for each file.")
-    return files, classes
-
-
-async def _read_upload(form: FormData, config: Config) -> Upload:
-    files, classes = labelled_files(form, config)
-    for name in classes:
-        if problem := unfit(name) or (NAME_TOO_LONG if len(name) > LONGEST_NEW_NAME else None):
-            raise Problem(422, problem)
-    try:
-        check_class_names(dict.fromkeys(classes, "sent"))
-    except DataError as error:
-        raise Problem(422, str(error)) from None
-    upload = Upload()
-    try:
-        for file, class_name in zip(files, classes, strict=True):
-            await run_in_threadpool(upload.add, file_name(file), class_name, await file.read())
-    except BaseException:
-        upload.close()
-        raise
-    return upload
 
 
 @api.get("/jobs")
@@ -366,10 +115,10 @@ class EditResponse(BaseModel, extra="allow"):
     classes: list[str]
 
 
-@edits.get("/model")
-def describe_model(server: Server) -> ModelSummary:
-    """What the model knows and stores, as `engram inspect --json` prints it."""
-    return inspect(server.folder)
+@api.get("/model")
+def describe_model(server: Server) -> ModelSummary | None:
+    """What the model knows and stores, as `engram inspect --json` prints it; null if there is no model yet."""
+    return inspect(server.folder) if server.folder.exists() else None
 
 
 @edits.post("/forget")

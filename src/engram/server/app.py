@@ -24,12 +24,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import engram
 from engram.errors import EngramError
 from engram.model import ModelFolder
-from engram.server.api import Services, api, edits, health
+from engram.server.api import api, edits, health
+from engram.server.classifying import classifying
 from engram.server.config import Config
 from engram.server.connections import CLOSE, Server, address_of
 from engram.server.evidence import measures
-from engram.server.exports import exports
 from engram.server.problems import HEADERS, MEDIA_TYPE, as_problem, problem_response
+from engram.server.services import Services
 
 PAGE = Path(__file__).parent / "page"
 PRELOADED = ["engram.server.decoding", "engram.server.updating"]  # by the fork server
@@ -104,7 +105,7 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
         middleware=[Middleware(RequestMiddleware, services=services)],
     )
     app.state.services = services
-    for router in (health, api, edits, measures, exports):
+    for router in (health, classifying, api, edits, measures):
         app.include_router(router)
 
     @app.get("/", include_in_schema=False)

@@ -179,10 +179,14 @@ class TimedProtocol(H11Protocol):
             self.write_timer.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        response = problem_response(Problem(400, MESSAGES[400], CLOSE))
-        head = h11.Response(status_code=400, headers=response.raw_headers, reason=b"Bad Request")
-        for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:  # a request whose body turned out to be malformed: this is its only response
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = problem_response(Problem(400, MESSAGES[400], CLOSE))
+            head = h11.Response(status_code=400, headers=response.raw_headers, reason=b"Bad Request")
+            for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
     def _update_head_timer(self) -> None:

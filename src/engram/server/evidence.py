@@ -1,42 +1,46 @@
-"""Routes that measure the model: evidence from its stored features, and evaluation on uploaded images."""
+"""Routes about a whole version: evidence from its stored features, a summary page, and an archive with ONNX."""
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import tempfile
 import threading
-from collections import Counter
+import zipfile
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-import torch
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
-from torch import Tensor
+from starlette.responses import FileResponse
 
-from engram.data.scanning import SkippedFile
-from engram.model import Answer, Evidence, UnknownClass, evaluate_scores, evidence
-from engram.server.api import (
-    CLASS_NAME,
-    FILE,
-    Server,
-    Services,
-    UnreadableFile,
-    form_description,
-    labelled_files,
-    predict_file,
-    read_form,
-    require_model,
-    while_connected,
-)
-from engram.server.connections import address_of
+from engram.errors import EngramError
+from engram.model import Evidence, ModelFolder, RejectionThreshold, evidence, export, inspect, load
 from engram.server.inference import LoadedModel
-from engram.server.problems import Problem
+from engram.server.problems import too_many
+from engram.server.services import Server, Services, require_model
+from engram.text import format_bytes
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of accepted images of unknown classes
+EXPORT_SECONDS = 600
+RETRY_SECONDS = 10.0
+EXAMPLE = Path(__file__).with_name("example.py.txt")
+SUMMARY = Path(__file__).with_name("summary.html")
 
 measures = APIRouter(prefix="/api", dependencies=[Depends(require_model)])
-
-
 _known: WeakKeyDictionary[LoadedModel, Evidence] = WeakKeyDictionary()
-_lock = threading.Lock()  # one computation at a time
+_computing = threading.Lock()  # one computation at a time
+_exporting = threading.Lock()  # an export takes seconds of computation: others are refused
 
 
 class VersionEvidence(BaseModel):
@@ -44,107 +48,91 @@ class VersionEvidence(BaseModel):
 
     generation: int
     evidence: Evidence
-
-
-def current_evidence(server: Services) -> VersionEvidence:
-    """The evidence about the version in use."""
-    loaded = server.loader.current()
-    with _lock:
-        if loaded not in _known:
-            _known[loaded] = evidence(loaded.model)
-        return VersionEvidence(generation=loaded.generation, evidence=_known[loaded])
+    rejections: list[RejectionThreshold] = Field(description="What `reject` does at some rates, if that is known.")
 
 
 @measures.get("/evidence")
 def get_evidence(server: Server) -> VersionEvidence:
     """How well each class is recognised, what it is confused with, and whether more images would help."""
-    return current_evidence(server)
+    loaded = server.loader.current()
+    with _computing:
+        if loaded not in _known:
+            _known[loaded] = evidence(loaded.model)
+        similarity = loaded.model.class_similarity
+    rejections = [] if similarity is None else [similarity.threshold(rate) for rate in RATES]
+    return VersionEvidence(generation=loaded.generation, evidence=_known[loaded], rejections=rejections)
 
 
-class EvaluatedClass(BaseModel):
-    """A class in an evaluation."""
-
-    name: str
-    images: int
-    accuracy: float | None = Field(description="The share of its images that was recognised; null without images.")
-    precision: float | None = Field(description="The share of predictions of it that was correct.")
-
-
-class EvaluatedImage(BaseModel):
-    """An image that was predicted as another class."""
-
-    index: int = Field(description="Its position among the files.")
-    name: str
-    predicted: str
-    probability: float
+@measures.get("/summary", response_class=Response, responses={200: {"content": {"text/html": {}}}})
+def get_summary(server: Server) -> Response:
+    """What the model knows and how well, as one HTML page without outside resources."""
+    name = quote(f"{server.folder.path.name}-summary.html", safe="")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+    return Response(_summary_page(server), media_type="text/html; charset=utf-8", headers=headers)
 
 
-class EvaluationResponse(BaseModel):
-    """The accuracy of one version on the uploaded images, none of which is stored."""
-
-    generation: int
-    images: int
-    accuracy: float
-    interval: tuple[float, float]
-    mean_accuracy: float
-    classes: list[EvaluatedClass]
-    confusion: list[list[int]]
-    unknown: list[UnknownClass] = Field(description="Classes that the model does not know; not part of the accuracy.")
-    calibration_error: float
-    wrong: list[EvaluatedImage] = Field(description="Wrong predictions, the most confident first.")
-    skipped: list[UnreadableFile]
-
-
-@measures.post("/evaluate", openapi_extra=form_description(files=FILE, classes=CLASS_NAME))
-async def evaluate_images(request: Request, server: Server) -> EvaluationResponse:
-    """Classify labelled images and compare. The model does not change, and nothing is stored."""
-    async with read_form(request, server.config) as form:
-        files, classes = labelled_files(form, server.config)
-        loaded = await run_in_threadpool(server.loader.current)
-        names = loaded.model.names
-        known = [place for place, name in enumerate(classes) if name in names]
-        if not known:
-            raise Problem(422, "The model knows none of these classes. Use the names that it knows.")
-        client = address_of(request.scope)
-        answers = await while_connected(
-            request, [predict_file(server, loaded, files[place], len(names), client) for place in known]
-        )
-    return await run_in_threadpool(_evaluation, loaded, classes, dict(zip(known, answers, strict=True)))
-
-
-def _evaluation(
-    loaded: LoadedModel, classes: list[str], answers: dict[int, Answer | UnreadableFile]
-) -> EvaluationResponse:
-    model = loaded.model
-    unreadable = [each for each in answers.values() if isinstance(each, UnreadableFile)]
-    read = {place: each for place, each in answers.items() if not isinstance(each, UnreadableFile)}
-    if not read:
-        raise Problem(422, f"No image can be read. {unreadable[0].problem}")
-    class_indices = torch.tensor([model.class_index(classes[place]) for place in read])
-    scores = torch.stack([_scores(loaded, each) for each in read.values()])
-    unknown = Counter(name for name in classes if name not in model.names)
-    evaluation = evaluate_scores(
-        model,
-        scores,
-        class_indices,
-        tuple(SkippedFile(Path(each.name), each.problem) for each in unreadable),
-        tuple(UnknownClass(name, count) for name, count in unknown.items()),
-    )
-    wrong = [
-        EvaluatedImage(
-            index=place, name=classes[place], predicted=each.top[0].name, probability=each.top[0].probability
-        )
-        for place, each in read.items()
-        if each.top[0].name != classes[place]
-    ]
-    numbers = {**evaluation.to_json(), "unknown": evaluation.unknown, "skipped": unreadable}
-    return EvaluationResponse(
-        generation=loaded.generation, wrong=sorted(wrong, key=lambda each: -each.probability), **numbers
+def _summary_page(server: Services) -> str:
+    summary = inspect(server.folder)
+    return _template().render(
+        model=server.folder.path.name,
+        summary=summary,
+        evidence=get_evidence(server).evidence,
+        bytes=format_bytes(summary.bytes.memory),
     )
 
 
-def _scores(loaded: LoadedModel, answer: Answer) -> Tensor:
-    """Scores (K,) from the probabilities of all classes, up to a constant."""
-    model, probabilities = loaded.model, {each.name: each.probability for each in answer.top}
-    values = torch.tensor([probabilities[name] for name in model.names]).clamp(min=torch.finfo(torch.float32).tiny)
-    return model.metadata.calibration.temperature * values.log()
+@cache
+def _template() -> Template:
+    from jinja2 import Environment
+
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(SUMMARY.read_text("utf-8"))
+
+
+@measures.get("/export", response_class=FileResponse, responses={200: {"content": {"application/zip": {}}}})
+async def get_export(server: Server) -> FileResponse:
+    """A ZIP archive of the version in use: model.onnx, labels.txt, summary.html, and example.py, which uses them."""
+    aside, generation = await run_in_threadpool(_write_archive, server)
+    name = f"{server.folder.path.name}-version-{generation}.zip"
+    return FileResponse(
+        Path(aside.name, "export.zip"),
+        media_type="application/zip",
+        filename=name,
+        background=BackgroundTask(aside.cleanup),
+    )
+
+
+def _write_archive(server: Services) -> tuple[tempfile.TemporaryDirectory[str], int]:
+    """A temporary folder with export.zip, and the version in it."""
+    loaded = server.loader.current()
+    summary = _summary_page(server)
+    aside = tempfile.TemporaryDirectory(prefix="engram-export-")
+    place = Path(aside.name)
+    try:
+        _export_in_process(server.folder, loaded.generation, place / "model.onnx")
+        with zipfile.ZipFile(place / "export.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.write(place / "model.onnx", "model.onnx", zipfile.ZIP_STORED)
+            archive.writestr("labels.txt", "".join(f"{name}\n" for name in loaded.model.names))
+            archive.writestr("example.py", EXAMPLE.read_text("utf-8").replace("SIZE", str(loaded.image_size)))
+            archive.writestr("summary.html", summary)
+    except BaseException:
+        aside.cleanup()
+        raise
+    return aside, loaded.generation
+
+
+def _export_in_process(folder: ModelFolder, generation: int, path: Path) -> None:
+    """Export in a process of its own: predictions do not wait for it."""
+    if not _exporting.acquire(blocking=False):
+        raise too_many("Another export is running. Try again when it has finished.", RETRY_SECONDS)
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
+            pool.submit(_export, folder, generation, path).result()
+    except BrokenProcessPool:
+        raise EngramError("The export was killed, perhaps because memory ran out. The model is unchanged.") from None
+    finally:
+        _exporting.release()
+
+
+def _export(folder: ModelFolder, generation: int, path: Path) -> None:
+    signal.alarm(EXPORT_SECONDS)  # ends this process
+    export(load(folder, generation=generation, device="cpu"), path, generation=generation)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import secrets
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -17,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -33,6 +31,7 @@ from engram.server.decoding import COSTLY_IMAGES, Decoders
 from engram.server.inference import ModelLoader
 from engram.server.problems import Problem, as_problem, too_many
 from engram.server.updating import WAITING, JobProgress, UpdateRequest, current_generation, run_update
+from engram.server.uploads import Upload
 from engram.text import printable
 
 State = Literal["queued", "learning", "done", "failed", "cancelled"]
@@ -45,40 +44,6 @@ KILLED = (
     "Send them again."
 )
 KILLED_LATE = "The update was killed after it was saved as version {}. Check the model before you send it again."
-
-
-class Upload:
-    """Uploaded files with names and classes, in one temporary file that has no name on Linux."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.classes: list[str] = []
-        self.bytes = 0
-        self._ends = [0]
-        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
-        self._digest = hashlib.sha256()
-
-    def add(self, name: str, class_name: str, content: bytes) -> None:
-        self._file.write(content)
-        self._file.flush()  # so that a full disk is an error now, not when the job runs
-        self.names.append(name)
-        self.classes.append(class_name)
-        self.bytes += len(content)
-        self._ends.append(self.bytes)
-        for part in (name.encode("utf-8", "replace"), class_name.encode("utf-8", "replace"), content):
-            self._digest.update(len(part).to_bytes(8, "little") + part)
-
-    def content(self, index: int) -> bytes:
-        self._file.seek(self._ends[index])
-        return self._file.read(self._ends[index + 1] - self._ends[index])
-
-    @property
-    def digest(self) -> str:
-        return self._digest.hexdigest()
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._file.close()
 
 
 @dataclass(frozen=True, kw_only=True)

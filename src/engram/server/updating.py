@@ -25,7 +25,7 @@ from engram.progress import Phase
 from engram.server.problems import as_problem
 
 REPORT_SECONDS = 0.2  # between two progress messages
-RETRY_SECONDS = 1.0  # between two attempts to lock the model
+RETRY_SECONDS = 0.25  # between two attempts to lock the model
 WAITING = "wait"  # the phase in which another process locks the model
 
 

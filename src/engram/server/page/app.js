@@ -2,11 +2,12 @@
 
 import { get, listeners, pause, post, remove } from "./api.js";
 import { cameraModel, setUpCamera } from "./camera.js";
-import { removeOutdated, setUpClassify, showRejection } from "./classify.js";
+import { removeOutdated, setUpClassify } from "./classify.js";
 import { isCalibrated, setUpMemory, showMemory } from "./memory.js";
 import { setUpCommands } from "./commands.js";
 import { setUpEvidence } from "./evidence.js";
 import { handlePaste } from "./images.js";
+import { setUpRejection, showRejection } from "./rejection.js";
 import { knowClasses, setUpTeach, showJobs } from "./teach.js";
 import { counted, find, megabytes, setText } from "./elements.js";
 
@@ -33,7 +34,7 @@ async function reconnect() {
   while (lost) {
     await pause(3);
     try {
-      await fetch("/readyz", { cache: "no-store" });
+      await fetch("/livez", { cache: "no-store" });
       lost = false;
     } catch {
       continue;
@@ -76,12 +77,7 @@ function showSession() {
 }
 
 async function showModel() {
-  let model = null;
-  try {
-    model = await get("/api/model");
-  } catch (error) {
-    if (error.status !== 404) throw error;
-  }
+  const model = await get("/api/model"); // null: there is none yet
   if (!lost) connection.hidden = true;
   const text = JSON.stringify(model);
   if (text === shown) return;
@@ -92,12 +88,11 @@ async function showModel() {
   find("no-model").hidden = sees;
   find("classifier").hidden = !sees;
   find("live").hidden = Boolean(model) && !sees;
-  setText(find("classify-heading"), model ? "Classify" : "Start");
+  for (const id of ["classify-heading", "to-classify"]) setText(find(id), model ? "Classify" : "Start");
   if (model && !sees) setText(find("no-model"), "This model takes vectors, not images. Use it from Python.");
   const calibrated = !sees || isCalibrated(model);
-  find("reject-option").hidden = !calibrated;
-  find("uncalibrated").hidden = calibrated;
-  showRejection(sees ? model.rejection : null);
+  find("rejection").hidden = !sees;
+  showRejection(calibrated);
   setText(find("what-is-stored"), storage(model));
   knowClasses(classes.map((each) => each.name));
   removeOutdated(classes.map((each) => each.name));
@@ -158,6 +153,7 @@ async function poll() {
 
 setUpCamera();
 setUpClassify();
+setUpRejection();
 setUpEvidence();
 setUpTeach(() => showModel().catch(() => {}));
 setUpMemory(async () => {

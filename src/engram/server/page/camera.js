@@ -1,7 +1,8 @@
 // The live camera: its images are classified one after another, and become images of a class while a button is held.
 
-import { send } from "./api.js";
+import { pause, send } from "./api.js";
 import { stillImage, thumbnail } from "./images.js";
+import { rejection } from "./rejection.js";
 import { addTo, pendingImages } from "./teach.js";
 import { bar, counted, find, make, named, percent, setText } from "./elements.js";
 
@@ -18,6 +19,7 @@ const [video, status, bars] = [find("live-video"), find("live-status"), find("li
 let stream = null;
 let model = { names: [], sees: false, calibrated: false };
 let smoothed = new Map(); // class → probability
+let rejected = 0; // the smoothed share of answers that were “none of these”
 let times = []; // of the newest answers
 let recording = null; // the class whose images are taken
 let taken = 0;
@@ -35,7 +37,8 @@ export function setUpCamera() {
 export function cameraModel(names, sees, calibrated) {
   model = { names, sees, calibrated };
   smoothed = new Map();
-  if (!sees) bars.replaceChildren();
+  if (!sees) clearAnswer();
+  if (!stream) setText(status, sees ? "The camera’s images are classified as they come, and are not stored." : "The camera’s images stay in your browser until you press Teach.");
   showButtons();
 }
 
@@ -65,11 +68,16 @@ function stop(why = "The camera is off.") {
   find("live-start").focus();
 }
 
+function clearAnswer() {
+  find("live-none").hidden = true;
+  bars.replaceChildren();
+}
+
 function show(on) {
   video.hidden = !on;
   find("record").hidden = !on;
   find("live-off").hidden = on;
-  bars.replaceChildren();
+  clearAnswer();
   setText(find("live-rate"), "");
   setText(status, "");
 }
@@ -80,32 +88,36 @@ async function run(own) {
     const frame = model.sees && !document.hidden && video.videoWidth ? await stillImage(video, "camera.jpg", SHORT_SIDE) : null;
     if (!frame) {
       setText(status, model.sees || !video.videoWidth ? "" : "Name a class and hold the button to take images of it.");
-      await new Promise((resolve) => setTimeout(resolve, 1000 * IDLE_SECONDS));
+      await pause(IDLE_SECONDS);
       continue;
     }
     const form = new FormData();
     form.append("files", frame, frame.name);
     const [asked, begin] = [model, performance.now()];
     try {
-      const { predictions: [found] } = await send("/api/classify?top=20", form);
-      if (stream === own && asked === model && found.top) showAnswer(found.top);
+      const { predictions: [found] } = await send(`/api/classify?top=20${rejection()}`, form);
+      if (stream === own && asked === model && found.top) showAnswer(found);
       setText(status, "");
-      await new Promise((resolve) => setTimeout(resolve, Math.max(0, 1000 * ANSWER_SECONDS - (performance.now() - begin))));
+      await pause(Math.max(0, ANSWER_SECONDS - (performance.now() - begin) / 1000));
     } catch (error) {
       setText(status, error.message);
-      await new Promise((resolve) => setTimeout(resolve, 1000));
+      await pause(1);
     }
   }
 }
 
-function showAnswer(top) {
+function showAnswer({ top, rejected: none }) {
   const found = new Map(top.map((each) => [each.class, each.probability]));
   const first = !smoothed.size;
   for (const name of new Set([...smoothed.keys(), ...found.keys()])) {
     const [old, now] = [smoothed.get(name) ?? 0, found.get(name) ?? 0];
     smoothed.set(name, first ? now : old + WEIGHT * (now - old));
   }
+  rejected = first ? Number(none) : rejected + WEIGHT * (none - rejected);
+  const unknown = rejected > 0.5;
   const best = [...smoothed].toSorted((one, other) => other[1] - one[1]).slice(0, SHOWN);
+  find("live-none").hidden = !unknown;
+  bars.classList.toggle("rejected", unknown);
   bars.replaceChildren(...best.map(([name, probability]) =>
     make("li", {}, named(name), ...(model.calibrated ? [make("span", { className: "number", textContent: percent(probability) }), bar(probability)] : [])),
   ));
@@ -148,7 +160,7 @@ async function record(button, name) {
     setText(find("held"), `${name}: ${counted(count, "image")}`);
     find("held-strip").prepend(make("li", {}, thumbnail(file)));
     while (find("held-strip").children.length > NEWEST) find("held-strip").lastChild.remove();
-    await new Promise((resolve) => setTimeout(resolve, 1000 * HOLD_SECONDS));
+    await pause(HOLD_SECONDS);
   } while (recording === own);
   button.classList.remove("on");
 }

@@ -3,8 +3,9 @@
 import { send } from "./api.js";
 import { dropZone, thumbnail } from "./images.js";
 import { commands, quoted, server } from "./commands.js";
+import { rejection } from "./rejection.js";
 import { addTo, pendingImages, takeBack } from "./teach.js";
-import { bar, counted, find, make, named, percent, setText } from "./elements.js";
+import { bar, button, counted, find, make, named, percent, setText } from "./elements.js";
 
 const BATCH = 16; // images in one request, so that the first answers come soon
 const BATCH_BYTES = 16 * 2 ** 20;
@@ -17,9 +18,6 @@ let queue = Promise.resolve();
 
 export function setUpClassify() {
   dropZone(find("classify-drop"), (files) => (queue = queue.then(() => classify(files))), "to classify", { once: true });
-  for (const [name, other] of [["unknown", "reject"], ["reject", "unknown"]]) {
-    find(`${name}-enabled`).addEventListener("change", () => (find(`${other}-enabled`).checked = false)); // one at a time
-  }
   pendingImages.listeners.push(() => {
     for (const [file, gone] of [...corrected]) if (!pendingImages.has(file)) gone();
   });
@@ -29,12 +27,6 @@ export function setUpClassify() {
     setText(status, "");
     find("classify-drop").querySelector("button").focus();
   });
-}
-
-// What “none of these” does; null: it cannot be estimated for this model.
-export function showRejection(threshold) {
-  find("unknown-option").hidden = !threshold;
-  if (threshold) setText(find("unknown-rates"), `Accepts about ${percent(threshold.rate)} of these, and ${percent(threshold.known_accepted)} of images of known classes.`);
 }
 
 // Remove answers that name a class that was forgotten or renamed.
@@ -58,7 +50,7 @@ async function classify(files) {
   }
   setText(status, `${counted(files.length, "image")} classified.`);
   const name = quoted(files.at(-1).name);
-  find("classify-commands").replaceChildren(commands("", `curl -F files=@${name} '${server()}/api/classify?top=5'`, `engram predict MODEL ${name}`));
+  find("classify-commands").replaceChildren(commands("", `curl -F files=@${name} '${server()}/api/classify?top=5${rejection()}'`, `engram predict MODEL ${name}${rejection() && ` --reject ${decodeURIComponent(rejection()).split("=")[1]}`}`));
 }
 
 async function classifyBatch(files, frames) {
@@ -72,10 +64,6 @@ async function classifyBatch(files, frames) {
     for (const each of frames) fill(each, { problem: problem.message });
   }
 }
-
-const chosen = (name) => find(`${name}-enabled`).checked && !find(`${name}-option`).hidden;
-const rejection = () => (chosen("unknown") ? "&reject=auto" : chosen("reject") ? `&reject=${threshold()}` : "");
-const threshold = () => Math.min(Math.max(Number(find("reject").value) || 50, 1), 100) / 100;
 
 // Ranges of files that fit into one request, as [from, to).
 function batches(files) {
@@ -120,8 +108,7 @@ function correction(file, top) {
   const input = make("input", { type: "text", list: "known-classes", autocomplete: "off", dir: "auto", maxLength: 300, placeholder: "another class", "aria-label": `This is another class: ${file.name}` });
   const choose = (name) => {
     addTo(name, [file]);
-    const undo = make("button", { type: "button", className: "quiet", textContent: "Undo" });
-    undo.addEventListener("click", () => {
+    const undo = button("Undo", () => {
       corrected.delete(file);
       takeBack(name, file);
       place.replaceChildren(...choices);
@@ -134,11 +121,7 @@ function correction(file, top) {
     place.replaceChildren(make("p", { className: "row", role: "status" }, make("span", {}, "In the next update as ", named(name, "strong")), undo));
     undo.focus();
   };
-  const buttons = top.slice(0, LIKELY).map((each) => {
-    const button = make("button", { type: "button", className: "quiet", "aria-label": `This is ${each.class}` }, named(each.class));
-    button.addEventListener("click", () => choose(each.class));
-    return button;
-  });
+  const buttons = top.slice(0, LIKELY).map((each) => button(named(each.class), () => choose(each.class), { about: `This is ${each.class}` }));
   const enter = () => input.value.trim() && choose(input.value.trim());
   input.addEventListener("change", enter); // chosen from the list, or typed and left with Enter or Tab
   const choices = [make("p", { className: "row" }, make("span", { className: "muted small", textContent: "This is" }), ...buttons, input)];

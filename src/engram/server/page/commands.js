@@ -1,6 +1,6 @@
 // The same as a command: with curl, and with engram on the server.
 
-import { find, make, setText } from "./elements.js";
+import { button, find, make, setText } from "./elements.js";
 
 const settings = { token: false, model: "MODEL" };
 
@@ -25,15 +25,14 @@ export function commands(note, ...lines) {
 function items(lines) {
   return lines.map((line) => {
     const text = line.replace(/^curl /, settings.token ? 'curl -H "Authorization: Bearer $ENGRAM_TOKEN" ' : "curl ").replace("MODEL", quoted(settings.model));
-    const copy = make("button", { type: "button", className: "quiet", textContent: "Copy", "aria-label": `Copy the ${text.split(" ")[0]} command` });
-    copy.addEventListener("click", async () => {
+    const copy = button("Copy", async () => {
       try {
         await navigator.clipboard.writeText(text);
         setText(copy, "Copied");
       } catch {
         setText(copy, "Select the text to copy it");
       }
-    });
+    }, { about: `Copy the ${text.split(" ")[0]} command` });
     return make("li", {}, make("code", { textContent: text }), copy);
   });
 }

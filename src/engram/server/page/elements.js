@@ -43,6 +43,24 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+// A button; `act` is called when it is clicked. `about` is its name where its text alone does not say enough.
+export function button(text, act, { about, className = "quiet", ...properties } = {}) {
+  const made = make("button", { type: "button", className, ...(about ? { "aria-label": about } : {}), ...properties }, text);
+  made.addEventListener("click", act);
+  return made;
+}
+
+// A table whose first column has the names, in a region that scrolls by itself.
+export function table(title, heads, rows) {
+  const head = heads.map((text, index) => make("th", { scope: "col", textContent: text, className: index ? "" : "name" }));
+  const body = rows.map(([name, ...values]) => make("tr", {}, make("th", { scope: "row", className: "name" }, ...name), ...values.map((text) => make("td", { textContent: text }))));
+  const made = make("table", {}, make("caption", { className: "hidden", textContent: title }), make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
+  return make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": title }, made);
+}
+
+// A share for a table.
+export const share = (value) => (value === null ? "–" : value.toFixed(3));
+
 // A name from outside: it may be written from right to left.
 export const named = (text, tag = "bdi") => make(tag, { dir: "auto", textContent: text });
 

@@ -3,7 +3,8 @@
 import { get, send } from "./api.js";
 import { folderOf, handleDrop, isImage, thumbnail } from "./images.js";
 import { commands, server } from "./commands.js";
-import { bar, counted, find, make, named, percent, setText } from "./elements.js";
+import { showThresholds } from "./rejection.js";
+import { bar, counted, find, make, named, percent, setText, share, table } from "./elements.js";
 
 const WRONG = 24; // wrong predictions that are shown
 const ADVICE = {
@@ -17,7 +18,8 @@ let testFiles = [];
 
 // What is known of each class, as an element by its name; empty while it is unknown.
 export async function loadEvidence() {
-  const { generation, evidence } = await get("/api/evidence");
+  const { generation, evidence, rejections } = await get("/api/evidence");
+  showThresholds(rejections);
   setText(find("curve"), curveText(evidence));
   return { generation, classes: new Map(evidence.classes.map((each) => [each.name, aboutClass(each)])) };
 }
@@ -73,18 +75,13 @@ async function evaluate(files) {
 }
 
 function evaluation({ classes, unknown, wrong, skipped }) {
-  const share = (value) => (value === null ? "–" : value.toFixed(3));
-  const heads = ["Class", "Images", "Recognised", "Precision"].map((text, index) => make("th", { scope: "col", textContent: text, className: index ? "" : "name" }));
-  const rows = classes.filter((each) => each.images).map((each) =>
-    make("tr", {}, make("th", { scope: "row", className: "name" }, named(each.name)), ...[each.images.toLocaleString("en"), share(each.accuracy), share(each.precision)].map((text) => make("td", { textContent: text }))),
-  );
-  const table = make("table", {}, make("caption", { className: "hidden", textContent: "Evaluation of each class" }), make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows));
+  const rows = classes.filter((each) => each.images).map((each) => [[named(each.name)], each.images.toLocaleString("en"), share(each.accuracy), share(each.precision)]);
   const notes = [];
   if (unknown.length) notes.push(make("p", {}, `Not counted: ${counted(unknown.reduce((sum, each) => sum + each.images, 0), "image")} of classes that the model does not know: ${unknown.map((each) => each.name).join(", ")}.`));
-  if (skipped.length) notes.push(make("p", {}, `${counted(skipped.length, "file")} cannot be read: ${skipped.slice(0, 5).map((each) => each.name).join(", ")}.`));
+  if (skipped.length) notes.push(make("p", {}, `${counted(skipped.length, "file")} cannot be read: ${skipped.slice(0, 5).map((each) => each.path).join(", ")}.`));
   const shown = doubts(wrong.slice(0, WRONG), (each) => testFiles[each.index], `Wrong: ${wrong.length.toLocaleString("en")} of ${counted(classes.reduce((sum, each) => sum + each.images, 0), "image")}`);
   return [
-    make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Evaluation of each class" }, table),
+    table("Evaluation of each class", ["Class", "Images", "Recognised", "Precision"], rows),
     ...notes,
     ...(wrong.length ? shown : []),
     commands(`for each file: -F files=@FILE -F classes=CLASS`, `curl -F files=@test/rose/1.jpg -F classes=rose ${server()}/api/evaluate`, "engram evaluate MODEL test"),
@@ -116,4 +113,3 @@ async function download(path, otherwise, text) {
     find("export").disabled = find("export-summary").disabled = false;
   }
 }
-

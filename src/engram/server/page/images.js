@@ -1,6 +1,6 @@
 // Images as input: dropped, pasted, chosen, or taken with the camera.
 
-import { find, make } from "./elements.js";
+import { button, find, make } from "./elements.js";
 
 const IMAGE = /\.(png|jpe?g|gif|webp|bmp|tiff?|ppm|pgm|pbm|jfif|avif|hei[cf]|hif)$/i;
 
@@ -16,10 +16,8 @@ export function dropZone(place, accept, about, { once = false, hint = "Drop or p
   const chooser = make("input", { type: "file", multiple: true, accept: "image/*", hidden: true, "aria-label": `Images ${about}` });
   const capture = make("input", { type: "file", accept: "image/*", hidden: true, "aria-label": `A photo ${about}` });
   capture.setAttribute("capture", "environment");
-  const choose = make("button", { type: "button", className: "choose", textContent: "Choose images", "aria-label": `Choose images ${about}` });
-  const camera = make("button", { type: "button", className: "camera", textContent: "Camera", "aria-label": `Camera: an image ${about}` });
-  choose.addEventListener("click", () => chooser.click());
-  camera.addEventListener("click", () => takeImages((file) => accept([file]), capture, once));
+  const choose = button("Choose images", () => chooser.click(), { about: `Choose images ${about}`, className: "choose" });
+  const camera = button("Camera", () => takeImages((file) => accept([file]), capture, once), { about: `Camera: an image ${about}`, className: "camera" });
   for (const input of [chooser, capture]) {
     input.addEventListener("change", () => {
       const files = [...input.files];

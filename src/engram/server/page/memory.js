@@ -4,7 +4,7 @@ import { post } from "./api.js";
 import { loadEvidence } from "./evidence.js";
 import { question } from "./question.js";
 import { addImagesOf, latest, setState } from "./teach.js";
-import { accuracyText, bar, counted, find, make, megabytes, moment, named, percent, setText } from "./elements.js";
+import { accuracyText, bar, button, counted, find, make, megabytes, moment, named, percent, setText } from "./elements.js";
 
 const FILTER_FROM = 12; // classes
 
@@ -89,12 +89,8 @@ function holds(each) {
 }
 
 function classRow(each) {
-  const button = (text, open, shown = text) => {
-    const made = make("button", { type: "button", className: "quiet", textContent: shown, "aria-label": `${text} ${each.name}` });
-    made.addEventListener("click", () => open(each));
-    return made;
-  };
-  const buttons = [button("Add images of", () => addImagesOf(each.name), "Add images"), button("Rename", rename), model.classes.length > 1 ? button("Merge", merge) : null, button("Forget", forget)];
+  const edit = (text, open) => button(text, () => open(each), { about: `${text} ${each.name}` });
+  const buttons = [button("Add images", () => addImagesOf(each.name), { about: `Add images of ${each.name}` }), edit("Rename", rename), model.classes.length > 1 ? edit("Merge", merge) : null, edit("Forget", forget)];
   const row = make("li", {},
     make("p", { className: "class-name" }, named(each.name)),
     make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "image")} seen` }), make("div", { className: "evidence" })),
@@ -184,9 +180,7 @@ function versionRow(event) {
     make("p", { className: "muted small", textContent: `${moment(event.created)}, ${state}` }),
   ));
   if (event.kept && !event.in_use) {
-    const back = make("button", { type: "button", className: "quiet", textContent: "Use this one", "aria-label": `Use version ${event.generation}` });
-    back.addEventListener("click", () => rollback(event));
-    row.append(make("p", { className: "row" }, back));
+    row.append(make("p", { className: "row" }, button("Use this one", () => rollback(event), { about: `Use version ${event.generation}` })));
   }
   return row;
 }

@@ -4,7 +4,7 @@ import { get, pause, remove, send } from "./api.js";
 import { dropZone, folderOf, isImage, thumbnail } from "./images.js";
 import { commands, quoted, server } from "./commands.js";
 import { doubts } from "./evidence.js";
-import { accuracyText, counted, find, make, megabytes, minutes, moment, named, setText } from "./elements.js";
+import { accuracyText, button, counted, find, make, megabytes, minutes, moment, named, setText, share, table } from "./elements.js";
 
 const THUMBNAILS = 11; // shown per class; the rest is counted
 const SKIPPED = 10; // skipped files that are listed
@@ -40,9 +40,7 @@ export function setUpTeach(whenChanged) {
   });
   find("update").addEventListener("submit", submit);
   for (const place of document.querySelectorAll(".pending")) {
-    const teach = make("button", { type: "button", className: "main", textContent: "Teach now" });
-    teach.addEventListener("click", submit);
-    place.append(make("p", { className: "row" }, teach, make("span", { className: "waiting" }), make("a", { href: "#teach", textContent: "Review" })), make("p", { className: "status", role: "status" }), make("p", { className: "problem", role: "alert" }));
+    place.append(make("p", { className: "row" }, button("Teach now", submit, { className: "main" }), make("span", { className: "waiting" }), make("a", { href: "#teach", textContent: "Review" })), make("p", { className: "status", role: "status" }), make("p", { className: "problem", role: "alert" }));
   }
   addGroup();
 }
@@ -86,21 +84,19 @@ function addGroup(name = "", files = []) {
   label.htmlFor = input.id;
   const drop = make("div", { className: "drop" });
   const strip = make("ul", { className: "strip", "aria-label": "Images of this class" });
-  const clear = make("button", { type: "button", className: "quiet clear", textContent: "Remove these images", hidden: true });
-  const away = make("button", { type: "button", className: "quiet leave", textContent: "Remove this class" });
+  const clear = button("Remove these images", () => {
+    update.set(group, []);
+    showFiles(group);
+    drop.querySelector("button").focus();
+  }, { className: "quiet clear", hidden: true });
+  const away = button("Remove this class", () => {
+    removeGroup(group);
+    groups.querySelector("input").focus();
+  }, { className: "quiet leave" });
   const group = make("fieldset", { className: "group" }, make("legend"), label, input, drop, strip, make("p", { className: "row" }, clear, away));
   update.set(group, []);
   dropZone(drop, (more) => addDropped(group, more), "of this class", { hint: "Drop or paste images here, or a folder with one sub-folder per class, or" });
   input.addEventListener("input", updateChanged);
-  clear.addEventListener("click", () => {
-    update.set(group, []);
-    showFiles(group);
-    drop.querySelector("button").focus();
-  });
-  away.addEventListener("click", () => {
-    removeGroup(group);
-    groups.querySelector("input").focus();
-  });
   groups.append(group);
   addFiles(group, files);
   return group;
@@ -133,8 +129,7 @@ function showFiles(group) {
   const shown = group.classList.contains("all") ? files : files.slice(0, THUMBNAILS);
   const list = shown.map((file) => items.get(file) ?? imageItem(group, file));
   if (files.length > shown.length) {
-    const all = make("button", { type: "button", className: "quiet", textContent: `Show all ${files.length.toLocaleString("en")}` });
-    all.addEventListener("click", () => {
+    const all = button(`Show all ${files.length.toLocaleString("en")}`, () => {
       group.classList.add("all");
       showFiles(group);
       group.querySelectorAll(".image")[THUMBNAILS]?.focus();
@@ -148,13 +143,12 @@ function showFiles(group) {
 
 // A thumbnail; clicking it removes the image.
 function imageItem(group, file) {
-  const button = make("button", { type: "button", className: "image", title: `Remove ${file.name}`, "aria-label": `Remove ${file.name}` }, thumbnail(file));
-  button.addEventListener("click", () => {
-    const place = [...group.querySelectorAll(".image")].indexOf(button);
+  const away = button(thumbnail(file), () => {
+    const place = [...group.querySelectorAll(".image")].indexOf(away);
     removeFile(group, file);
     (group.querySelectorAll(".image")[place] ?? group.querySelector(".choose")).focus();
-  });
-  const item = make("li", {}, button);
+  }, { about: `Remove ${file.name}`, className: "image", title: `Remove ${file.name}` });
+  const item = make("li", {}, away);
   items.set(file, item);
   return item;
 }
@@ -344,8 +338,7 @@ function asCommand(job) {
 function build(article, job) {
   const names = Object.entries(job.classes).flatMap(([name, count], index) => [index ? ", " : " ", named(name), ` (${count.toLocaleString("en")})`]);
   const bad = make("p", { className: "problem", role: "alert" });
-  const cancel = make("button", { type: "button", className: "quiet cancel", textContent: "Cancel this update" });
-  cancel.addEventListener("click", async () => {
+  const cancel = button("Cancel this update", async () => {
     cancel.disabled = true;
     try {
       await remove(`/api/jobs/${encodeURIComponent(job.id)}`);
@@ -353,7 +346,7 @@ function build(article, job) {
       setText(bad, error.message);
       cancel.disabled = false;
     }
-  });
+  }, { className: "quiet cancel" });
   article.append(
     make("h3", { tabIndex: -1 }, make("span", { className: "state" }), ":", ...names),
     make("p", { className: "muted small", textContent: `Sent ${moment(job.created)}.` }),
@@ -397,20 +390,11 @@ function skippedFiles(files) {
 
 function accuracyTable(accuracies) {
   if (accuracies.every((each) => each.after === null)) return [];
-  const share = (value) => (value === null ? "–" : value.toFixed(3));
-  const heads = ["Class", "Before", "After", "Held out"].map((text, index) => make("th", { scope: "col", textContent: text, className: index ? "" : "name" }));
-  const rows = accuracies.map((each) =>
-    make("tr", {},
-      make("th", { scope: "row", className: "name" }, named(each.name), make("span", { className: "kind", textContent: each.kind })),
-      ...[share(each.before), share(each.after), each.images ? each.images.toLocaleString("en") : "–"].map((text) => make("td", { textContent: text })),
-    ),
-  );
-  const table = make("table", {},
-    make("caption", { className: "hidden", textContent: "Accuracy of each class before and after the update" }),
-    make("thead", {}, make("tr", {}, ...heads)),
-    make("tbody", {}, ...rows),
-  );
-  const found = [make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Before and after" }, table)];
+  const rows = accuracies.map((each) => [
+    [named(each.name), make("span", { className: "kind", textContent: each.kind })],
+    share(each.before), share(each.after), each.images ? each.images.toLocaleString("en") : "–",
+  ]);
+  const found = [table("Accuracy of each class before and after the update", ["Class", "Before", "After", "Held out"], rows)];
   if (accuracies.some((each) => each.estimated)) {
     found.push(make("p", { className: "muted small" }, "These are estimates: the network has changed since some of the images were seen."));
   }
