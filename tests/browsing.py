@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from server_made import listening
+
+from engram.model import ModelFolder
 
 CHROMIUM = shutil.which("chromium")
 UPDATE_TIMEOUT = 120_000  # milliseconds
@@ -46,30 +43,10 @@ def scrolls_sideways(view: View) -> bool:
 
 
 @contextmanager
-def serving(model: Path, epochs: int = 10, **environment: str) -> Iterator[str]:
-    """The address of a server of a model."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "engram", "serve", str(model), "--port", str(port), "--epochs", str(epochs)]
-    with subprocess.Popen(command, env={**os.environ, **environment}) as server:
-        try:
-            _wait(server, f"http://127.0.0.1:{port}/livez")
-            yield f"http://127.0.0.1:{port}/"
-        finally:
-            server.terminate()
-            server.wait(30)
-
-
-def _wait(server: subprocess.Popen[bytes], address: str) -> None:
-    for _ in range(600):
-        assert server.poll() is None, "The server has ended."
-        try:
-            urllib.request.urlopen(address, timeout=5).close()
-            return
-        except urllib.error.URLError:
-            time.sleep(0.1)
-    raise AssertionError("The server does not answer.")
+def serving(model: Path, **settings: Any) -> Iterator[str]:
+    """The address of a server of a model, in this process."""
+    with listening(ModelFolder(model), **{"epochs": 10, **settings}) as port:
+        yield f"http://127.0.0.1:{port}/"
 
 
 def says(page: Any, place: str, text: str, timeout: int = 30_000) -> None:

@@ -7,6 +7,7 @@ commands are forked from one process for all, which has imported everything and 
 from __future__ import annotations
 
 import functools
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -23,7 +24,7 @@ import pytest
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 IMPORTED = ["pytest", "torch._dynamo"]
-IMPORTED += ["engram.cli.app", "engram.cli.display", "engram.model", "engram.experiments.workers"]
+IMPORTED += ["engram.cli.app", "engram.model", "engram.experiments.workers"]
 SECONDS = 180  # that a command may take
 
 
@@ -83,6 +84,10 @@ def be_engram(
         os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     os.chdir(cwd)
     os.environ.update(ENVIRONMENT, **(environment or {}))
+    if environment and "ENGRAM_PLUGINS" in environment:  # as engram.methods does, which is imported already
+        sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+        for plugin in environment["ENGRAM_PLUGINS"].split(","):
+            importlib.import_module(plugin)
     sys.argv = ["engram", *arguments]
     runpy.run_module("engram", run_name="__main__", alter_sys=True)
 

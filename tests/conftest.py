@@ -12,6 +12,7 @@ from models_made import taught
 
 from engram.data import Dataset, Samples, Stream, split
 from engram.model import ModelFolder
+from engram.network import NETWORKS
 
 # A shell that runs the tests in the background lets them ignore Ctrl-C, and so would every command that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,6 +71,15 @@ def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 def calibrated_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """The small model with 24 features a class instead of 6: enough of held-out pictures to calibrate it."""
     return taught(tmp_path_factory.mktemp("calibrated"), features_per_class=24)
+
+
+@pytest.fixture(scope="session")
+def small_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of weights for the network `small`: a model that starts from it has a pretrained network, in a moment."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "weights.pth"
+    torch.save(NETWORKS["small"].make(3).state_dict(), path)
+    return path
 
 
 @pytest.fixture(scope="session")

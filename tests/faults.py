@@ -160,13 +160,22 @@ def read_until(path: Path, stop: Path, told: Path) -> None:
 
 
 def engram(forks: Forks, arguments: Sequence[str], cwd: Path, inject: str | None = None) -> tuple[Ended, list[str]]:
-    """How `engram` with these arguments ended in a fork, and what strace says of it.
+    """How `engram` with these arguments ended in a fork, and what strace says of it; see `traced`."""
+    return traced(forks, inject, _be_engram, tuple(arguments), cwd)
+
+
+def _be_engram(arguments: tuple[str, ...], cwd: Path, place: Path) -> None:
+    be_engram(arguments, cwd, place, False)
+
+
+def traced(forks: Forks, inject: str | None, task: Callable[..., None], *arguments: Any) -> tuple[Ended, list[str]]:
+    """How a task ended in a fork, and what strace says of it. It also gets a folder, for what it prints.
 
     It is traced if there is something to `inject`: one call, of its first thread, and a fault, as strace has them. With
     an empty text there is no fault, and all calls are told, those of other threads with a number before them.
     """
     with tempfile.TemporaryDirectory() as place:
-        process = forks.start(be_engram, tuple(arguments), cwd, Path(place), False)
+        process = forks.start(task, *arguments, Path(place))
         strace = None if inject is None else _attached(process, Path(place) / "log", inject)
         forks.go()
         code = forks.end()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engram.data import Stream
-from engram.methods import Learner, make, setting_names
+from engram.methods import METHODS, Learner, make, setting_names
 
 QUICK: Mapping[str, Any] = {
     "epochs": 2,
@@ -14,9 +14,20 @@ QUICK: Mapping[str, Any] = {
     "learning_rate": 0.2,
     "expected_classes": 6,
     "adapter_steps": 10,
+    "adapter_width": 32,
     "features_per_class": 8,
     "images_per_class": 5,
 }
+
+
+# One method of each kind: they differ in learner, objective, head, or in what is stored and what classifies.
+WHAT_IT_IS = ("head", "covariance", "replay", "classifier")
+OF_EACH_KIND = list(
+    {
+        (entry.learner, entry.objective, *(entry.settings.get(setting) for setting in WHAT_IT_IS)): name
+        for name, entry in reversed(METHODS.items())
+    }.values()
+)
 
 
 def quick(method: str, **settings: Any) -> Learner:

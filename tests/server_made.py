@@ -55,7 +55,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 @contextmanager
 def listening(folder: ModelFolder, **settings: Any) -> Iterator[int]:
     """The port of a real server."""
-    server = make_server(folder, Config(**{"port": 0, "decoders": 1, "device": "cpu", **settings}))
+    server = make_server(folder, Config(**{"port": 0, "decoders": 1, "device": "cpu", "nice": 0, **settings}))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

@@ -1,6 +1,5 @@
 """The package as others import it."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -17,19 +16,6 @@ ROOT = Path(__file__).parent.parent
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(engram, name) is not None
     assert name in dir(engram)
-
-
-def test_the_guides_first_example_gives_the_documented_accuracy_and_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "research.md").read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, object] = {}
-    exec(compile(blocks[0], "research.md", "exec"), names)
-    result = names["result"]
-    assert isinstance(result, engram.Result)
-    assert result.average_incremental_accuracy > 0.85
-    assert result.memory_bytes == 10 * 100 * 64 * 4
 
 
 def test_the_documented_method_can_be_added_and_run(monkeypatch: pytest.MonkeyPatch) -> None:

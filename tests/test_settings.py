@@ -94,7 +94,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_setting(name: str, value: obj
 
 
 def test_all_that_a_setting_may_be_is_told() -> None:
-    with pytest.raises(UsageError, match=r"'cosine', 'linear' or 'corrected'"):
+    with pytest.raises(UsageError, match=r"'cosine', 'linear', 'corrected' or 'shifted'"):
         make("engram", head="zip")
 
 

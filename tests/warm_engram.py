@@ -13,7 +13,9 @@ import runpy
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from commands import IMPORTED
 
@@ -45,13 +47,21 @@ def _answer(connection: socket.socket) -> None:
     worker = os.fork()
     if worker == 0:
         connection.close()
-        _run(request, streams)
+        _end(_run(request, streams))
     for stream in streams:
         os.close(stream)
     connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])}\n".encode())
 
 
-def _run(request: dict[str, object], streams: list[int]) -> None:
+def _end(exit_code: int) -> NoReturn:
+    """Exit without dismantling the interpreter: with all that is imported, that takes a second."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def _run(request: dict[str, object], streams: list[int]) -> int:
+    """Run a command with these standard streams; returns its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -69,9 +79,12 @@ def _run(request: dict[str, object], streams: list[int]) -> None:
             sys.argv = arguments
             sys.path.insert(0, "")
             runpy.run_path(arguments[0], run_name="__main__")
-            sys.exit(0)
-    finally:  # an uncaught SystemExit or error goes on, and ends this fork as it would end a program
-        sys.stdout.flush()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def main(address: str) -> None:

@@ -49,7 +49,8 @@ class EngramWarning(UserWarning):
 def nearest(name: str, known: Iterable[str]) -> str:
     """The last sentence of an error about an unknown name: the most similar known name, or all of them."""
     choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, choices, cutoff=0.5)
+    close.sort(key=lambda each: sorted(each) != sorted(name))  # letters in another order are the likeliest slip
     return f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(choices)}."
 
 

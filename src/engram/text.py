@@ -49,7 +49,9 @@ def unfit(name: str) -> str | None:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes in MB of 2^20, as the paper counts, or in KB where they are few."""
+    """Bytes in MB of 2^20, as the paper counts, in KB where they are few and in GB where they are many."""
+    if count >= 10 * 2**30:
+        return f"{count / 2**30:,.1f} GB"
     return f"{count / 2**20:.2f} MB" if count >= 100 * 2**10 else f"{count / 2**10:.1f} KB"
 
 

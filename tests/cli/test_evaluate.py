@@ -183,7 +183,7 @@ def test_hostile_names_fit_a_narrow_terminal(small_model: ModelFolder, place: Pa
 
 def test_a_matrix_that_does_not_fit_is_left_to_json(place: Path) -> None:
     done = run("evaluate", "model", "flowers", cwd=place, columns=20)
-    assert "The confusion matrix of 3 classes is wider than the terminal; --json prints it." in done.stdout
+    assert "matrix of 3 classes" in done.stdout and "--json" in done.stdout
 
 
 def test_a_terminal_shows_bars_and_stdout_none_of_them(place: Path) -> None:

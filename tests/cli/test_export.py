@@ -79,10 +79,10 @@ def test_weights_that_a_new_model_can_start_from(command, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["model.pt"], 2, "There are: .onnx (the whole model), .npz (the stored features and labels), .safetensors"),
-        (["mine.npz"], 2, "mine.npz exists already. Name another file, or overwrite it with --overwrite."),
-        (["new.npz", "--generation", "7"], 2, "There is no generation 7 in "),
-        (["/proc/nothing/new.npz"], 1, "The folder /proc/nothing cannot be made"),
+        (["model.pt"], 2, ".npz"),
+        (["mine.npz"], 2, "--overwrite"),
+        (["new.npz", "--generation", "7"], 2, "generation 7"),
+        (["/proc/nothing/new.npz"], 1, "/proc/nothing"),
     ],
 )
 def test_bad_input_gets_one_clear_sentence(
@@ -97,4 +97,4 @@ def test_bad_input_gets_one_clear_sentence(
 
 def test_where_there_is_no_model_the_way_to_one_is_told(command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("new.npz", model=Path("nowhere")) == 1
-    assert "There is no model in nowhere. Make one with: engram learn nowhere FOLDER" in capsys.readouterr().err
+    assert "engram learn nowhere FOLDER" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from terminals import Watched, run, tree
 from engram import storage
 from engram.data.labelled import scan
 from engram.model import LearnOptions, ModelFolder, load, plan_update
-from engram.model.held_out import interval
+from engram.model.held_out import Accuracy
 
 QUICK = ("--set", "adapter_steps=20", "--set", "adapter_width=32")
 ONCE = ("--epochs", "1", *QUICK)
@@ -50,7 +50,7 @@ def test_the_result_is_printed_to_stdout_and_nothing_to_stderr(flowers: Path, tm
     size = sum(path.stat().st_size for path in flowers.rglob("*.png")) / 1024
     stored = f"memory {(12 + 8) * 1280 / 1024:.1f} KB"
     assert lines[1] == f"model, generation 1: 2 classes; {stored}; this update: 12 images, {size:.1f} KB"
-    low, high = interval(12, 12)
+    low, high = Accuracy(12, 12).interval
     assert lines[2] == (
         f"accuracy 1.000 (95 % interval {low:.3f} to {high:.3f}) over all 2 classes, on 12 held-out images"
     )
@@ -69,7 +69,7 @@ def test_a_network_from_scratch_is_assessed_on_held_out_images_only(flowers: Pat
     assert (done.returncode, done.stderr) == (0, "")
     evidence = load(ModelFolder(tmp_path / "model")).metadata.held_out_counts
     right = sum(evidence.correct)
-    low, high = interval(right, 2)
+    low, high = Accuracy(right, 2).interval
     assert evidence.total == (1, 1)
     assert done.stdout.splitlines()[2:] == [
         f"accuracy {right / 2:.3f} (95 % interval {low:.3f} to {high:.3f}) over all 2 classes, on 2 held-out images",
@@ -81,7 +81,7 @@ def test_a_network_from_scratch_is_assessed_on_held_out_images_only(flowers: Pat
 def test_accuracy_is_not_known_without_held_out_images(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", "model", "flowers", "--hold-out", "0", *SMALL, *ONCE, cwd=tmp_path)
     assert done.stdout.splitlines()[2] == (
-        "accuracy: not known, as no image was held out. Measure it with: engram evaluate MODEL FOLDER"
+        "accuracy not known: no image was held out. Measure it with: engram evaluate MODEL FOLDER"
     )
 
 
@@ -112,7 +112,7 @@ def test_accuracy_after_an_update_of_a_frozen_network_is_no_estimate(flowers: Pa
     done = run("learn", "model", "more", cwd=tmp_path)
     evidence = load(ModelFolder(tmp_path / "model")).metadata.held_out_counts
     assert evidence.total == (11, 6, 5)
-    low, high = interval(sum(evidence.correct), 22)
+    low, high = Accuracy(sum(evidence.correct), 22).interval
     assert done.stdout.splitlines()[2:3] == [
         f"accuracy {sum(evidence.correct) / 22:.3f} (95 % interval {low:.3f} to {high:.3f}) over all 3 classes, "
         "on 22 held-out images"
@@ -140,7 +140,7 @@ def test_json_prints_the_whole_result_as_one_object(model: ModelFolder, tmp_path
     assert (told["held_out"], told["held_out_classes"]) == (sum(held_out), sum(count > 0 for count in held_out))
     evidence = load(model).metadata.held_out_counts
     assert told["accuracy"] == sum(evidence.correct) / sum(held_out)
-    assert told["interval"] == [*interval(sum(evidence.correct), sum(held_out))]
+    assert told["interval"] == [*Accuracy(sum(evidence.correct), sum(held_out)).interval]
     assert (told["estimated"], told["tuned"], told["tuning"]) == (True, True, "it starts from random weights")
     assert (told["network"], told["classifier"]) == ("small", "linear SVM (C 1)")
     assert told["warnings"] == []
@@ -252,7 +252,7 @@ def test_one_image_of_one_class_is_printed_in_the_singular(tmp_path: Path) -> No
     lines = done.stdout.splitlines()
     assert lines[0].startswith("learned 1 new class ([red]tulip 1) in ")
     assert lines[1].startswith("model, generation 1: 1 class; memory 11.2 KB; this update: 1 image, 0.")
-    assert lines[2].startswith("accuracy: not known")
+    assert lines[2].startswith("accuracy not known")
     assert [line.split(".")[0] for line in lines if line.startswith("warning: ")] == [
         "warning: The model knows only one class, and so predicts it for any image",
         "warning: Only one image: [red]tulip",
@@ -389,12 +389,12 @@ def weights(path: Path) -> None:
         (("--method", "engrams"), 2, "'engrams'.*'engram'"),
         (("--network", "resnet81"), 2, "'resnet81'.*'resnet18'"),
         (("--network", "mlp"), 2, "'mlp'"),
-        (("--image-size", "0"), 2, "8 to 1024.* 0"),
-        (("--features-per-class", "0"), 2, "Features per class.* 1.* 0"),
-        (("--images-per-class", "-1"), 2, "Images per class.* 0.* -1"),
-        (("--hold-out", "1"), 2, "hold out.* 1.0"),
-        (("--at-least", "2"), 2, "between 0 and 1"),
-        (("--at-least", "nan"), 2, "between 0 and 1"),
+        (("--image-size", "0"), 2, "image_size.* 0.* 8"),
+        (("--features-per-class", "0"), 2, "features_per_class.* 0.* 1"),
+        (("--images-per-class", "-1"), 2, "images_per_class.* -1.* 0"),
+        (("--hold-out", "1"), 2, "hold_out.* 1.0"),
+        (("--at-least", "2"), 2, "at_least.* 2.0.* 1"),
+        (("--at-least", "nan"), 2, "at_least.* nan"),
         (("--validate", "--hold-out", "0"), 2, "must be held out"),
         (("--set", "learning_rat=1"), 2, "'learning_rate'"),
         (("--set", "learning_rate"), 2, "KEY=VALUE.*'learning_rate'"),

@@ -20,22 +20,11 @@ from engram.methods import METHODS, make
 QUICK = ["--epochs", "1", "--tasks", "2"]
 
 
-def test_help_answers_in_under_half_a_second(tmp_path: Path) -> None:
-    def seconds() -> float:  # of its own work: what else the machine does is no matter
-        start = os.times()
-        assert engram("--help", cwd=tmp_path, fresh=True).returncode == 0
-        end = os.times()
-        return end.children_user + end.children_system - start.children_user - start.children_system
-
-    assert min(seconds() for _ in range(5)) < 0.5
-
-
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
-    code = (
-        "import sys, engram.cli.app; print([m for m in ('torch', 'sklearn', 'numpy', 'pydantic') if m in sys.modules])"
-    )
+    code = "import sys, engram.cli; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "[]"
+    heavy = {"torch", "sklearn", "scipy", "numpy", "pydantic", "pandas", "matplotlib", "PIL"}
+    assert "typer" in shown.stdout.split() and not heavy & set(shown.stdout.split())
 
 
 def test_a_run_prints_its_result_to_stdout_and_its_progress_to_stderr(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from commands import Command, engram, wait_for_the_end_of_all
 
 NAMES = [
     *("table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"),
-    *("frontier", "exemplar-free", "exemplar-free-warm", "parts"),
+    *("frontier", "exemplar-free", "exemplar-free-warm", "exemplars", "parts"),
 ]
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
 SETTINGS = ("epochs=1", "adapter_steps=10", "adapter_width=32", "learning_rate=0.2")
@@ -87,7 +87,7 @@ def test_a_plan_prints_runs_time_and_memory_and_runs_nothing(place: Path) -> Non
     assert head.split() == ["runs", "done", "time", "memory"]
     assert [re.split(r" {2,}", row)[:3] for row in rows] == [["P = 0", "3", "0"], ["P = 2", "3", "0"]]
     assert all(re.search(r" \d+ (s|minutes)  \d\d\.\d KB$", row) for row in rows)
-    assert re.match(r"about \d+ (s|min) for what is left, one run after another", last)
+    assert re.match(r"6 runs to do, about \d+ (s|min).*, a memory of at most \d+\.\d KB, about .* on disk", last)
     assert [path.name for path in place.iterdir()] == ["blobs.npz"]
 
 
@@ -95,7 +95,7 @@ def test_a_plan_as_json_has_the_same_in_bytes_and_seconds(place: Path) -> None:
     done = engram("suite", "quality", *QUICK, "--plan", "--json", "--out", "here", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     plan = json.loads(done.stdout)
-    assert set(plan) == {"runs", "seconds"}
+    assert set(plan) == {"runs", "seconds", "disk_bytes"}
     kept = {row["label"]: (row["method"], row["runs"], row["done"], row["memory_bytes"]) for row in plan["runs"]}
     features, images = 4 * 16 * 64 * 4, 4 * 2 * 8 * 4  # of four classes, in bytes
     assert kept == {"P = 0": ("features", 1, 0, features), "P = 2": ("hybrid", 1, 0, features + images)}
@@ -108,7 +108,7 @@ def test_a_plan_counts_finished_runs(there: Path) -> None:
     before = sorted((str(path), path.stat().st_mtime_ns) for path in there.rglob("*"))
     plan = json.loads(engram("suite", "quality", *QUICK, "--out", "here", "--plan", "--json", cwd=there).stdout)
     assert [row["done"] for row in plan["runs"]] == [1, 1]
-    assert plan["seconds"] == 0
+    assert plan["seconds"] == plan["disk_bytes"] == 0
     assert sorted((str(path), path.stat().st_mtime_ns) for path in there.rglob("*")) == before
 
 
@@ -122,8 +122,7 @@ def test_a_suite_prints_a_line_per_variant_to_stdout_and_its_progress_to_stderr(
     assert [row[:7] for row in rows] == ["P = 0  ", "P = 2  "]
     assert all(re.search(r"  average \d\.\d{3} ± \d\.\d{3}, last \d\.\d{3}, \d\d\.\d KB$", row) for row in rows)
     assert last == "report: engram report here -o report.html"
-    cost = r"quality on arrays: 4 runs to do, about \d+ (s|minutes) one after another, in here"
-    assert re.fullmatch(cost, done.stderr.strip())
+    assert re.match(r"quality on arrays, in here: 4 runs to do, about \d+ (s|minutes).* KB, .* on disk$", done.stderr)
     assert len(results(place / "here")) == 4
 
 
@@ -185,7 +184,7 @@ def test_an_existing_suite_is_refused_without_resume_and_continued_with_it(there
     (there / next(iter(results(there / "here"))).replace("runs", "here/runs", 1)).unlink()
     further = engram(*command, "--resume", cwd=there)
     assert further.returncode == 0
-    assert further.stderr.startswith("quality on arrays: 1 run to do, ")
+    assert ": 1 run to do, " in further.stderr
     assert len(results(there / "here")) == 2
 
 
@@ -255,32 +254,29 @@ def test_a_suite_with_a_failed_run_prints_the_others_and_the_reason_and_exits_wi
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["alhpa"], 2, "There is no suite 'alhpa'. Did you mean 'alpha'? See: engram suites"),
-        (["table1", "--methods", "lfw"], 2, "There is no method 'lfw'. Did you mean 'lwf'? See: engram methods"),
-        (["gamma", "--methods", "bic"], 2, "The suite 'gamma' has no method 'bic'. There are: features, gamma-lwf."),
-        (["alpha", "--dataset", "digit"], 2, "There is no data set 'digit'. Did you mean 'digits'?"),
-        (
-            ["depth", "--set", "alhpa=1"],
-            2,
-            "No method of the suite 'depth' has a setting 'alhpa'. Did you mean 'alpha'?",
-        ),
-        (
-            ["alpha", "--set", "learning_rate"],
-            2,
-            "--set wants KEY=VALUE, such as --set learning_rate=0.5; found 'learning_rate'.",
-        ),
-        (["alpha", "--set", "learning_rate=fast"], 2, "The setting 'learning_rate' cannot be 'fast'"),
-        (["alpha", "--tasks", "6"], 2, "This stream has 5 tasks; 6 were asked for."),
-        (["alpha", "--dataset", "arrays", "--data", "missing.npz"], 1, "There is no file missing.npz."),
-        (["alpha", "--out", "/proc/nothing"], 1, "/proc/nothing"),
+        (["alhpa"], 2, "'alhpa'.*'alpha'.*engram suites"),
+        (["table1", "--methods", "lfw"], 2, "'lfw'.*'lwf'.*engram methods"),
+        (["gamma", "--methods", "bic"], 2, "'gamma'.*'bic'.*features, gamma-lwf"),
+        (["alpha", "--dataset", "digit"], 2, "'digit'.*'digits'"),
+        (["depth", "--set", "alhpa=1"], 2, "'depth'.*'alhpa'.*'alpha'"),
+        (["alpha", "--set", "learning_rate"], 2, "KEY=VALUE.*'learning_rate'"),
+        (["alpha", "--set", "learning_rate=fast"], 2, "'learning_rate'.*'fast'"),
+        (["alpha", "--tasks", "6"], 2, "5 tasks.* 6 "),
+        (["alpha", "--dataset", "arrays", "--data", "missing.npz"], 1, "missing.npz"),
     ],
 )
 def test_bad_input_gets_one_clear_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
-    done = engram("suite", *arguments, "--quiet", *([] if "--out" in arguments else ["--out", "out"]), cwd=tmp_path)
-    assert said in done.stderr
+    done = engram("suite", *arguments, "--quiet", "--out", "out", cwd=tmp_path)
+    assert re.search(said, done.stderr)
     assert (done.returncode, done.stdout) == (code, "")
     assert len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_named(place: Path) -> None:
+    done = engram("suite", "quality", *QUICK, "--quiet", "--out", "/proc/nothing", cwd=place)
+    assert (done.returncode, done.stdout) == (1, "") and "/proc/nothing" in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments", [[], ["alpha", "--seeds", "0"], ["alpha", "--jobs", "0"], ["alpha", "--on", "x"]])

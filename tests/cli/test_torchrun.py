@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ENVIRONMENT, Command, engram
+from commands import ENVIRONMENT, SECONDS, Command, engram
 from processes import engram_together, launched, ranks, together
 from shared_work import ran_twice
 
@@ -31,6 +31,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "blobs.npz"
     np.savez(path, inputs=inputs, labels=labels)
     return path
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """The slow run in one process, from beginning to end."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert engram(*command(data, *SLOW, "--out", "run", "--quiet"), cwd=folder).returncode == 0
+    return Result.load(folder / "run" / "result.json")
 
 
 @pytest.fixture
@@ -193,14 +201,14 @@ def test_processes_with_different_data_are_refused(data: Path, folders: list[Pat
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_ends_all_and_one_process_can_resume(data: Path, folders: list[Path], victim: int) -> None:
+def test_a_killed_process_ends_all_and_one_process_can_resume(
+    data: Path, folders: list[Path], victim: int, whole: Result
+) -> None:
     options = command(data, *SLOW, "--out", "run", "--resume", "--quiet")
     with ranks(*options, cwd=folders) as started:
         wait_until_mid_training(folders[0] / "run", started[0])
         started[victim].send_signal(signal.SIGKILL)
-        start = time.monotonic()
-        ended = started[1 - victim].wait(30)
-    assert time.monotonic() - start < 30
+        ended = started[1 - victim].wait()
     assert ended.returncode == 1
     assert f"error: Process {victim + 1} of 2, on " in ended.stderr
     assert "--resume" in ended.stderr
@@ -210,8 +218,6 @@ def test_a_killed_process_ends_all_and_one_process_can_resume(data: Path, folder
     result = Result.load(folders[0] / "run" / "result.json")
     assert result.environment["processes"] == "1"
     assert count_events(folders[0] / "run") - before < 2 * 30  # not from the beginning
-    assert engram(*command(data, *SLOW, "--out", "whole", "--quiet"), cwd=folders[0]).returncode == 0
-    whole = Result.load(folders[0] / "whole" / "result.json")
     assert result.curve == pytest.approx(whole.curve, abs=0.05)
     assert result.split == whole.split and result.settings == whole.settings
 
@@ -235,7 +241,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(data: Path, folders: list[Path]
         wait_until_mid_training(folders[0] / "run", started[0])
         for each in started:
             each.send_signal(number)
-        ended = [each.wait(30) for each in started]
+        ended = [each.wait() for each in started]
     assert [each.returncode for each in ended] == [130, 130]
     assert "".join(each.stderr for each in ended).count("Stopped.") == 1
     assert "Traceback" not in ended[0].stderr + ended[1].stderr
@@ -248,9 +254,7 @@ def test_a_hanging_process_ends_all(data: Path, folders: list[Path]) -> None:
     with ranks(*command(data, *SLOW, "--out", "run", "--quiet"), cwd=folders) as started:
         wait_until_mid_training(folders[0] / "run", started[0])
         started[1].send_signal(signal.SIGSTOP)
-        start = time.monotonic()
-        ended = started[0].wait(30)
-    assert time.monotonic() - start < 30
+        ended = started[0].wait()
     assert ended.returncode == 1
     assert "error: Process 2 of 2, on " in ended.stderr
 
@@ -271,11 +275,9 @@ def test_under_torchrun_a_killed_process_ends_all_and_the_run_can_be_resumed(dat
     try:
         wait_until_mid_training(tmp_path / "run", torchrun)
         os.kill(process_of_rank(torchrun, 1), signal.SIGKILL)
-        start = time.monotonic()
-        stderr = torchrun.communicate(timeout=60)[1]
+        stderr = torchrun.communicate(timeout=SECONDS)[1]
     finally:
         torchrun.kill()
-    assert time.monotonic() - start < 30
     assert torchrun.returncode == 1
     assert stderr.count("error: Process 2 of 2, on ") == 1
     assert engram(*options, cwd=tmp_path).returncode == 0

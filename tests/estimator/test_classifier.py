@@ -3,6 +3,7 @@
 import copy
 import doctest
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -236,10 +237,10 @@ def test_classes_that_are_announced_have_their_columns_at_once(blobs: tuple[Arra
 
 def test_announced_classes_that_do_not_fit_are_refused(blobs: tuple[Array, Array]) -> None:
     X, y = blobs
-    with pytest.raises(ValueError, match=r"The labels \[2, 3\] in y are not in `classes=\[0, 1\]`"):
+    with pytest.raises(ValueError, match=r"\[2, 3\].*\[0, 1\]"):
         quick().partial_fit(X, y, classes=[0, 1])
     classifier = quick().partial_fit(X, y)
-    with pytest.raises(ValueError, match=r"is not the same as on last call to partial_fit, was: array\(\[0, 1, 2, 3\]"):
+    with pytest.raises(ValueError, match=r"array\(\[0, 1, 2, 3\]"):
         classifier.partial_fit(X, y, classes=[0, 1, 2, 3, 4])
     with pytest.raises(ValueError, match=r"whole numbers.*texts"):
         quick().partial_fit(X, y, classes=np.array([0, 1, 2, 3]).astype(str))
@@ -373,25 +374,25 @@ def test_what_cannot_be_learned_from_is_refused(X: Any, y: Any, kind: type[Excep
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"method": "feature"}, "There is no method 'feature'. Did you mean 'features'?"),
-        ({"network": "resnet"}, "There is no network 'resnet'. Did you mean"),
+        ({"method": "feature"}, "'feature'.*'features'"),
+        ({"network": "resnet"}, "'resnet'"),
         ({"network": "small"}, "does not take vectors"),
-        ({"epochs": 0}, "epochs must be a whole number, at least 1; found 0"),
-        ({"epochs": 2.5}, "epochs must be a whole number"),
-        ({"features_per_class": True}, "features_per_class must be a whole number"),
-        ({"images_per_class": 2}, "The method 'features' stores no inputs"),
-        ({"method": "hybrid", "images_per_class": 0}, "images_per_class must be a whole number"),
-        ({"budget": 100}, "A budget of 100 bytes is too small for 4 classes"),
-        ({"validation_fraction": 1.0}, "validation_fraction must be at least 0 and less than 1; found 1.0"),
-        ({"validation_fraction": "a tenth"}, "validation_fraction must be"),
-        ({"settings": {"learning_rat": 1}}, "has no setting 'learning_rat'. Did you mean 'learning_rate'?"),
-        ({"settings": {"learning_rate": -1}}, "The setting 'learning_rate' cannot be -1"),
-        ({"settings": {"seed": 1}}, "`settings` cannot hold 'seed'. Give it as the parameter random_state"),
-        ({"settings": {"classifier": "lda"}}, "`settings` cannot hold 'classifier'. Give it as the parameter"),
+        ({"epochs": 0}, "epochs.* 0"),
+        ({"epochs": 2.5}, "epochs"),
+        ({"features_per_class": True}, "features_per_class"),
+        ({"images_per_class": 2}, "'features'.*images_per_class"),
+        ({"method": "hybrid", "images_per_class": 0}, "images_per_class"),
+        ({"budget": 100}, "100 bytes.* 4 classes"),
+        ({"validation_fraction": 1.0}, "validation_fraction.* 1.0"),
+        ({"validation_fraction": "a tenth"}, "validation_fraction"),
+        ({"settings": {"learning_rat": 1}}, "'learning_rat'.*'learning_rate'"),
+        ({"settings": {"learning_rate": -1}}, "'learning_rate'.* -1"),
+        ({"settings": {"seed": 1}}, "'seed'.*random_state"),
+        ({"settings": {"classifier": "lda"}}, "'classifier'"),
         ({"classifier": "tree"}, "'tree'"),
-        ({"method": "lwf", "classifier": "lda"}, "The method 'lwf' stores no features"),
-        ({"tune": "often"}, "The setting 'tune' cannot be 'often'"),
-        ({"settings": [1]}, "`settings` must map names to values; found"),
+        ({"method": "lwf", "classifier": "lda"}, "'lwf'.*features"),
+        ({"tune": "often"}, "'tune'.*'often'"),
+        ({"settings": [1]}, "`settings`"),
         ({"random_state": "one"}, "cannot be used to seed"),
     ],
     ids=str,
@@ -402,7 +403,7 @@ def test_a_wrong_parameter_is_named_when_it_is_needed(
     classifier = quick(**parameters)
     with pytest.raises(ValueError) as caught:
         classifier.fit(*blobs)
-    assert message in str(caught.value)
+    assert re.search(message, str(caught.value))
     assert "random_state" in parameters or isinstance(caught.value, UsageError)
 
 

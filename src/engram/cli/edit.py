@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import engram
 from engram.cli.options import Json, ModelPath
-from engram.cli.output import print_json
+from engram.cli.output import Display, print_json
 from engram.errors import UsageError
 from engram.text import format_bytes, plural, printable
 
@@ -31,12 +32,8 @@ def rename(
     json: Json = False,
 ) -> None:
     """Rename a class. The history and earlier generations keep the old name."""
-    from engram.cli.display import Display
-    from engram.model import ModelFolder
-    from engram.model import rename as rename_class
-
     with Display():
-        done = rename_class(ModelFolder(model), old, new)
+        done = engram.model.rename(engram.model.ModelFolder(model), old, new)
     _print(done, f"'{printable(done.details['from'])}' is now '{printable(done.details['to'])}'", model, json)
 
 
@@ -47,12 +44,8 @@ def merge(
     json: Json = False,
 ) -> None:
     """Merge two classes, such as two names of one thing. `engram rollback` undoes it."""
-    from engram.cli.display import Display
-    from engram.model import ModelFolder
-    from engram.model import merge as merge_classes
-
     with Display():
-        done = merge_classes(ModelFolder(model), name, into)
+        done = engram.model.merge(engram.model.ModelFolder(model), name, into)
     stored = f"{plural(done.details['features'], 'stored feature')} and {plural(done.details['images'], 'exemplar')}"
     merged = f"'{printable(done.details['class'])}' is merged into '{printable(done.details['into'])}'"
     _print(done, f"{merged}: {stored}", model, json)
@@ -69,12 +62,8 @@ def rollback(
 
     This also repairs a damaged current.json. `engram inspect` lists the generations.
     """
-    from engram.cli.display import Display
-    from engram.model import ModelFolder
-    from engram.model import rollback as roll_back
-
     with Display():
-        done = roll_back(ModelFolder(model), to)
+        done = engram.model.rollback(engram.model.ModelFolder(model), to)
     before = done.details["from"]
     how = f"; it was {before}" if before not in (None, done.generation) else ""
     how = "; current.json was damaged and is repaired" if before is None else how
@@ -92,16 +81,12 @@ def forget(
     Their stored features, exemplars and names are deleted, and the classifier is fitted again. The network's weights
     are not unlearned.
     """
-    from engram.cli.display import Display
-    from engram.model import ModelFolder, preview_forget
-    from engram.model import forget as forget_classes
-
-    folder = ModelFolder(model)
+    folder = engram.model.ModelFolder(model)
     if not yes:
-        _confirm(f"{_removed(preview_forget(folder, classes), model)} {NO_WAY_BACK}")
+        _confirm(f"{_removed(engram.model.preview_forget(folder, classes), model)} {NO_WAY_BACK}")
     try:
         with Display():
-            done = forget_classes(folder, classes)
+            done = engram.model.forget(folder, classes)
     except KeyboardInterrupt:
         command = f"engram verify {shlex.quote(str(model))}"
         typer.echo(f"Interrupted. Whether the classes were forgotten, and files of them are left: {command}", err=True)

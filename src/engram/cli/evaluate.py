@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
 
+import engram
 from engram.cli.options import Device, Generation, Json, LabelledImages, ModelPath, Quiet
-from engram.cli.output import print_json, print_skipped, table
+from engram.cli.output import Display, print_json, print_skipped, share, table
 from engram.text import plural, printable
 
 if TYPE_CHECKING:
@@ -30,13 +32,9 @@ def evaluate(
 
     Images of classes that the model does not know are counted, but are not part of the accuracy.
     """
-    from engram.cli.display import Display
-    from engram.model import ModelFolder, load
-    from engram.model import evaluate as evaluate_images
-
-    loaded = load(ModelFolder(model), generation=generation, device=device)
+    loaded = engram.model.load(engram.model.ModelFolder(model), generation=generation, device=device)
     with Display(quiet=quiet) as display:
-        evaluation = evaluate_images(loaded, source, display)
+        evaluation = engram.model.evaluate(loaded, source, display)
     print_skipped(evaluation.skipped)
     if json:
         print_json(evaluation.to_json())
@@ -70,7 +68,7 @@ def _classes(evaluation: Evaluation) -> str:
     counts = evaluation.confusion.sum(dim=1).tolist()
     rows = zip(counts, evaluation.per_class(), evaluation.precision(), evaluation.names, strict=True)
     cells = [
-        (f"{count:,}" if count else "–", _share(recall), _share(precision), name)
+        (f"{count:,}" if count else "–", share(recall), share(precision), name)
         for count, recall, precision, name in rows
     ]
     return table([("images", "recall", "precision", "class"), *cells], right=range(3))
@@ -78,8 +76,6 @@ def _classes(evaluation: Evaluation) -> str:
 
 def _matrix(evaluation: Evaluation) -> str:
     """The confusion matrix, if the terminal is wide enough for it."""
-    from rich.console import Console
-
     counts = evaluation.confusion.tolist()
     width = max(len(str(count)) for row in counts for count in row) + 2
     if len(counts) * width + NAME_WIDTH > Console().width:
@@ -93,7 +89,3 @@ def _mistakes(evaluation: Evaluation) -> str:
     mistakes = evaluation.mistakes()[:MOST_MISTAKES]
     lines = [f"{count:,} × {printable(true)} classified as {printable(said)}" for true, said, count in mistakes]
     return "\n".join(["most frequent mistakes", *lines]) if lines else ""
-
-
-def _share(value: float | None) -> str:
-    return f"{value:.3f}" if value is not None else "–"

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+import engram
 from engram.cli.options import Generation, Json, ModelPath, Quiet
-from engram.cli.output import print_json
+from engram.cli.output import Display, print_json
 from engram.text import format_bytes, printable
 
 Out = Annotated[
@@ -30,15 +31,11 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Export a model as ONNX, its stored features as arrays, or its weights."""
-    from engram.cli.display import Display
-    from engram.model import ModelFolder, load
-    from engram.model import export as export_model
-
-    folder = ModelFolder(model)
+    folder = engram.model.ModelFolder(model)
     number = folder.current().generation if generation is None else generation
     with Display(quiet=quiet) as display:
-        loaded = load(folder, generation=number, device="cpu")
-        exported = export_model(loaded, out, generation=number, overwrite=overwrite, progress=display)
+        loaded = engram.model.load(folder, generation=number, device="cpu")
+        exported = engram.model.export(loaded, out, generation=number, overwrite=overwrite, progress=display)
     if json:
         print_json(exported.to_json())
         return

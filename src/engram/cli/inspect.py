@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+import engram
 from engram.cli.options import Json, ModelPath
-from engram.cli.output import print_json, rejection_text, table
+from engram.cli.output import accuracy_text, print_json, rejection_text, table
 from engram.text import format_bytes, plural, printable
 
 if TYPE_CHECKING:
@@ -23,10 +24,7 @@ def verify(model: ModelPath, json: Json = False) -> None:
     leftovers of an interrupted write are listed, and removed by the next command that changes the model. Exits with 1
     if anything is wrong.
     """
-    from engram.model import ModelFolder
-    from engram.model import verify as verify_model
-
-    found = verify_model(ModelFolder(model))
+    found = engram.model.verify(engram.model.ModelFolder(model))
     if json:
         print_json(found.to_json())
     elif found.intact:
@@ -42,17 +40,14 @@ def verify(model: ModelPath, json: Json = False) -> None:
             )
         if found.leftovers:
             what = f"left by an interrupted command, not in use: {', '.join(map(printable, found.leftovers))}"
-            how = "" if found.in_use is None else f"; to remove them now: {ModelFolder(model).finishing()}"
+            how = "" if found.in_use is None else f"; to remove them now: {engram.model.ModelFolder(model).finishing()}"
             typer.echo(f"{what}{how}")
     raise typer.Exit(0 if found.intact else 1)
 
 
 def inspect(model: ModelPath, json: Json = False) -> None:
     """Show a model: its classes, memory in bytes, settings, accuracy and history."""
-    from engram.model import ModelFolder
-    from engram.model import inspect as inspect_model
-
-    found = inspect_model(ModelFolder(model))
+    found = engram.model.inspect(engram.model.ModelFolder(model))
     if json:
         print_json(found.to_json())
         return
@@ -62,7 +57,10 @@ def inspect(model: ModelPath, json: Json = False) -> None:
 
 
 def _summary(found: ModelSummary, model: Path) -> list[tuple[str, str]]:
-    sizes = found.bytes
+    sizes, held_out, classes = found.bytes, found.held_out_counts, len(found.classes)
+    accuracy = accuracy_text(
+        found.accuracy, found.interval, sum(held_out.total), held_out.classes, classes, held_out.estimated
+    )
     inputs = "vectors" if found.image_size is None else f"images of {found.image_size} pixels a side"
     budget = (
         "no budget" if found.budget is None else f"{sizes.memory / found.budget:.0%} of {format_bytes(found.budget)}"
@@ -75,7 +73,7 @@ def _summary(found: ModelSummary, model: Path) -> list[tuple[str, str]]:
         ("network", _exact(sizes.network)),
         ("folder", f"{_exact(sizes.folder)}, all generations"),
         ("classifier", found.classifier),
-        ("accuracy", _accuracy(found)),
+        ("accuracy", accuracy),
         ("calibration", _calibration(found.calibration)),
         ("unknown", rejection_text(found.rejection)),
         ("settings", "; ".join(changed) + " (in parentheses: the default)" if changed else "the defaults"),
@@ -84,19 +82,6 @@ def _summary(found: ModelSummary, model: Path) -> list[tuple[str, str]]:
         omegas = f"ω {quality.omega:.3f}, {quality.omega_unadapted:.3f} without, on {quality.images:,} held-out samples"
         rows.insert(-1, ("adaptation", omegas + ("" if quality.adapted else "; stored features were not adapted")))
     return rows
-
-
-def _accuracy(found: ModelSummary) -> str:
-    if found.accuracy is None or found.interval is None:
-        return "not known: no image was held out. Measure it with engram evaluate"
-    low, high = found.interval
-    evaluated, classes = found.held_out_counts.classes, len(found.classes)
-    over = "all classes" if evaluated == classes else f"{evaluated} of {classes} classes"
-    estimate = "; an estimate, since the network has changed" if found.held_out_counts.estimated else ""
-    return (
-        f"{found.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}) over {over}, "
-        f"on {sum(found.held_out_counts.total):,} held-out images{estimate}"
-    )
 
 
 def _features(found: ModelSummary) -> str:

@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.options import (
-    NETWORK_METAVAR,
-    Device,
-    Json,
-    LabelledImages,
-    Quiet,
-    Settings,
-    Tune,
-    command,
-    parse_settings,
-)
-from engram.cli.output import print_json, print_skipped, rejection_text, table
+from engram.cli import options as option
+from engram.cli.output import Display, accuracy_text, print_json, print_skipped, rejection_text, share, table
 from engram.errors import UsageError
 from engram.text import format_bytes, format_duration, plural, printable
 
@@ -38,26 +28,16 @@ NAMED = ("features_per_class", "images_per_class", "network", "tune", "classifie
 class LearnCommandOptions:
     """The options of `engram learn`."""
 
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder; created if missing.")]
-    source: LabelledImages
-    budget: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Most bytes of memory, such as 50MB, from now on.")
-    ] = None
-    features_per_class: Annotated[int | None, typer.Option(help="Features to store per class. Default: 250.")] = None
-    images_per_class: Annotated[
-        int | None,
-        typer.Option(help="Also store this many images per class and train on them again; 0: none any more."),
-    ] = None
+    model: option.NewModelPath
+    source: option.LabelledImages
+    budget: option.Budget = None
+    features_per_class: option.FeaturesPerClass = None
+    images_per_class: option.ImagesPerClass = None
     method: Annotated[
-        str | None, typer.Option(help="Method of a new model; see `engram methods`. Default: engram.")
+        str | None, typer.Option(help="Of a new model; `engram methods` lists them. Default: engram.")
     ] = None
-    network: Annotated[
-        str | None,
-        typer.Option(
-            metavar=NETWORK_METAVAR, help="Network of a new model; see `engram networks`. Default: efficientnet-lite0."
-        ),
-    ] = None
-    tune: Tune = None
+    network: option.Network = None
+    tune: option.Tune = None
     classifier: Annotated[
         str | None,
         typer.Option(
@@ -78,23 +58,21 @@ class LearnCommandOptions:
         float | None,
         typer.Option(help=f"Least mean accuracy over classes. Default: {LEAST_ACCURACY}. Implies --validate."),
     ] = None
-    force: Annotated[
-        bool, typer.Option("--force", help="Publish the update even if accuracy on old classes falls.")
-    ] = False
+    force: option.Force = False
     hold_out: Annotated[float, typer.Option(help="Share of the images to hold out where the network is trained.")] = 0.1
-    set: Settings = None
+    set: option.Settings = None
     seed: Annotated[int | None, typer.Option(help="Random seed of a new model. Default: 0.")] = None
-    device: Device = "auto"
+    device: option.Device = "auto"
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan: classes, time and memory.")] = False
-    json: Json = False
-    quiet: Quiet = False
+    json: option.Json = False
+    quiet: option.Quiet = False
 
     def learn_options(self) -> LearnOptions:
         """What `engram.model.learn` is called with."""
         from engram.methods import parse_bytes
         from engram.model import LearnOptions
 
-        settings = parse_settings(self.set)
+        settings = option.parse_settings(self.set)
         named = {name: getattr(self, name) for name in NAMED}
         _refuse_contradictions(named, settings)
         return LearnOptions(
@@ -108,7 +86,7 @@ class LearnCommandOptions:
         )
 
 
-@command(LearnCommandOptions)
+@option.command(LearnCommandOptions)
 def learn(given: LearnCommandOptions) -> None:
     """Teach a model new classes, or more about known ones. The images may be deleted afterwards.
 
@@ -139,7 +117,6 @@ def _parse_epochs(text: str) -> int | None:
 
 
 def _learn(folder: ModelFolder, source: Path, options: LearnOptions, *, quiet: bool, json: bool) -> None:
-    from engram.cli.display import Display
     from engram.model import UpdateRejected
     from engram.model import learn as update
 
@@ -171,7 +148,6 @@ def _learn(folder: ModelFolder, source: Path, options: LearnOptions, *, quiet: b
 
 
 def _dry_run(folder: ModelFolder, source: Path, options: LearnOptions, *, quiet: bool, json: bool) -> None:
-    from engram.cli.display import Display
     from engram.data.labelled import scan
     from engram.model import expected_seconds, load, plan_update
 
@@ -234,11 +210,13 @@ def _counts(new: Mapping[str, int], more: Mapping[str, int]) -> str:
 
 def _summary(learned: UpdateResult, model: Path) -> list[str]:
     images = plural(sum(learned.new.values()) + sum(learned.more.values()), "image")
+    measured, classes = learned.held_out_classes, learned.classes
+    accuracy = accuracy_text(learned.accuracy, learned.interval, learned.held_out, measured, classes, learned.estimated)
     lines = [
         f"learned {_counts(learned.new, learned.more)} in {format_duration(learned.seconds)}",
         f"{printable(model)}, generation {learned.generation}: {plural(learned.classes, 'class')}; "
         f"memory {format_bytes(learned.memory_bytes)}; this update: {images}, {format_bytes(learned.seen_bytes)}",
-        _accuracy(learned),
+        f"accuracy {accuracy}",
     ]
     if learned.calibration.error_after is not None:
         lines.append(
@@ -263,30 +241,11 @@ def _warnings(warnings: Sequence[str]) -> list[str]:
     return [f"warning: {each}" for each in warnings]
 
 
-def _accuracy(learned: UpdateResult) -> str:
-    """The accuracy with its interval and what it was measured on, or what to do if it is not known."""
-    if learned.accuracy is None or learned.interval is None:
-        return "accuracy: not known, as no image was held out. Measure it with: engram evaluate MODEL FOLDER"
-    low, high = learned.interval
-    evaluated, classes = learned.held_out_classes, learned.classes
-    over = f"all {plural(classes, 'class')}" if evaluated == classes else f"{evaluated} of {plural(classes, 'class')}"
-    text = (
-        f"accuracy {learned.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}) over {over}, "
-        f"on {plural(learned.held_out, 'held-out image')}"
-    )
-    if learned.estimated:
-        text += ". This is an estimate: the network has changed since older images were seen"
-    if evaluated < classes:
-        text += ". The other classes were not measured: use engram evaluate MODEL FOLDER"
-    return text
-
-
 def _class_table(classes: Sequence[ClassAccuracy]) -> str:
     """Accuracy before and after, a line per class."""
     rows = [("before", "after", "held out", "kind", "class")]
     for each in classes:
-        before, after = ("–" if value is None else f"{value:.3f}" for value in (each.before, each.after))
-        rows.append((before, after, str(each.images or "–"), each.kind, each.name))
+        rows.append((share(each.before), share(each.after), str(each.images or "–"), each.kind, each.name))
     estimated = any(each.estimated for each in classes)
     note = "\nThese are estimates: the network has changed since older images were seen." if estimated else ""
     return table(rows, right=range(3)) + note

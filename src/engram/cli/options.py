@@ -21,10 +21,24 @@ Options = TypeVar("Options")
 NETWORK_METAVAR = "NAME|hf:OWNER/NAME|FOLDER"
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")]
+NewModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder; created if missing.")]
 LabelledImages = Annotated[
     Path, typer.Argument(metavar="FOLDER|LIST.csv", help="One sub-folder per class, or a list: path,label.")
 ]
 Generation = Annotated[int | None, typer.Option(metavar="N", help="An earlier generation instead of the current one.")]
+Network = Annotated[
+    str | None,
+    typer.Option(
+        metavar=NETWORK_METAVAR,
+        help="`engram networks` lists them. Default: of a model efficientnet-lite0, else by the data and from scratch.",
+    ),
+]
+FeaturesPerClass = Annotated[int | None, typer.Option(help="Features stored per class.")]
+ImagesPerClass = Annotated[int | None, typer.Option(help="Exemplars per class, which are trained on again; 0: none.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Most bytes for stored features and exemplars of all classes, such as 6MB."),
+]
 Tune = Annotated[
     Literal["none", "first", "every", "auto"] | None,
     typer.Option(
@@ -37,6 +51,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; `engram methods METHOD` lists them."),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Publish updates even if accuracy on old classes falls.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 

@@ -1,14 +1,23 @@
-"""What commands print: JSON, tables, skipped files."""
+"""What commands print: progress, warnings and errors on stderr; JSON and tables on stdout."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+import sys
+import warnings
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-from engram.text import printable
+from engram.errors import EngramWarning
+from engram.progress import Phase
+from engram.text import plural, printable
 
 if TYPE_CHECKING:
     from engram.data.scanning import SkippedFile
@@ -16,6 +25,83 @@ if TYPE_CHECKING:
 
 MOST_SKIPPED = 20  # skipped files that are listed; the others are counted
 NARROWEST = 8  # characters of the last column of a table, however narrow the terminal
+
+
+def complain(message: str) -> None:
+    """Print an error, in red if the terminal has colours."""
+    lines = "\n".join(map(printable, message.split("\n")))  # names may contain control characters
+    _console().print(f"error: {lines}", style="red", markup=False)
+
+
+def _console() -> Console:
+    """Stderr, without emoji codes: a class may be called :smile:."""
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+class _Bar:
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self.bars, self.task = bars, task
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.bars.update(self.task, advance=steps, note=note)
+
+    def tell(self, **values: float) -> None:
+        """A bar shows no numbers."""
+
+
+class Display:
+    """Shows phases as progress bars, unless stderr is not a terminal or `quiet` is set.
+
+    With `mute` it shows no warnings either: that is for all ranks of a distributed run but the first.
+    """
+
+    def __init__(self, *, quiet: bool = False, mute: bool = False) -> None:
+        self.quiet, self.mute = quiet or mute, mute
+        self.console = _console()
+        self.bars = Progress(
+            TextColumn("{task.description:8}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %", markup=False),
+            TextColumn("time left", style="dim"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
+            console=self.console,
+            transient=True,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # printed above the bars
+            disable=self.quiet or not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> Display:
+        self.bars.start()
+        self.catching = warnings.catch_warnings()
+        self.catching.__enter__()
+        warnings.simplefilter("default", EngramWarning)
+        warnings.showwarning = self._show_warning
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.catching.__exit__(*error)
+        self.bars.stop()
+
+    @contextmanager
+    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+        """Show a bar during the phase."""
+        task = self.bars.add_task(name, total=steps, note="")
+        try:
+            yield _Bar(self.bars, task)
+        finally:
+            self.bars.remove_task(task)
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        if not self.quiet:
+            self.console.print(line, markup=False)
+
+    def _show_warning(self, message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        if not issubclass(category, EngramWarning):
+            print(f"{category.__name__}: {message}", file=sys.stderr)
+        elif not self.mute:
+            self.console.print(f"note: {message}", style="yellow", markup=False)
 
 
 def print_json(value: object) -> None:
@@ -29,6 +115,29 @@ def print_skipped(skipped: Iterable[SkippedFile]) -> None:
         typer.echo(line, err=True)
 
 
+def accuracy_text(
+    accuracy: float | None,
+    interval: tuple[float, float] | None,
+    images: int,
+    measured: int,
+    classes: int,
+    adapted: bool,
+) -> str:
+    """An accuracy on held-out images of `measured` of the classes, some `adapted` since; or how to measure it."""
+    if accuracy is None or interval is None:
+        return "not known: no image was held out. Measure it with: engram evaluate MODEL FOLDER"
+    over = f"all {plural(classes, 'class')}" if measured == classes else f"{measured} of {plural(classes, 'class')}"
+    text = (
+        f"{accuracy:.3f} (95 % interval {interval[0]:.3f} to {interval[1]:.3f}) over {over}, "
+        f"on {plural(images, 'held-out image')}"
+    )
+    if adapted:
+        text += ". This is an estimate: the network has changed since older images were seen"
+    if measured < classes:
+        text += ". The other classes were not measured: use engram evaluate MODEL FOLDER"
+    return text
+
+
 def rejection_text(threshold: RejectionThreshold | None) -> str:
     """What `--reject auto` does."""
     if threshold is None:
@@ -38,6 +147,11 @@ def rejection_text(threshold: RejectionThreshold | None) -> str:
         f"{threshold.known_accepted:.0%} of known ones (similarity {threshold.similarity:.3f}), estimated from "
         f"{threshold.images:,} held-out images, leaving out each of {threshold.classes:,} classes"
     )
+
+
+def share(value: float | None) -> str:
+    """A share such as an accuracy; a dash where it is not known."""
+    return "–" if value is None else f"{value:.3f}"
 
 
 def skipped_lines(skipped: Iterable[SkippedFile], see: str = "") -> list[str]:
@@ -55,10 +169,6 @@ def table(
     overflow: Literal["wrap", "ellipsis", "none"] = "wrap",
 ) -> str:
     """Aligned columns of text, those in `right` flush right; the last one wraps or is cut at the terminal's width."""
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console()
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in list(zip(*cells, strict=True))[:-1]]

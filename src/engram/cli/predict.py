@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import engram
+from engram.cli.imports import importing
 from engram.cli.options import Device, Generation, Json, ModelPath, Quiet
-from engram.cli.output import print_json, print_skipped
+from engram.cli.output import Display, print_json, print_skipped
 from engram.errors import DataError, UsageError
 from engram.text import csv_text, printable
 
@@ -53,18 +55,17 @@ def predict(
     """Classify images. Exits with 1 if any of them cannot be read."""
     if json and csv:
         raise UsageError("Choose one of --json and --csv.")
-    from engram.cli.display import Display
-    from engram.data.scanning import SkippedFile
-    from engram.model import ModelFolder, find_images, load
-    from engram.model import predict as predict_images
+    with importing():
+        import engram.model
+        from engram.data.scanning import SkippedFile
 
     rejected = _parse_reject(reject)
-    loaded = load(ModelFolder(model), generation=generation, device=device)
-    images, skipped = find_images(_with_stdin(paths))
+    loaded = engram.model.load(engram.model.ModelFolder(model), generation=generation, device=device)
+    images, skipped = engram.model.find_images(_with_stdin(paths))
     predictions: list[Prediction] = []
     unreadable: list[SkippedFile] = []
     with Display(quiet=quiet) as display:
-        outcomes = predict_images(loaded, images, top=top, reject=rejected, progress=display)
+        outcomes = engram.model.predict(loaded, images, top=top, reject=rejected, progress=display)
         if csv:
             print(_csv(_header(loaded, top, reject)))
         for outcome in outcomes:
@@ -88,10 +89,8 @@ def predict(
 
 
 def _parse_reject(text: str | None) -> float | str | None:
-    from engram.model import parse_reject
-
     try:
-        return None if text is None else parse_reject(text)
+        return None if text is None else engram.model.parse_reject(text)
     except ValueError:
         what = f"'{printable(text)}' is not a probability, a rate such as 5%, or auto."
         raise typer.BadParameter(what, param_hint="'--reject'") from None

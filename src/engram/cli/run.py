@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.options import NETWORK_METAVAR, ExperimentOptions, Tune, command, parse_settings
-from engram.cli.output import print_json, skipped_lines
+from engram.cli.options import (
+    Budget,
+    ExperimentOptions,
+    FeaturesPerClass,
+    ImagesPerClass,
+    Network,
+    Tune,
+    command,
+    parse_settings,
+)
+from engram.cli.output import Display, print_json, share, skipped_lines
 from engram.text import format_bytes
 
 if TYPE_CHECKING:
-    from engram.cli.display import Display
     from engram.experiments import Measurement, Plan, Result
 
 HEADER = (
@@ -32,10 +40,7 @@ class RunOptions(ExperimentOptions):
     """The options of `engram run`."""
 
     method: Annotated[str, typer.Argument(help="Method; `engram methods` lists them.")] = "features"
-    network: Annotated[
-        str | None,
-        typer.Option(metavar=NETWORK_METAVAR, help="`engram networks` lists them. Default: from scratch, by the data."),
-    ] = None
+    network: Network = None
     tune: Tune = None
     classes_per_task: Annotated[int | None, typer.Option(help="Classes per task. Default: by the data.")] = None
     first_task: Annotated[int | None, typer.Option(help="Classes of the first task, if another number.")] = None
@@ -46,17 +51,10 @@ class RunOptions(ExperimentOptions):
         float, typer.Option(help="Hold out this share of the training samples, and test on it instead.")
     ] = 0.0
     epochs: Annotated[int | None, typer.Option(help="Epochs per task. Default: by the preset.")] = None
-    features_per_class: Annotated[
-        int | None, typer.Option(help="Features stored per class. Default: by the preset.")
-    ] = None
-    images_per_class: Annotated[int | None, typer.Option(help="Exemplars per class. Default: by the preset.")] = None
-    images_total: Annotated[int | None, typer.Option(help="Exemplars in all, shared out among the classes seen.")] = (
-        None
-    )
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Memory for all classes, such as 6MB: chooses these numbers, and a codec."),
-    ] = None
+    features_per_class: FeaturesPerClass = None
+    images_per_class: ImagesPerClass = None
+    images_total: Annotated[int | None, typer.Option(help="Exemplars of all classes seen.")] = None
+    budget: Budget = None
     seeds: Annotated[int | None, typer.Option(min=1, help="Run so many seeds, from --seed up.")] = None
     trainings: Annotated[
         Path | None, typer.Option(help="A folder of trained networks, shared by runs that differ only after training.")
@@ -79,7 +77,6 @@ class RunOptions(ExperimentOptions):
 @command(RunOptions)
 def run(options: RunOptions) -> None:
     """Learn a data set task by task with one method, and measure it after every task."""
-    from engram.cli.display import Display
     from engram.network import parallel
 
     name = f"{options.method}-{options.dataset}" + ("" if options.seeds else f"-seed-{options.seed}")
@@ -143,7 +140,7 @@ def _line(task: int, measured: Measurement, seconds: dict[str, float]) -> str:
     gap = None if measured.ceiling is None else measured.ceiling - measured.accuracy
     shares = [measured.accuracy, measured.accuracy_top5, measured.head_accuracy, measured.omega_previous]
     shares += [measured.omega_first, measured.ceiling, gap]
-    numbers = ("–" if share is None else f"{share:.3f}" for share in shares)
+    numbers = map(share, shares)
     spent = f"{sum(seconds.values()):.0f}" if seconds else "before"
     cells = (str(task + 1), str(measured.classes), *numbers, format_bytes(measured.memory_bytes), spent)
     return "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, HEADER, strict=True))
@@ -167,9 +164,10 @@ def _print(options: RunOptions, out: Path, results: list[Result]) -> None:
         print_json(results[0].to_json() if options.seeds is None else summary)
         return
     for result in results:
+        kind, average, curve = result.leading
         typer.echo(
-            f"{result.method} on {result.dataset}, seed {result.seed}: average incremental accuracy "
-            f"{result.average_incremental_accuracy:.3f}, at the end {result.curve[-1]:.3f}, "
+            f"{result.method} on {result.dataset}, seed {result.seed}: "
+            f"average incremental {kind}accuracy {average:.3f}, at the end {curve[-1]:.3f}, "
             f"forgetting {result.forgetting:.3f}, stored {format_bytes(result.memory_bytes)}"
         )
         if result.drift_gap and result.omega_previous and result.omega_previous[-1] is not None:

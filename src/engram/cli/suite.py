@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from engram.cli.options import ExperimentOptions, command, parse_settings
-from engram.cli.output import print_json, skipped_lines, table
+from engram.cli.output import Display, print_json, skipped_lines, table
 from engram.text import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class SuiteCommandOptions(ExperimentOptions):
 @command(SuiteCommandOptions)
 def suite(options: SuiteCommandOptions) -> None:
     """Run a table or figure of the paper: every method, every value, every seed."""
-    from engram.cli.display import Display
     from engram.experiments.suite_plan import plan_suite
     from engram.experiments.workers import import_ray, run_suite
     from engram.network import parallel
@@ -69,8 +68,7 @@ def suite(options: SuiteCommandOptions) -> None:
                 _print_plan(plan, options.json)
                 return
             plan.start(shlex.join(["engram", *sys.argv[1:]]), resume=options.resume)
-            left = f"{plural(len(plan.runs_left), 'run')} to do, about {format_duration(plan.seconds)}"
-            display.say(f"{options.name} on {options.dataset}: {left} one after another, in {wanted.folder}")
+            display.say(f"{options.name} on {options.dataset}, in {wanted.folder}: {_costs(plan)}")
             outcomes = run_suite(plan, dataset, workers=options.jobs, on=options.on, progress=display)
         except KeyboardInterrupt:
             again = f"--out {shlex.quote(str(wanted.folder))} --resume"
@@ -96,14 +94,22 @@ def _print_plan(plan: SuitePlan, json: bool) -> None:
         for row in plan.rows
     ]
     if json:
-        print_json({"runs": rows, "seconds": round(plan.seconds, 1)})
+        print_json({"runs": rows, "seconds": round(plan.seconds, 1), "disk_bytes": plan.disk_bytes})
         return
     lines = [("", "runs", "done", "time", "memory")]
     for row in plan.rows:
         costs = format_duration(row.seconds), format_bytes(row.estimate.memory_bytes)
         lines.append((row.variant.label, str(len(row.runs)), str(row.done), *costs))
     typer.echo(table(lines, right=(1, 2, 3), overflow="none"))
-    typer.echo(f"about {format_duration(plan.seconds)} for what is left, one run after another, from steps timed now")
+    typer.echo(f"{_costs(plan)}; from steps timed now")
+
+
+def _costs(plan: SuitePlan) -> str:
+    """What the runs that are left take."""
+    return (
+        f"{plural(len(plan.runs_left), 'run')} to do, about {format_duration(plan.seconds)} one after another, "
+        f"a memory of at most {format_bytes(plan.memory_bytes)}, about {format_bytes(plan.disk_bytes)} on disk"
+    )
 
 
 def _print_results(plan: SuitePlan, failed: list[Outcome], json: bool) -> None:
@@ -129,8 +135,8 @@ def _print_results(plan: SuitePlan, failed: list[Outcome], json: bool) -> None:
 
 
 def _line(results: list[Result]) -> str:
-    averages = [result.average_incremental_accuracy for result in results]
+    kind, averages = results[0].leading[0], [result.leading[1] for result in results]
     spread = f" ± {statistics.stdev(averages):.3f}" if len(averages) > 1 else ""
-    last = statistics.fmean(result.curve[-1] for result in results)
+    last = statistics.fmean(result.leading[2][-1] for result in results)
     stored = format_bytes(results[0].memory_bytes)
-    return f"average {statistics.fmean(averages):.3f}{spread}, last {last:.3f}, {stored}"
+    return f"{kind}average {statistics.fmean(averages):.3f}{spread}, last {last:.3f}, {stored}"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.options import Device
+import engram
+from engram.cli.options import Device, Force, NewModelPath
 from engram.cli.output import print_json
 from engram.text import format_duration, plural, printable
 
@@ -20,7 +21,7 @@ INCOMPLETE = ("rejected", "failed", "busy")  # events after which --once exits w
 
 
 def watch(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder; created if missing.")],
+    model: NewModelPath,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="One sub-folder per class.")],
     settle: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="A file is complete if it has not changed for so long.")
@@ -29,9 +30,7 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="Learn what is there and end; exits with 1 if not all could be learned.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Publish updates even if accuracy on old classes falls.")
-    ] = False,
+    force: Force = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
     device: Device = "auto",
 ) -> None:
@@ -40,13 +39,12 @@ def watch(
     The model's folder records what was learned, so that no image is learned twice, also after a restart. A file that
     is changed is learned again. Files that cannot be read are reported once and skipped.
     """
-    from engram.model import LearnOptions, ModelFolder
-    from engram.model import watch as watch_folder
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options, complete = LearnOptions(device=device, force=force), True
+    options, complete = engram.model.LearnOptions(device=device, force=force), True
     try:
-        for event in watch_folder(ModelFolder(model), folder, options, settle=settle, interval=every, once=once):
+        for event in engram.model.watch(
+            engram.model.ModelFolder(model), folder, options, settle=settle, interval=every, once=once
+        ):
             complete &= event.event not in INCOMPLETE
             now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             if json:

@@ -32,7 +32,7 @@ from engram.model import (
     with_metadata,
     with_settings,
 )
-from engram.model.defaults import METHOD
+from engram.model.plan import METHOD
 
 Array = NDArray[Any]
 

@@ -12,7 +12,7 @@ from torch import nn
 from engram.errors import DataError, UsageError
 from engram.methods import METHODS, make, setting_names
 from engram.model import LearnOptions, Model, settings_of
-from engram.model.defaults import BATCH, FIRST_RATE, LATER_RATE, choose_epochs, choose_network, image_settings
+from engram.model.plan import BATCH, FIRST_RATE, LATER_RATE, choose_epochs, choose_network, image_settings
 from engram.network import is_pretrained
 from engram.network.registry import IDENTITY
 
