@@ -1,12 +1,13 @@
 """Objectives, and what is done after training, at the paper's training length on a small proxy of its network.
 
-The proxy: ResNet-14 (d = 64) on random crops of 24 × 24 pixels of CIFAR-100, 70 epochs, the paper's rates, in
-bfloat16, on the validation split. A task takes a few minutes of one core.
+The proxy: ResNet-14 (d = 64) on random crops of 24 × 24 pixels, 70 epochs, the paper's rates, in bfloat16, on the
+validation split of CIFAR-100 or of Tiny ImageNet 50 at 32 × 32 pixels. A task takes a few minutes of one core.
 
-    python benchmarks/proxy.py train distillation efc        # objectives; networks are cached in benchmarks/work/proxy
-    python benchmarks/proxy.py compare distillation efc      # everything after training, on those networks
+    python benchmarks/proxy.py train distillation rotation   # objectives; networks are cached in benchmarks/work/proxy
+    python benchmarks/proxy.py compare distillation          # everything after training, on those networks
 
-Results are added to benchmarks/results/proxy.json.
+PROXY_DATA (cifar100 or tiny), PROXY_TASKS and PROXY_SEED choose data, tasks (3) and seed (100). Results are added to
+benchmarks/results/proxy.json.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from engram.data import load
+from engram.data import Dataset, DecodeOptions, Samples, load
 from engram.experiments import Plan
 from engram.network import NETWORKS, Cache
 from engram.network.backbones import ResNet, _convolution
@@ -28,6 +32,8 @@ from engram.network.registry import NetworkEntry
 HERE = Path(__file__).parent
 WORK, RESULTS = HERE / "work" / "proxy", HERE / "results" / "proxy.json"
 TASKS = int(os.environ.get("PROXY_TASKS", "3"))
+DATA = os.environ.get("PROXY_DATA", "cifar100")
+IMAGES = Path(os.environ["ENGRAM_DATA"])
 
 
 def resnet14(channels: int = 3, *, last_relu: bool = True) -> ResNet:
@@ -37,6 +43,8 @@ def resnet14(channels: int = 3, *, last_relu: bool = True) -> ResNet:
 NETWORKS["resnet14"] = NetworkEntry("ResNet-14, a proxy of ResNet-32", resnet14, 64)
 
 PROXY: dict[str, Any] = {"network": "resnet14", "crop": 24, "pad": 0, "precision": "bfloat16"}
+if DATA == "tiny":  # trained like CIFAR-100
+    PROXY |= {"expected_classes": 100, "epochs": 70, "milestones": (50 / 70, 64 / 70)}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "distillation": {},
     "gamma 0": {"feature_distillation": 0.0},
@@ -46,6 +54,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "efc .1 .1": {"objective": "efc", "elastic": 0.1, "rigid": 0.1},
     "adagauss": {"objective": "adagauss"},
     "lucir": {"objective": "lucir", "epochs": 70},
+    "lucir, rotation": {"objective": "lucir", "epochs": 70, "rotation_labels": 1.0},
 }
 ENGRAM = {"codec": "int8", "adapter_steps": 1600, "alpha": 1e4}
 AFTER: dict[str, tuple[str, dict[str, Any]]] = {
@@ -74,17 +83,28 @@ AFTER: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@cache
+def images() -> Dataset:
+    """The data set, decoded once."""
+    if DATA == "cifar100":
+        return load("cifar100", IMAGES)
+    files = load("tiny-imagenet-200", IMAGES / "tiny-imagenet-50", options=DecodeOptions(size=32))
+    train, test = (Samples.of(part.batch(torch.arange(len(part))), part.labels) for part in (files.train, files.test))
+    return replace(files, train=train, test=test)
+
+
 def run(objective: str, after: str, seed: int = 100) -> dict[str, Any]:
     method, settings = AFTER[after]
     plan = Plan(
         method=method,
         preset="paper",
         settings={**PROXY, **OBJECTIVES[objective], **settings},
+        classes_per_task=10,
         tasks=TASKS,
         validation=0.1,
         seed=seed,
     )
-    result = plan.run(load("cifar100", Path(os.environ["ENGRAM_DATA"])), cache=Cache(WORK))
+    result = plan.run(images(), cache=Cache(WORK))
     numbers = {
         **{"average": result.average_incremental_accuracy, "last": result.curve[-1], "curve": result.curve},
         **{"head": result.head_curve[-1] if result.head_curve else None, "bytes": result.memory_bytes},
@@ -99,7 +119,7 @@ def main(command: str, *objectives: str) -> None:
     for objective in objectives:
         for after in AFTER if command == "compare" else ["features"]:
             found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            row = found.setdefault(f"{TASKS} tasks, seed {seed}", {}).setdefault(objective, {})
+            row = found.setdefault(f"{DATA}, {TASKS} tasks, seed {seed}", {}).setdefault(objective, {})
             if after in row:
                 continue
             row[after] = run(objective, after, seed)

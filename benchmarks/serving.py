@@ -1,6 +1,6 @@
-"""A model on the network under load and under attack: ResNet-18 at 84 x 84 pixels, asked by other processes.
+"""A model on the network under load and under attack: the default network, asked by other processes.
 
-    python benchmarks/serving.py [part ...]      throughput, single, learning, swaps, attack; all without a name
+    python benchmarks/serving.py [part ...]      throughput, single, updating, swaps, attack; all without a name
 
 Each part starts `engram serve` as people do, measures ratios side by side in one run, and adds what it found to
 benchmarks/results/serving.json.
@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import statistics
@@ -41,7 +42,8 @@ from engram.model import LearnOptions, ModelFolder, learn_images, load, rename
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "serving.json"
-SIDE = 84
+SIDE = 224
+CAMERA = 256  # the side of the page's camera images
 CLASSES = tuple(f"class {number}" for number in range(10))
 
 
@@ -59,13 +61,11 @@ def jpeg(seed: int, side: int = SIDE) -> bytes:
 
 
 def make_model(place: Path) -> ModelFolder:
-    """A ResNet-18 that has learned ten classes, badly: how well does not matter here."""
+    """The default network, which has learned ten classes, badly: how well does not matter here."""
     folder = ModelFolder(place)
     images = torch.from_numpy(np.stack([drawn(seed) for seed in range(60)]))
     samples = Samples.of(images, torch.arange(60) % len(CLASSES))
-    learn_images(
-        folder, LabelledImages(samples, CLASSES, (), ()), LearnOptions(network="resnet18", image_size=SIDE, epochs=1)
-    )
+    learn_images(folder, LabelledImages(samples, CLASSES, (), ()), LearnOptions(image_size=SIDE))
     return folder
 
 
@@ -207,31 +207,65 @@ def _batches(url: str) -> tuple[float, float]:
     return float(lines["engram_batch_images_sum"]), float(lines["engram_batch_images_count"])
 
 
-def learning(folder: ModelFolder, seconds: float = 20) -> dict[str, object]:
-    """How long a request takes while a lesson is learned, against without; four clients, one image each."""
-    contents = [[jpeg(number)] for number in range(64)]
-    with served(folder, "--epochs", 100_000) as server:
-        in_another(ask, server.url, contents, 3, 4)
-        without = in_another(ask, server.url, contents, seconds, 4)
-        pictures = [jpeg(1_000 + number) for number in range(64)]
-        names = ["new one", "new two"] * 32
-        job = httpx2.post(f"{server.url}/api/teach", files=form(*pictures), data={"classes": names}).json()["id"]
-        while (told := httpx2.get(f"{server.url}/api/jobs/{job}").json())["progress"]["phase"] != "train":
-            assert told["state"] in ("queued", "learning"), told
-            time.sleep(0.2)
-        during = in_another(ask, server.url, contents, seconds, 4)
-        state = httpx2.get(f"{server.url}/api/jobs/{job}").json()["state"]
-        assert state == "learning", state
-        httpx2.delete(f"{server.url}/api/jobs/{job}")
+def film(url: str, contents: list[bytes], seconds: float) -> list[tuple[float, float, int]]:
+    """Ask as the page's camera does, at most ten times per second, until another version answers.
+
+    When each request began, how long it took, and the version that answered.
+    """
+    asked: list[tuple[float, float, int]] = []
+    with httpx2.Client(base_url=url, timeout=120) as client:
+        end, number = time.monotonic() + seconds, 0
+        while (begin := time.monotonic()) < end and (not asked or asked[0][2] == asked[-1][2]):
+            response = client.post("/api/classify?top=20", files=form(contents[number % len(contents)]))
+            took, number = time.monotonic() - begin, number + 1
+            asked.append((begin, took, response.raise_for_status().json()["generation"]))
+            time.sleep(max(0.0, 0.1 - took))
+    return asked
+
+
+def updating(folder: ModelFolder, rounds: int = 3, seconds: float = 15) -> dict[str, object]:
+    """60 images of two new classes, with `engram learn` and over HTTP in turn, while a camera is classified."""
+    contents = [jpeg(number, CAMERA) for number in range(64)]
+    names = [f"new {number % 2}" for number in range(60)]
+    images = [jpeg(1_000 + number, CAMERA) for number in range(60)]
+    learned, in_use, usual, during = [], [], [], []
+    for number in range(rounds):
+        place = folder.path.parent / str(number)
+        for index, (name, image) in enumerate(zip(names, images, strict=True)):
+            (place / "images" / name).mkdir(parents=True, exist_ok=True)
+            (place / "images" / name / f"{index}.jpg").write_bytes(image)
+        for copy in ("learned", "taught"):
+            shutil.copytree(folder.path, place / copy)
+        begin = time.monotonic()
+        command = [sys.executable, "-m", "engram", "learn", place / "learned", place / "images", "--quiet"]
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        learned.append(time.monotonic() - begin)
+        with served(ModelFolder(place / "taught")) as server, ProcessPoolExecutor(1) as pool:
+            pool.submit(film, server.url, contents, 3).result()
+            asking = pool.submit(film, server.url, contents, seconds + 500)
+            time.sleep(seconds)
+            begin = time.monotonic()
+            said = httpx2.post(f"{server.url}/api/teach", files=form(*images), data={"classes": names})
+            answers = asking.result()
+            job = httpx2.get(f"{server.url}/api/jobs/{said.raise_for_status().json()['id']}").json()
+            assert job["state"] == "done", job
+        print(f"round {number}: learn {learned[-1]:.1f} s, {len(answers)} answers", flush=True)
+        first, *_ = [then + took for then, took, version in answers if version != answers[0][2]]
+        in_use.append(first - begin)
+        usual += [took for then, took, _ in answers if then + took < begin]
+        during += [took for then, took, _ in answers if begin < then + took <= first]
 
     def at(times: list[float], share: float) -> float:
         return sorted(times)[int(share * (len(times) - 1))]
 
     return {
-        "requests": [len(without), len(during)],
-        "median_seconds": [round(at(without, 0.5), 4), round(at(during, 0.5), 4)],
-        "p99_seconds": [round(at(without, 0.99), 4), round(at(during, 0.99), 4)],
-        "p99_ratio": round(at(during, 0.99) / at(without, 0.99), 2),
+        "learn_seconds": [round(each, 2) for each in learned],
+        "in_use_seconds": [round(each, 2) for each in in_use],
+        "in_use_ratio": round(statistics.median(one / other for one, other in zip(in_use, learned, strict=True)), 2),
+        "answers": [len(usual), len(during)],
+        "median_seconds": [round(at(usual, 0.5), 4), round(at(during, 0.5), 4)],
+        "p95_seconds": [round(at(usual, 0.95), 4), round(at(during, 0.95), 4)],
+        "p95_ratio": round(at(during, 0.95) / at(usual, 0.95), 2),
     }
 
 
@@ -288,7 +322,7 @@ def swaps(folder: ModelFolder, requests: int = 10_000, times: int = 20) -> dict[
     }
 
 
-# What strangers send. Each is done so often, and the server's memory looked at all the while.
+# Attacks. Each is repeated, and the memory of the server is measured all the while.
 
 
 def _png(width: int, height: int, rows: bytes) -> bytes:
@@ -352,8 +386,8 @@ def _guesses(server: Server, times: int) -> None:
             client.get(f"/made/up/{number}", headers={"Authorization": f"Bearer {number:0100}"})
 
 
-def _lessons(server: Server, times: int) -> None:
-    """More lessons than there is room for, of files that are no pictures."""
+def _updates(server: Server, times: int) -> None:
+    """More updates than there is room for, of files that are no images."""
     for number in range(times):
         files = form(*[os.urandom(200_000) for _ in range(5)])
         data = {"classes": [f"made up {number}"] * 5}
@@ -361,7 +395,7 @@ def _lessons(server: Server, times: int) -> None:
 
 
 ATTACKS = {"bombs": (_bombs, 60), "noise": (_noise, 150), "endless": (_endless, 6), "silent": (_silent, 2_000)}
-ATTACKS |= {"guesses": (_guesses, 2_000), "lessons": (_lessons, 150)}
+ATTACKS |= {"guesses": (_guesses, 2_000), "updates": (_updates, 150)}
 
 
 def attack(folder: ModelFolder) -> dict[str, object]:
@@ -392,7 +426,7 @@ def attack(folder: ModelFolder) -> dict[str, object]:
     return {"at_rest_mb": round(before / 2**20, 1), **found}
 
 
-PARTS = {"throughput": throughput, "single": single, "learning": learning, "swaps": swaps, "attack": attack}
+PARTS = {"throughput": throughput, "single": single, "updating": updating, "swaps": swaps, "attack": attack}
 
 
 def main() -> None:
