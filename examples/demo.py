@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import engram
-from engram.cli.display import Display
+from engram.cli.output import Display
 
 METHODS = {
     "finetune": "trains on the new digits alone, and forgets the old ones",
