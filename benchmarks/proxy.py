@@ -6,8 +6,8 @@ validation split of CIFAR-100 or of Tiny ImageNet 50 at 32 × 32 pixels. A task 
     python benchmarks/proxy.py train distillation rotation   # objectives; networks are cached in benchmarks/work/proxy
     python benchmarks/proxy.py compare distillation          # everything after training, on those networks
 
-PROXY_DATA (cifar100 or tiny), PROXY_TASKS and PROXY_SEED choose data, tasks (3) and seed (100). Results are added to
-benchmarks/results/proxy.json.
+PROXY_DATA (cifar100 or tiny), PROXY_TASKS and PROXY_SEED choose data, tasks (3) and seed (100); PROXY_AFTER the rows of
+`compare`, separated by semicolons. Results are added to benchmarks/results/proxy.json.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ AFTER: dict[str, tuple[str, dict[str, Any]]] = {
     "shared covariance, lda": ("sdc", {"compensation": "ridge", "covariance": "shared", "classifier": "lda"}),
     "C .3": ("features", {"C": 0.3}),
     "int8, mlp 1600": ("features", ENGRAM),
+    "int8, mlp 1600, C .3": ("features", {**ENGRAM, "C": 0.3}),
     "sdc, none": ("sdc", {"compensation": "identity"}),
     "fecam, ridge": ("fecam", {"tune": "every", "compensation": "ridge"}),
 }
@@ -116,8 +117,9 @@ def run(objective: str, after: str, seed: int = 100) -> dict[str, Any]:
 
 def main(command: str, *objectives: str) -> None:
     seed = int(os.environ.get("PROXY_SEED", "100"))
+    compared = os.environ.get("PROXY_AFTER", ";".join(AFTER)).split(";")
     for objective in objectives:
-        for after in AFTER if command == "compare" else ["features"]:
+        for after in compared if command == "compare" else ["features"]:
             found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             row = found.setdefault(f"{DATA}, {TASKS} tasks, seed {seed}", {}).setdefault(objective, {})
             if after in row:
