@@ -74,7 +74,7 @@ def test_a_network_from_scratch_is_assessed_on_held_out_images_only(flowers: Pat
     assert done.stdout.splitlines()[2:] == [
         f"accuracy {right / 2:.3f} (95 % interval {low:.3f} to {high:.3f}) over all 2 classes, on 2 held-out images",
         "network small: tuned (it starts from random weights)",
-        "classifier: softmax regression (C 100)",
+        "classifier: linear SVM (C 1)",
     ]
 
 

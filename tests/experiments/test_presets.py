@@ -21,9 +21,9 @@ from engram.methods import METHODS, OBJECTIVES, setting_names
 DIVIDED = [
     *("features", "hybrid", "features-unadapted", "gamma-lwf", "lwf", "gamma-icarl", "icarl", "finetune", "joint"),
     *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay", "ewc", "mas"),
-    *("gem", "a-gem", "lwm", "il2m", "threshold-moving"),
+    *("gem", "a-gem", "lwm", "il2m", "threshold-moving", "engram"),
 ]
-UNDIVIDED = ["eeil", "lucir", "engram", "bic", "bic-uncorrected"]  # not divided by the number of classes
+UNDIVIDED = ["eeil", "lucir", "bic", "bic-uncorrected"]  # not divided by the number of classes
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_preset_drops_what_a_method_does_not_keep(digits: Dataset) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_paper_preset_has_the_epochs_of_the_objectives_paper(method: str, digits: Dataset) -> None:
-    epochs = {"eeil": 40, "lucir": 160, "engram": 160, "bic": 250, "bic-uncorrected": 250}.get(method, 70)
+    epochs = {"eeil": 40, "lucir": 160, "bic": 250, "bic-uncorrected": 250}.get(method, 70)
     training = Plan(method=method, preset="paper").learner(digits).training
     assert (training.epochs, training.schedule) == (epochs, "steps")
     assert training.learning_rate == (0.1 if method in UNDIVIDED else 2.0)

@@ -451,7 +451,7 @@ def test_interrupted_first_update_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_training_that_ends_with_infinite_statistics_is_not_published(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
     pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
-    settings = {"learning_rate": 1e6}
+    settings = {"learning_rate": 1e9}
     options = LearnOptions(image_size=SIDE, epochs=2, network="small", settings=settings)
     with pytest.raises(TrainingError, match="not finite"):
         learn(folder, pictures, options)

@@ -51,4 +51,5 @@ SOURCE = Source(
         },
         "lucir": {"learning_rate": 0.05},
     },
+    methods={"engram": {"feature_distillation": 5.0, "C": 3.0}},  # chosen on the validation split, as those above
 )

@@ -35,6 +35,7 @@ class DataFacts:
     features_per_class: int  # L and P of the preset
     images_per_class: int
     full: bool  # everything that the paper varies, or what short runs can show
+    rotates: bool = False  # whether engram trains with rotation labels
 
     def scaled(self, *counts: int) -> list[int]:
         """The paper's numbers per class of CIFAR-100, in proportion for smaller classes."""
@@ -143,13 +144,13 @@ def _frontier(facts: DataFacts) -> Iterable[Variant]:
 
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "engram": {},
-    "the paper's training": {"objective": "distillation"},
-    "without weight averaging": {"weight_averaging": 0.0},  # differs from the sixth task on
-    "an adapter of 720 steps": {"adapter_steps": 720},  # as features
-    "a linear SVM": {"classifier": "svm", "C": 10.0},  # its best C on validation
-    "LDA": {"classifier": "lda"},
+    "without rotation labels": {"rotation_labels": 0.0},
+    "LUCIR's training": {"objective": "lucir"},
+    "late weight averaging": {"weight_averaging": 0.6, "weight_averaging_from": 0.8},  # from the sixth of equal tasks on
+    "the paper's adapter": {"adapter": "mlp", "adapter_steps": 720, "alpha": 100.0},
     "always a linear adapter": {"adapter": "ridge"},
-    "always an MLP": {"adapter": "mlp"},
+    "softmax regression": {"classifier": "softmax", "C": 100.0},
+    "LDA": {"classifier": "lda"},
     "float32": {"codec": "float32"},
     "product quantisation, 1/16": {"codec": "pq"},
 }
@@ -158,11 +159,12 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 def _parts(facts: DataFacts) -> Iterable[Variant]:
     stored = {"features_per_class": facts.features_per_class}
     for label, settings in PARTS.items():
-        yield _variant("engram", label, {**stored, **settings})
+        if facts.rotates or "rotation_labels" not in settings:
+            yield _variant("engram", label, {**stored, **settings})
     yield _variant("features", "features, the paper's", stored, series="features")
 
 
-# Methods that store no image. All but ewc, mas, lwf, engram and those with a frozen network share their trainings.
+# Methods that store no image. Most share their trainings.
 EXEMPLAR_FREE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{method: (method, {}) for method in ("engram", "features", "features-unadapted")},
     **{f"features, {name}": ("features", {"objective": name}) for name in ("efc", "adagauss", "lucir")},

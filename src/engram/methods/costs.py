@@ -29,7 +29,7 @@ class Costs:
     def training(self, work: Work) -> float:
         """Seconds to train the network, or its head alone on a frozen extractor."""
         student = self.extracted if work.head_only else self.trained
-        return work.trained * (student + (self.extracted if work.taught else 0.0))
+        return work.trained * (work.passes * student + (self.extracted if work.taught else 0.0))
 
     def absorbing(self, work: Work) -> float:
         """Seconds to extract features and to adapt the stored ones."""

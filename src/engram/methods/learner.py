@@ -62,6 +62,7 @@ class Work(NamedTuple):
     head_only: bool  # whether only the head is trained
     extracted: int  # images whose features are extracted after training
     adapter_steps: int = 0
+    passes: int = 1  # of each image in training, through the network that is trained
 
 
 @dataclass(kw_only=True)
@@ -374,6 +375,7 @@ class Learner(ABC):
             taught=task > 0 and not self.starts_over,
             head_only=not tunes,
             extracted=images if self.features_limit(1) or self.images_limit(1) else 0,
+            passes=self.objective.passes,
         )
 
     def classifier_inputs(

@@ -116,6 +116,11 @@ class Objective(ABC):
         """What changes the gradients between backward and step, if anything does."""
         return None
 
+    @property
+    def passes(self) -> int:
+        """How often the student sees each image in a step: once, or upright and rotated."""
+        return 2 if self.rotation_labels else 1
+
     def carried_bytes(self, network: Network) -> int:
         """The bytes of what the network carries to the next task."""
         return 0
