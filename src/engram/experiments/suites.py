@@ -146,7 +146,7 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "engram": {},
     "without rotation labels": {"rotation_labels": 0.0},
     "LUCIR's training": {"objective": "lucir"},
-    "late weight averaging": {"weight_averaging": 0.6, "weight_averaging_from": 0.8},  # from the sixth of equal tasks on
+    "late weight averaging": {"weight_averaging": 0.6, "weight_averaging_from": 0.8},  # from the sixth task on
     "the paper's adapter": {"adapter": "mlp", "adapter_steps": 720, "alpha": 100.0},
     "always a linear adapter": {"adapter": "ridge"},
     "softmax regression": {"classifier": "softmax", "C": 100.0},
