@@ -30,7 +30,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "attacks.json"
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]  # its models, pictures and forks to kill are those of the tests
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]  # its models, images and forks to kill are those of the tests
 
 from battery import SECTIONS, WHEN_NAMED, Step  # noqa: E402
 

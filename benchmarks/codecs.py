@@ -138,13 +138,13 @@ def chain(
         parts = [*(adapter(part) for part in old.split(len(new)) if len(part)), new]
         kept = [codec.encode(*each) for each in zip_longest(group(parts), kept)]
         losses.append(loss(kept, truth))
-    return told(losses, kept)
+    return output(losses, kept)
 
 
 def encoded_once(arriving: Sequence[Tensor], adapters: Sequence[Adapter], codec: Codec) -> dict[str, float]:
     history = exact(arriving, adapters)
     kept = [codec.encode(torch.cat(history[-1]))]
-    return told([loss([codec.encode(history[0][0])], history[0]), loss(kept, history[-1])], kept)
+    return output([loss([codec.encode(history[0][0])], history[0]), loss(kept, history[-1])], kept)
 
 
 def loss(kept: Sequence[Encoded], truth: Sequence[Tensor]) -> Tensor:
@@ -153,7 +153,7 @@ def loss(kept: Sequence[Encoded], truth: Sequence[Tensor]) -> Tensor:
     return 1 - (decoded * F.normalize(torch.cat(list(truth)).double())).sum(1)
 
 
-def told(losses: Sequence[Tensor], kept: Sequence[Encoded]) -> dict[str, Any]:
+def output(losses: Sequence[Tensor], kept: Sequence[Encoded]) -> dict[str, Any]:
     return {
         "after_one_task": float(losses[0].mean()),
         "last": float(losses[-1].mean()),  # of all vectors, after the last task

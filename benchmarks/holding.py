@@ -3,8 +3,8 @@
     ENGRAM_DATA=… python benchmarks/holding.py [--draws 3]  (some seven minutes of a core for each draw)
 
 Photos are looked for in $ENGRAM_DATA/photos: train/CLASS/* and test/CLASS/*, twelve classes. A draw has an order of
-classes and a seed of its own. The first lesson is learned once, the second with each share of old weights from there.
-Models are kept in benchmarks/work/holding, and a lesson that was learned is not learned again. The result:
+classes and a seed of its own. The first update is learned once, the second with each share of old weights from there.
+Models are kept in benchmarks/work/holding, and an update that was learned is not learned again. The result:
 benchmarks/results/holding.json.
 """
 
@@ -22,7 +22,7 @@ from engram.model import LearnOptions, ModelFolder, evaluate, learn, load
 
 HERE = Path(__file__).parent
 PLACE = HERE / "work" / "holding"
-FIRST = 10  # classes of the first lesson
+FIRST = 10  # classes of the first update
 SHARES = (0.0, 0.4, 0.6)
 
 
@@ -36,7 +36,7 @@ def write_list(name: str, folder: Path, classes: list[str]) -> Path:
 
 
 def taught(folder: Path, source: Path, options: LearnOptions, begin: Path | None = None) -> ModelFolder:
-    """The model of a lesson, from another's or from nothing, learned now if it was not before."""
+    """The model of an update, from another's or from nothing, learned now if it was not before."""
     done = folder.with_name(f"{folder.name}.done")
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)

@@ -216,12 +216,12 @@ def trust(options: Sequence[LearnOptions] = (), draws: int = 20, per_class: int 
         train, test = drawn("objects", draw, 6, per_class)
         with place() as folder:
             for learned, found, tested in taught(folder, updates_of(train, 2), test, options):
-                rows.append(told(draw, learned, found, tested))
+                rows.append(output(draw, learned, found, tested))
                 print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
-def told(draw: int, learned: UpdateResult, found: float, tested: int) -> dict[str, Any]:
+def output(draw: int, learned: UpdateResult, found: float, tested: int) -> dict[str, Any]:
     """What was printed beside what test photos say, which are a sample too."""
     right = round(found * tested)
     truth = Accuracy(right, tested)
@@ -259,7 +259,7 @@ def herding() -> dict[str, Any]:
             train, test = drawn("objects", draw, 40, 30)
             with place() as folder:
                 options = [LearnOptions(features_per_class=stored)]
-                rows += [told(draw, *each) for each in taught(folder, [train], test, options)]
+                rows += [output(draw, *each) for each in taught(folder, [train], test, options)]
         found[stored] = rows
         print(stored, [(round(row["printed"], 3), round(row["test"], 3)) for row in rows], flush=True)
     return {str(stored): rows for stored, rows in found.items()}

@@ -5,9 +5,9 @@
 Photos are looked for in $ENGRAM_DATA/photos: train/CLASS/* and test/CLASS/*, twelve classes. Draw 0 takes classes and
 photos by name; any other draws their order, and the models' seed, from its number.
 
-Beside it, on the same photos: `features`, the paper's method; `finetune`, which is taught the same lessons; `joint`,
+Beside it, on the same photos: `features`, the paper's method; `finetune`, which is taught the same updates; `joint`,
 which is taught everything at once; all go through as many photos in training. Each model is kept in
-benchmarks/work/photos, and a lesson that was learned is not learned again. The result: benchmarks/results/photos.json,
+benchmarks/work/photos, and an update that was learned is not learned again. The result: benchmarks/results/photos.json,
 photos-weights.json or photos-draw-N.json.
 """
 
@@ -28,8 +28,8 @@ PLACE = HERE / "work" / "photos"
 LATER = 20  # photos of each of the first four classes that come last
 
 
-def lessons(photos: Path, draw: int) -> list[list[tuple[Path, str]]]:
-    """The photos of each lesson, with their classes."""
+def updates(photos: Path, draw: int) -> list[list[tuple[Path, str]]]:
+    """The photos of each update, with their classes."""
     names = sorted(path.name for path in (photos / "train").iterdir())
     files = {name: sorted((photos / "train" / name).iterdir()) for name in names}
     if draw:
@@ -53,7 +53,7 @@ def lessons(photos: Path, draw: int) -> list[list[tuple[Path, str]]]:
 def write_list(path: Path, rows: list[tuple[Path, str]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("path", "label"), *((str(picture), name) for picture, name in rows)])
+        csv.writer(file).writerows([("path", "label"), *((str(image), name) for image, name in rows)])
     return path
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     given = arguments.parse_args()
     weights, draw = given.weights, given.draw
     photos = Path(os.environ["ENGRAM_DATA"]) / "photos"
-    parts = lessons(photos, draw)
+    parts = updates(photos, draw)
     suffix = ("" if weights is None else "-weights") + (f"-draw-{draw}" if draw else "")
     later, results = LearnOptions(), {}
     for method in ("engram", "features", "finetune"):

@@ -57,7 +57,7 @@ def images() -> Stream:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """A model of pictures that keeps features; see `models_made`. Copy it to change it."""
+    """A model of images that stores features; see `models_made`. Copy it to change it."""
     return taught(tmp_path_factory.mktemp("small"))
 
 
@@ -69,7 +69,7 @@ def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 @pytest.fixture(scope="session")
 def calibrated_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """The small model with 24 features a class instead of 6: enough of held-out pictures to calibrate it."""
+    """The small model with 24 features a class instead of 6: enough of held-out images to calibrate it."""
     return taught(tmp_path_factory.mktemp("calibrated"), features_per_class=24)
 
 

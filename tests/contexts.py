@@ -1,4 +1,4 @@
-"""A lesson of two networks, for tests of what an objective makes of it."""
+"""The training of one task on two networks, for tests of what an objective makes of it."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from engram.network import Network, Training
 
 
 def context(student: Network, teacher: Network | None, in_task: Tensor, **others: Any) -> TrainingContext:
-    """The lesson; without anything else said it has no samples, and the teacher's classes came with the first task."""
+    """The context of the training; by default it has no samples, and the teacher's classes came with the first task."""
     old = teacher.classes if teacher is not None else 0
     values: dict[str, Any] = {
         "samples": Samples.of(torch.empty(0, 12), torch.empty(0, dtype=torch.int64)),

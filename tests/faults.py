@@ -172,7 +172,7 @@ def traced(forks: Forks, inject: str | None, task: Callable[..., None], *argumen
     """How a task ended in a fork, and what strace says of it. It also gets a folder, for what it prints.
 
     It is traced if there is something to `inject`: one call, of its first thread, and a fault, as strace has them. With
-    an empty text there is no fault, and all calls are told, those of other threads with a number before them.
+    an empty text there is no fault, and all calls are written, those of other threads with a number before them.
     """
     with tempfile.TemporaryDirectory() as place:
         process = forks.start(task, *arguments, Path(place))
@@ -213,7 +213,7 @@ def calls_in(place: Path, lines: Sequence[str]) -> list[Call]:
     for line in lines:
         kind = line.partition("(")[0].strip()
         counts[kind] += 1
-        if str(place) in line and not line.startswith("<"):  # which is the rest of a call that was told before
+        if str(place) in line and not line.startswith("<"):  # which is the rest of a call that was written before
             assert kind in CALLS, f"another thread does this, or it is no call: {line}"
             found.append(Call(kind, counts[kind], alike(line, place)))
     return found

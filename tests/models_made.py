@@ -1,4 +1,4 @@
-"""A small model of one's own pictures, taught twice, and copies of it."""
+"""A small model of one's own images, taught twice, and copies of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIDE = 16
 
 
 def draw(folder: Path, names: tuple[str, ...], count: int) -> Path:
-    """A folder with noisy pictures of one colour per class."""
+    """A folder with noisy images of one colour per class."""
     for name in names:
         draws = np.random.default_rng(list(name.encode()))
         colour = COLOURS.get(name, (128, 128, 128))
@@ -33,10 +33,10 @@ def draw(folder: Path, names: tuple[str, ...], count: int) -> Path:
 
 
 def taught(place: Path, *, features_per_class: int = 6, **options: Any) -> ModelFolder:
-    """A model in `place`/model of three classes, learned in two generations; their pictures in `place`/1 and /2.
+    """A model in `place`/model of three classes, learned in two generations; their images in `place`/1 and /2.
 
     The second brings a new class, and more of one that is known. It learns as the paper's do, and keeps float32: tests
-    can compare numbers. Its network is trained from scratch, on half of the pictures.
+    can compare numbers. Its network is trained from scratch, on half of the images.
     """
     folder = ModelFolder(place / "model")
     settings = {"adapter_steps": 60, "adapter_width": 64}

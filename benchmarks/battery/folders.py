@@ -65,7 +65,7 @@ class Findings(Counter[str]):
             self.bad(f"{what}: {traceback.format_exc(-2)}")
         return None
 
-    def told(self) -> dict[str, Any]:
+    def output(self) -> dict[str, Any]:
         return {**self, **({"problems": self.problems[:TOLD]} if self.problems else {})}
 
 
@@ -117,7 +117,7 @@ def damages(count: int, place: Path) -> dict[str, Any]:
         path.write_bytes(content)
     if not verify(folder).intact:
         found.bad("the model was not left as it was")
-    return found.told()
+    return found.output()
 
 
 def older_pointers(count: int, place: Path) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def older_pointers(count: int, place: Path) -> dict[str, Any]:
     found.outcome("rollback", lambda: rollback(folder, newest))
     if folder.current().generation != newest:
         found.bad("the newest generation was lost")
-    return found.told()
+    return found.output()
 
 
 # Forgery
@@ -233,7 +233,7 @@ def forged_manifests(count: int, place: Path) -> dict[str, Any]:
     for way, odd in random.Random(0).sample(every, min(count, len(every))):
         forged = forge(folder, manifest_change(way, odd), place / "forged")
         use(found, f"{'.'.join(map(str, way))} = {odd!r}", forged)
-    return found.told()
+    return found.output()
 
 
 def forged_tensors(count: int, place: Path) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def forged_tensors(count: int, place: Path) -> dict[str, Any]:
             state.pop(name) if tensor is None else state.update({name: tensor.contiguous()})
 
         use(found, f"{name}: {what}", forge(folder, change, place / "forged"))
-    return found.told()
+    return found.output()
 
 
 MOST = 1000  # MB, torch and a small model included
@@ -270,13 +270,13 @@ def huge_files(count: int, place: Path) -> dict[str, Any]:
         found["bytes"] = size
     if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 > MOST:
         found.bad(f"more than {MOST} MB")
-    return found.told()
+    return found.output()
 
 
 def unusable(count: int, place: Path) -> dict[str, Any]:
     """Training that gives infinite numbers: nothing is published that `verify` would reject."""
     found = Findings()
-    source = draw(place / "pictures", NAMES, 4)
+    source = draw(place / "images", NAMES, 4)
     for number in range(count):
         folder = ModelFolder(place / f"model-{number}")
         options = LearnOptions(**{**SMALL, "epochs": 2}, settings={"learning_rate": 10.0 ** (6 + number)})
@@ -285,7 +285,7 @@ def unusable(count: int, place: Path) -> dict[str, Any]:
         if folder.exists() and not verify(folder).intact:
             found.bad("a model was published that verify rejects")
         found["published"] += folder.exists()
-    return found.told()
+    return found.output()
 
 
 DAMAGE = {

@@ -146,7 +146,7 @@ class Scene:
 
 
 def _forks(place: Path) -> Forks:
-    """Commands to be, and pictures for them."""
+    """Commands to be, and photos for them."""
     draw(place / "1", (TULIP, DAISY, FORMULA), 4)
     draw(place / "2", ("new", TULIP), 4)
     return Forks(_warmed, place)
@@ -253,7 +253,7 @@ def struck(scene: Scene, calls: Sequence[Call], fault: str) -> dict[str, Any]:
     """What is bad after a fault at each of the calls."""
     found: Counter[str] = Counter({"attempts": 0, "old": 0, "new": 0, "bad": 0})
     kinds: Counter[str] = Counter()
-    told: list[str] = []
+    output: list[str] = []
     for number, call in enumerate(calls, 1):
         folder = scene.copy(number)
         ended, lines = scene.run(folder, f"{call.kind}:{fault}:when={call.number}")
@@ -264,12 +264,12 @@ def struck(scene: Scene, calls: Sequence[Call], fault: str) -> dict[str, Any]:
             found["new" if folder.exists() and folder.current().generation > scene.old else "old"] += 1
             problems = scene.problems(folder) + (["a traceback"] if "Traceback" in ended.err else [])
             found["bad"] += bool(problems)
-            told += [f"{call.text}: {each}" for each in problems]
+            output += [f"{call.text}: {each}" for each in problems]
         else:
             found["not reached"] += 1
         shutil.rmtree(folder.path.parent)
     rest = {"calls there are": len(scene.calls), "at": dict(sorted(kinds.items()))}
-    return {**found, **rest, **({"problems": told[:TOLD]} if told else {})}
+    return {**found, **rest, **({"problems": output[:TOLD]} if output else {})}
 
 
 def no_room(name: str, count: int, place: Path) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def hostile_images(draws: random.Random) -> Iterator[bytes]:
         yield bytes(content)
 
 
-def pictures(count: int, place: Path) -> dict[str, Any]:
+def photos(count: int, place: Path) -> dict[str, Any]:
     """Hostile and damaged images, 20 in a request; each gets an answer, and so does the good one beside them."""
     found, images = Findings(), hostile_images(random.Random(0))
     with Serving(small_model(place), place) as server:
@@ -225,7 +225,7 @@ def pictures(count: int, place: Path) -> dict[str, Any]:
         deaths = int(float(re.search(r"^engram_decoder_restarts_total (\S+)", metrics, re.M)[1]))  # type: ignore[index]
         found["decoders that died"] = deaths
         found["bad"] += deaths
-        return {**found.told(), "server_mb": server.megabytes("VmHWM")}
+        return {**found.output(), "server_mb": server.megabytes("VmHWM")}
 
 
 # Protocol
@@ -300,7 +300,7 @@ def protocol(count: int, place: Path) -> dict[str, Any]:
         found["tracebacks in the log"] = log.count("Traceback")
         if "Traceback" in log:
             found.bad(log[log.index("Traceback") :].partition("\nWARNING")[0][-2000:])
-        return {**found.told(), "statuses": dict(sorted(statuses.items())), "server_mb": server.megabytes("VmHWM")}
+        return {**found.output(), "statuses": dict(sorted(statuses.items())), "server_mb": server.megabytes("VmHWM")}
 
 
 # Full disks
@@ -353,7 +353,7 @@ def full_disk(count: int, place: Path) -> dict[str, Any]:
                 found.bad("the model was changed")
             if server.request("POST", "/api/rename", sent, "application/json").status != 200:
                 found.bad("no edit when there is room again")
-            return {**found.told(), "server_mb": server.megabytes("VmHWM")}
+            return {**found.output(), "server_mb": server.megabytes("VmHWM")}
 
 
 # Kills
@@ -441,7 +441,7 @@ def last_check(found: Findings, folder: ModelFolder, server: Serving) -> dict[st
     for path in files:
         found.bad(f"{path.name} is left among the temporary files")
     found["empty folders of multiprocessing"] = len(list(server.temporary.iterdir())) - len(files)
-    return found.told()
+    return found.output()
 
 
 SILENT = f"others are answered within {PROMPT:.0f} s"
@@ -466,7 +466,7 @@ BOMBS = {
         "60 CPU seconds; others waited 3 to 6 s instead of 0.01; work went on",
     ),
     "640 hostile and damaged images": Step(
-        pictures, 640, "every request is answered, no decoder dies", "no decoder died"
+        photos, 640, "every request is answered, no decoder dies", "no decoder died"
     ),
 }
 PROTOCOL = {

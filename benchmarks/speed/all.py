@@ -49,8 +49,8 @@ def main() -> None:
         if done.returncode:
             print(f"{name} ended with {done.returncode}; its line stays as it was. {done.stdout}", file=sys.stderr)
             continue
-        *told, last = done.stdout.splitlines()
-        print("\n".join(told), flush=True)
+        *output, last = done.stdout.splitlines()
+        print("\n".join(output), flush=True)
         threads, date = torch.get_num_threads(), datetime.now(UTC).date().isoformat()
         found[name] = {"date": date, "threads": threads, "outcomes": json.loads(last)}
         write_json(OUTCOMES, found)

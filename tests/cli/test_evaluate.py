@@ -55,24 +55,24 @@ def test_accuracy_classes_matrix_and_mistakes_are_told_on_stdout(place: Path) ->
 def test_as_json_there_is_one_object_that_says_what_python_says(place: Path) -> None:
     done = run("evaluate", "model", "flowers", "--json", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["confusion"] == [[3, 0, 0], [0, 2, 0], [1, 0, 0]]
-    assert [each["name"] for each in told["classes"]] == list(NAMES)
+    output = json.loads(done.stdout)
+    assert output["confusion"] == [[3, 0, 0], [0, 2, 0], [1, 0, 0]]
+    assert [each["name"] for each in output["classes"]] == list(NAMES)
     expected = evaluate(load(ModelFolder(place / "model")), place / "flowers").to_json()
-    assert {**told, "calibration_error": 0, "calibration_error_uncalibrated": 0} == {
+    assert {**output, "calibration_error": 0, "calibration_error_uncalibrated": 0} == {
         **expected,
         "calibration_error": 0,
         "calibration_error_uncalibrated": 0,
     }
-    assert told["calibration_error"] == pytest.approx(expected["calibration_error"], abs=1e-6)
+    assert output["calibration_error"] == pytest.approx(expected["calibration_error"], abs=1e-6)
 
 
 def test_a_class_without_pictures_has_no_numbers(place: Path) -> None:
     shutil.rmtree(place / "flowers" / FORMULA)
     done = run("evaluate", "model", "flowers", cwd=place)
     assert "     –       –          –  =1+1\n" in done.stdout and "mistakes" not in done.stdout
-    told = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
-    assert told["classes"][2] == {"name": FORMULA, "images": 0, "accuracy": None, "precision": None}
+    output = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
+    assert output["classes"][2] == {"name": FORMULA, "images": 0, "accuracy": None, "precision": None}
 
 
 def test_unknown_classes_are_reported_and_are_not_part_of_the_accuracy(place: Path) -> None:
@@ -83,10 +83,10 @@ def test_unknown_classes_are_reported_and_are_not_part_of_the_accuracy(place: Pa
     summary, unknown, *_ = done.stdout.split("\n\n")
     assert summary.startswith("accuracy 0.833 (95 % interval 0.418 to 0.989) on 6 images")
     assert unknown == (r"not counted: 9 images of 3 classes that the model does not know: Tulip, rose, \u202eevil")
-    told = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
-    assert told["accuracy"] == pytest.approx(5 / 6) and told["images"] == 6
-    assert told["interval"] == pytest.approx([0.4178, 0.9886], abs=1e-4)
-    assert told["unknown"] == [{"name": name, "images": 3} for name in ("Tulip", "rose", "\u202eevil")]
+    output = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
+    assert output["accuracy"] == pytest.approx(5 / 6) and output["images"] == 6
+    assert output["interval"] == pytest.approx([0.4178, 0.9886], abs=1e-4)
+    assert output["unknown"] == [{"name": name, "images": 3} for name in ("Tulip", "rose", "\u202eevil")]
 
 
 def test_of_many_unknown_classes_the_first_are_named(place: Path) -> None:
@@ -98,8 +98,8 @@ def test_of_many_unknown_classes_the_first_are_named(place: Path) -> None:
 
 def test_an_earlier_generation_can_be_evaluated(place: Path) -> None:
     shutil.rmtree(place / "flowers" / FORMULA)
-    told = json.loads(run("evaluate", "model", "flowers", "--generation", "1", "--json", cwd=place).stdout)
-    assert [each["name"] for each in told["classes"]] == [TULIP, DAISY]
+    output = json.loads(run("evaluate", "model", "flowers", "--generation", "1", "--json", cwd=place).stdout)
+    assert [each["name"] for each in output["classes"]] == [TULIP, DAISY]
     done = run("evaluate", "model", "flowers", "--generation", "9", cwd=place)
     assert done.returncode == 2 and "generation 9" in done.stderr and "1, 2" in done.stderr
 
@@ -110,8 +110,8 @@ def test_skipped_files_are_listed_on_stderr_and_in_json(place: Path) -> None:
     (place / "flowers" / "notes.txt").touch()
     done = run("evaluate", "model", "flowers", "--quiet", "--json", cwd=place)
     assert done.returncode == 0
-    told = json.loads(done.stdout)
-    assert told["images"] == 6 and len(told["skipped"]) == 3 and done.stdout.isascii()
+    output = json.loads(done.stdout)
+    assert output["images"] == 6 and len(output["skipped"]) == 3 and done.stdout.isascii()
     assert [line.split(": It")[0] for line in done.stderr.splitlines()] == [
         "skipped: flowers/notes.txt",
         "skipped: flowers/[red]tulip/cut.png",
@@ -122,8 +122,8 @@ def test_skipped_files_are_listed_on_stderr_and_in_json(place: Path) -> None:
 
 def test_a_list_may_be_evaluated(place: Path) -> None:
     (place / "list.csv").write_text(f"flowers/{TULIP}/0.png,{TULIP}\nflowers/{TULIP}/1.png,{DAISY}\n")
-    told = json.loads(run("evaluate", "model", "list.csv", "--json", cwd=place).stdout)
-    assert told["confusion"] == [[1, 0, 0], [1, 0, 0], [0, 0, 0]]
+    output = json.loads(run("evaluate", "model", "list.csv", "--json", cwd=place).stdout)
+    assert output["confusion"] == [[1, 0, 0], [1, 0, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,9 @@ def test_a_model_becomes_one_onnx_file_and_nothing_is_said_but_that(folder: Path
 def test_the_stored_vectors_of_either_generation(command, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, number, classes in (((), 2, 3), (("--generation", "1"), 1, 2)):
         assert command("kept.npz", "--overwrite", *arguments) == 0
-        told = capsys.readouterr()
+        output = capsys.readouterr()
         size = Path("kept.npz").stat().st_size / 1024
-        assert (told.out, told.err) == (f"npz: kept.npz ({size:.1f} KB, generation {number})\n", "")
+        assert (output.out, output.err) == (f"npz: kept.npz ({size:.1f} KB, generation {number})\n", "")
         with np.load("kept.npz", allow_pickle=False) as kept:
             assert kept["features"].shape == (4 * classes, 64)
             assert kept["classes"].tolist() == ["rose", "Türkenbund", "名前"][:classes]
@@ -71,9 +71,9 @@ def test_the_stored_vectors_of_either_generation(command, capsys: pytest.Capture
 
 def test_weights_that_a_new_model_can_start_from(command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("new/weights.safetensors", "--json", "--quiet") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["kind"] == "safetensors" and told["dimension"] == 64
-    assert extractor_for_weights(Path(told["path"])) == "small"
+    output = json.loads(capsys.readouterr().out)
+    assert output["kind"] == "safetensors" and output["dimension"] == 64
+    assert extractor_for_weights(Path(output["path"])) == "small"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_bad_input_gets_one_clear_sentence(
 ) -> None:
     Path("mine.npz").write_text("mine")
     assert command(*arguments) == code
-    told = capsys.readouterr()
-    assert said in told.err and told.out == "" and len(told.err.splitlines()) == 1
+    output = capsys.readouterr()
+    assert said in output.err and output.out == "" and len(output.err.splitlines()) == 1
     assert [path.name for path in Path().iterdir()] == ["mine.npz"] and Path("mine.npz").read_text() == "mine"
 
 

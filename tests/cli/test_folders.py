@@ -76,8 +76,8 @@ def test_a_model_learns_from_the_same_folder(place: Path) -> None:
     learned = json.loads(done.stdout)
     assert learned["classes"] == 11
     assert [left["path"] for left in learned["skipped"]] == ["imagenet/train/n00000000/empty.JPEG"]
-    told = command("evaluate", "model", "imagenet/val", "--json", place=place)
-    assert json.loads(told.stdout)["images"] == 22
+    output = command("evaluate", "model", "imagenet/val", "--json", place=place)
+    assert json.loads(output.stdout)["images"] == 22
 
 
 def test_tiny_imagenet_and_a_folder_of_classes_run_too(place: Path) -> None:

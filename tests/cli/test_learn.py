@@ -126,36 +126,38 @@ def test_json_prints_the_whole_result_as_one_object(model: ModelFolder, tmp_path
     (tmp_path / "more" / "rose" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     done = run("learn", "model", "more", "--json", "--hold-out", "0.5", *ONCE, cwd=tmp_path)
     assert done.returncode == 0
-    told = json.loads(done.stdout)
-    assert told["published"] is True and told["generation"] == 3 and told["classes"] == 4
-    assert told["new"] == {"rose": 10} and told["more"] == {TULIP: 10}
-    assert told["memory_bytes"] == load(model).learner.memory.nbytes
+    output = json.loads(done.stdout)
+    assert output["published"] is True and output["generation"] == 3 and output["classes"] == 4
+    assert output["new"] == {"rose": 10} and output["more"] == {TULIP: 10}
+    assert output["memory_bytes"] == load(model).learner.memory.nbytes
     sizes = [path.stat().st_size for path in (tmp_path / "more").rglob("?.png")]
-    assert told["seen_bytes"] == sum(sizes)
-    assert [each["name"] for each in told["class_accuracies"]] == [*NAMES, "rose"]
+    assert output["seen_bytes"] == sum(sizes)
+    assert [each["name"] for each in output["class_accuracies"]] == [*NAMES, "rose"]
     features = load(model).learner.memory.features
     assert features.held_out is not None
     held_out = [int(features.held_out[features.class_indices == column].sum()) for column in range(4)]
-    assert [each["images"] for each in told["class_accuracies"]] == held_out
-    assert (told["held_out"], told["held_out_classes"]) == (sum(held_out), sum(count > 0 for count in held_out))
+    assert [each["images"] for each in output["class_accuracies"]] == held_out
+    assert (output["held_out"], output["held_out_classes"]) == (sum(held_out), sum(count > 0 for count in held_out))
     evidence = load(model).metadata.held_out_counts
-    assert told["accuracy"] == sum(evidence.correct) / sum(held_out)
-    assert told["interval"] == [*Accuracy(sum(evidence.correct), sum(held_out)).interval]
-    assert (told["estimated"], told["tuned"], told["tuning"]) == (True, True, "it starts from random weights")
-    assert (told["network"], told["classifier"]) == ("small", "linear SVM (C 1)")
-    assert told["warnings"] == []
-    assert [left["path"] for left in told["skipped"]] == ["more/rose/broken.png"]
-    assert done.stderr == f"skipped: more/rose/broken.png: {told['skipped'][0]['reason']}\n"
+    assert output["accuracy"] == sum(evidence.correct) / sum(held_out)
+    assert output["interval"] == [*Accuracy(sum(evidence.correct), sum(held_out)).interval]
+    assert (output["estimated"], output["tuned"], output["tuning"]) == (True, True, "it starts from random weights")
+    assert (output["network"], output["classifier"]) == ("small", "linear SVM (C 1)")
+    assert output["warnings"] == []
+    assert [left["path"] for left in output["skipped"]] == ["more/rose/broken.png"]
+    assert done.stderr == f"skipped: more/rose/broken.png: {output['skipped'][0]['reason']}\n"
 
 
 def test_json_says_that_the_network_was_not_tuned(flowers: Path, tmp_path: Path) -> None:
     shutil.copy(flowers / TULIP / "0.png", flowers / DAISY / "same.png")
-    told = json.loads(run("learn", "model", "flowers", "--json", cwd=tmp_path).stdout)
-    assert told["network"] == "efficientnet-lite0" and told["classifier"].startswith(("ridge", "LDA", "nearest mean"))
-    assert (told["tuned"], told["estimated"], told["adaptation"]) == (False, False, None)
-    assert told["tuning"] == "tuning is tried with at least 4 classes of 100 images each"
-    assert (told["held_out"], told["held_out_classes"]) == (13, 2)
-    (warning,) = told["warnings"]
+    output = json.loads(run("learn", "model", "flowers", "--json", cwd=tmp_path).stdout)
+    assert output["network"] == "efficientnet-lite0" and output["classifier"].startswith(
+        ("ridge", "LDA", "nearest mean")
+    )
+    assert (output["tuned"], output["estimated"], output["adaptation"]) == (False, False, None)
+    assert output["tuning"] == "tuning is tried with at least 4 classes of 100 images each"
+    assert (output["held_out"], output["held_out_classes"]) == (13, 2)
+    (warning,) = output["warnings"]
     assert f"flowers/{TULIP}/0.png" in warning and f"flowers/{DAISY}/same.png" in warning
 
 
@@ -168,9 +170,9 @@ def test_an_update_below_at_least_is_shown_and_not_published(form: str, flowers:
     assert done.returncode == 1
     assert re.match(r"error: .* mean over 2 classes, would be 0\.\d{3}, below 1", done.stderr)
     if form == "json":
-        told = json.loads(done.stdout)
-        assert told["published"] is False and told["reason"] in done.stderr
-        assert [(each["name"], each["kind"], each["images"]) for each in told["class_accuracies"]] == [
+        output = json.loads(done.stdout)
+        assert output["published"] is False and output["reason"] in done.stderr
+        assert [(each["name"], each["kind"], each["images"]) for each in output["class_accuracies"]] == [
             (TULIP, "new", 3),
             (DAISY, "new", 3),
         ]
@@ -192,13 +194,13 @@ def test_an_update_that_harms_old_classes_is_rejected_unless_forced(form: str, t
     assert "2 old classes" in done.stderr and "from 1.000" in done.stderr and "--force" in done.stderr
     same = "Nearly the same image in two classes: again/crimson/"  # which says why
     if form == "json":
-        told = json.loads(done.stdout)
-        assert told["published"] is False and told["reason"] in done.stderr
-        assert [(each["name"], each["before"]) for each in told["class_accuracies"][:2]] == [
+        output = json.loads(done.stdout)
+        assert output["published"] is False and output["reason"] in done.stderr
+        assert [(each["name"], each["before"]) for each in output["class_accuracies"][:2]] == [
             ("green", 1.0),
             ("red", 1.0),
         ]
-        assert any(warning.startswith(same) for warning in told["warnings"])
+        assert any(warning.startswith(same) for warning in output["warnings"])
     else:
         lines = done.stdout.splitlines()
         assert lines[0] == "before  after  held out  kind  class" and lines[1].startswith(" 1.000  0.")
@@ -279,8 +281,8 @@ def test_skipped_files_are_listed_on_stderr_even_with_quiet(flowers: Path, tmp_p
             r"skipped: flowers/gänseblümchen/\x1b[31mred.png",
         ]
         if asked:
-            told = json.loads(done.stdout)
-            assert f"flowers/{DAISY}/{ODD}" in [left["path"] for left in told["skipped"]]
+            output = json.loads(done.stdout)
+            assert f"flowers/{DAISY}/{ODD}" in [left["path"] for left in output["skipped"]]
             assert done.stdout.isascii()
 
 
@@ -290,8 +292,8 @@ def test_at_most_twenty_skipped_files_are_listed(flowers: Path, tmp_path: Path) 
     done = run("learn", "model", "flowers", "--dry-run", cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert len(lines) == 21 and lines[-1] == "skipped: 10 more; --json lists all"
-    told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
-    assert len(told["skipped"]) == 30
+    output = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert len(output["skipped"]) == 30
 
 
 # Dry runs
@@ -310,10 +312,10 @@ def test_a_dry_run_prints_the_plan_of_a_new_model_and_changes_nothing(flowers: P
         "memory: at most 1.2 KB, up to 250 features per class; the budget is 1.00 MB",
         "Nothing was changed.",
     ]
-    told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", *SMALL, cwd=tmp_path).stdout)
-    seconds = told.pop("seconds")
+    output = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", *SMALL, cwd=tmp_path).stdout)
+    seconds = output.pop("seconds")
     assert 0 < seconds < 600
-    assert told == {
+    assert output == {
         "new": {TULIP: 6, DAISY: 6},
         "more": {},
         "classes": 2,
@@ -336,9 +338,9 @@ def test_a_dry_run_says_why_a_pretrained_network_would_not_be_trained(flowers: P
     assert re.fullmatch(
         rf"network efficientnet-lite0 at 224 pixels, not trained {why}; about \d+ s here", done.stdout.splitlines()[1]
     )
-    told = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
-    assert (told["network"], told["image_size"], told["epochs"]) == ("efficientnet-lite0", 224, 0)
-    assert told["memory_bytes"] == (12 + 2 * 4) * 1280
+    output = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert (output["network"], output["image_size"], output["epochs"]) == ("efficientnet-lite0", 224, 0)
+    assert output["memory_bytes"] == (12 + 2 * 4) * 1280
     assert tree(tmp_path) == before
 
 
@@ -351,8 +353,8 @@ def test_a_dry_run_prints_the_plan_of_an_update_and_changes_nothing(model: Model
         "network small at 16 pixels, not trained (these classes alone show it nothing to tell apart); about "
     )
     draw(tmp_path / "new", ("rose", "lily"), 2)
-    told = json.loads(run("learn", "model", "new", "--dry-run", "--json", "--epochs", "3", cwd=tmp_path).stdout)
-    assert (told["new"], told["more"], told["classes"], told["epochs"]) == ({"lily": 2, "rose": 2}, {}, 5, 3)
+    output = json.loads(run("learn", "model", "new", "--dry-run", "--json", "--epochs", "3", cwd=tmp_path).stdout)
+    assert (output["new"], output["more"], output["classes"], output["epochs"]) == ({"lily": 2, "rose": 2}, {}, 5, 3)
     shutil.rmtree(tmp_path / "new")
     assert {**tree(tmp_path), ".": ()} == {**before, ".": ()}
 
@@ -464,8 +466,8 @@ def folder_of(path: Path, *names: str) -> None:
 @pytest.mark.parametrize(
     ("names", "fact"),
     [
-        ((), "pictures/cat/1.jpg"),
-        (("1.png", "2.png"), "pictures"),
+        ((), "photos/cat/1.jpg"),
+        (("1.png", "2.png"), "photos"),
         (("train/cat/1.png", "test/cat/1.png"), "test and train"),
         (("Cat/1.png", "cat/1.png"), "cat"),
         (("c\nat/1.png",), r"'c\nat'"),
@@ -475,9 +477,9 @@ def folder_of(path: Path, *names: str) -> None:
 def test_a_folder_in_an_unexpected_layout_is_refused(
     names: tuple[str, ...], fact: str, flowers: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "pictures").mkdir()
-    folder_of(tmp_path / "pictures", *names)
-    done = run("learn", "model", "pictures", *ONCE, cwd=tmp_path)
+    (tmp_path / "photos").mkdir()
+    folder_of(tmp_path / "photos", *names)
+    done = run("learn", "model", "photos", *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ") and fact in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "model").exists()

@@ -226,10 +226,10 @@ def test_forget_with_yes_asks_nothing_and_says_what_is_left(model: ModelFolder, 
 
 def test_forget_says_of_which_classes_the_generation_in_use_knows_nothing(model: ModelFolder, engram: Engram) -> None:
     rollback(model)
-    told = f"Only in earlier generations, and removed with them: '{FORMULA}'."
-    assert told in engram("forget", model.path, FORMULA)[2]
+    output = f"Only in earlier generations, and removed with them: '{FORMULA}'."
+    assert output in engram("forget", model.path, FORMULA)[2]
     code, out, err = engram("forget", model.path, FORMULA, "--yes")
-    assert (code, err) == (0, "") and told in out
+    assert (code, err) == (0, "") and output in out
     assert load(model).names == (TULIP, DAISY) and model.generations() == [3]
 
 
@@ -340,8 +340,8 @@ def test_rename_merge_and_rollback_as_json(model: ModelFolder, engram: Engram) -
 
 def test_rollback_mends_what_points_to_the_generations(model: ModelFolder, engram: Engram) -> None:
     (model.path / "current.json").write_bytes(b"")
-    told = engram("inspect", model.path)
-    assert told.code == 1 and f"engram rollback '{model.path}' --to 2" in told.err
+    output = engram("inspect", model.path)
+    assert output.code == 1 and f"engram rollback '{model.path}' --to 2" in output.err
     code, out, _ = engram("rollback", model.path, "--to", "2")
     assert code == 0 and "current.json was damaged and is repaired" in out
     assert engram("verify", model.path).code == 0

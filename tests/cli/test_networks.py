@@ -26,26 +26,26 @@ def test_each_network_is_a_line_with_its_size_dimension_and_licence(tmp_path: Pa
 def test_as_json_there_is_one_object_with_exact_numbers(tmp_path: Path) -> None:
     done = run("networks", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)["networks"]
-    assert [entry["name"] for entry in told] == list(NETWORKS)
-    assert {"parameters": 3_371_008, "dimension": 1280, "input_size": 224}.items() <= told[0].items()
+    output = json.loads(done.stdout)["networks"]
+    assert [entry["name"] for entry in output] == list(NETWORKS)
+    assert {"parameters": 3_371_008, "dimension": 1280, "input_size": 224}.items() <= output[0].items()
     assert all(
         set(entry) >= {"name", "summary", "parameters", "dimension", "input_size", "weights", "licence", "offline"}
-        for entry in told
+        for entry in output
     )
 
 
 def test_one_network_may_be_asked_for_and_auto_is_none(tmp_path: Path) -> None:
-    told = json.loads(run("networks", "small", "--json", cwd=tmp_path).stdout)["networks"]
-    assert [(entry["name"], entry["dimension"]) for entry in told] == [("small", 64)]
+    output = json.loads(run("networks", "small", "--json", cwd=tmp_path).stdout)["networks"]
+    assert [(entry["name"], entry["dimension"]) for entry in output] == [("small", 64)]
     done = run("networks", "auto", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "") and "There is no network 'auto'." in done.stderr
 
 
-@pytest.mark.parametrize("command", [("networks",), ("learn", "model", "pictures", "--network")])
+@pytest.mark.parametrize("command", [("networks",), ("learn", "model", "images", "--network")])
 def test_an_unknown_network_suggests_the_nearest(command: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "pictures" / "cat").mkdir(parents=True)
-    (tmp_path / "pictures" / "cat" / "1.png").write_bytes(b"")
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "1.png").write_bytes(b"")
     done = run(*command, "efficientnet-lite", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(r"'efficientnet-lite\d'", done.stderr)

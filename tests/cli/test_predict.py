@@ -64,11 +64,11 @@ def test_a_line_a_picture_goes_to_stdout_and_nothing_to_stderr(place: Path) -> N
 def test_as_json_there_is_one_object(place: Path) -> None:
     done = run("predict", "model", "a.png", "c.png", "--json", "--top", "2", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert set(told) == {"predictions", "skipped", "calibrated"}
-    assert told["skipped"] == [] and told["calibrated"] is True
+    output = json.loads(done.stdout)
+    assert set(output) == {"predictions", "skipped", "calibrated"}
+    assert output["skipped"] == [] and output["calibrated"] is True
     expected = probabilities(place, "a.png", "c.png").sort(dim=1, descending=True)
-    for row, (path, prediction) in enumerate(zip(("a.png", "c.png"), told["predictions"], strict=True)):
+    for row, (path, prediction) in enumerate(zip(("a.png", "c.png"), output["predictions"], strict=True)):
         assert set(prediction) == {"path", "top"} and prediction["path"] == path
         assert [each["class"] for each in prediction["top"]] == [NAMES[n] for n in expected.indices[row, :2].tolist()]
         assert [each["probability"] for each in prediction["top"]] == pytest.approx(
@@ -116,9 +116,9 @@ def test_without_calibration_classes_are_named_in_their_order_and_no_probability
     done = run("predict", "model", "a.png", "c.png", cwd=uncalibrated)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"a.png: {', '.join(ordered[0])}\nc.png: {', '.join(ordered[1])}\n"
-    told = json.loads(run("predict", "model", "a.png", "c.png", "--json", cwd=uncalibrated).stdout)
-    assert told["calibrated"] is False
-    assert [[each["class"] for each in prediction["top"]] for prediction in told["predictions"]] == ordered
+    output = json.loads(run("predict", "model", "a.png", "c.png", "--json", cwd=uncalibrated).stdout)
+    assert output["calibrated"] is False
+    assert [[each["class"] for each in prediction["top"]] for prediction in output["predictions"]] == ordered
 
 
 @pytest.mark.parametrize("form", ["text", "json", "csv"])
@@ -146,9 +146,9 @@ def test_only_a_newline_ends_a_line_of_the_list(place: Path) -> None:
     for name in raw:
         (place / os.fsdecode(name)).write_bytes((place / "a.png").read_bytes())
     done = run("predict", "model", "-", "--json", cwd=place, stdin=b"\n".join(raw))
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["skipped"]) == (0, [])
-    assert [os.fsencode(each["path"]) for each in told["predictions"]] == raw
+    output = json.loads(done.stdout)
+    assert (done.returncode, output["skipped"]) == (0, [])
+    assert [os.fsencode(each["path"]) for each in output["predictions"]] == raw
 
 
 def test_a_path_with_a_newline_cannot_be_listed_but_named(place: Path) -> None:
@@ -187,10 +187,10 @@ def test_what_cannot_be_read_is_told_the_others_are_answered_and_the_exit_code_i
     assert done.returncode == 1
     assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["cut.png", "absent.png"]
     if form == "json":
-        told = json.loads(done.stdout)
-        assert [each["path"] for each in told["predictions"]] == ["a.png", "b.png"]
-        assert [each["path"] for each in told["skipped"]] == ["cut.png", "absent.png"]
-        assert told["skipped"][1]["reason"] == "There is no such file."
+        output = json.loads(done.stdout)
+        assert [each["path"] for each in output["predictions"]] == ["a.png", "b.png"]
+        assert [each["path"] for each in output["skipped"]] == ["cut.png", "absent.png"]
+        assert output["skipped"][1]["reason"] == "There is no such file."
     else:
         lines = done.stdout.splitlines()[1 if form == "csv" else 0 :]
         assert [line[:5] for line in lines] == ["a.png", "b.png"]
@@ -200,11 +200,11 @@ def test_names_that_are_no_text_come_through_every_form(place: Path) -> None:
     raw = b"\xff\x1b[31m :smile:.png"
     name = os.fsdecode(raw)
     (place / name).write_bytes((place / "a.png").read_bytes())
-    text, table, told = (run("predict", "model", name, *form, cwd=place) for form in ((), ("--csv",), ("--json",)))
-    assert [text.returncode, table.returncode, told.returncode] == [0, 0, 0]
+    text, table, output = (run("predict", "model", name, *form, cwd=place) for form in ((), ("--csv",), ("--json",)))
+    assert [text.returncode, table.returncode, output.returncode] == [0, 0, 0]
     assert text.stdout.startswith(rf"\udcff\x1b[31m :smile:.png: {TULIP} ")
     assert list(csv.reader(io.StringIO(table.stdout)))[1][0] == r"\udcff\x1b[31m :smile:.png"
-    assert os.fsencode(json.loads(told.stdout)["predictions"][0]["path"]) == raw and told.stdout.isascii()
+    assert os.fsencode(json.loads(output.stdout)["predictions"][0]["path"]) == raw and output.stdout.isascii()
 
 
 HOSTILE = ("[red]x", "@SUM(A1)", "\u202egnp.evil", "😀 :smile:", "x" * 200, 'שלום, "a"')
@@ -219,7 +219,7 @@ def test_hostile_names_of_classes_come_through_every_form(calibrated_model: Mode
         for column, name in enumerate(names):
             if load(model).names[column] != name:
                 rename(model, load(model).names[column], name)
-        text, table, told = (
+        text, table, output = (
             run("predict", "model", "a.png", *form, cwd=place, columns=40) for form in ((), ("--csv",), ("--json",))
         )
         assert text.stdout.count("\n") == 1  # a terminal folds it, a pipe gets it whole
@@ -228,7 +228,7 @@ def test_hostile_names_of_classes_come_through_every_form(calibrated_model: Mode
         cells = list(csv.reader(io.StringIO(table.stdout)))[1][1::2]
         assert {cell.removeprefix("'") for cell in cells} == set(shown)
         assert not any(cell.startswith("@") for cell in cells)
-        assert {each["class"] for each in json.loads(told.stdout)["predictions"][0]["top"]} == set(names)
+        assert {each["class"] for each in json.loads(output.stdout)["predictions"][0]["top"]} == set(names)
 
 
 # What is refused
@@ -261,8 +261,8 @@ def test_wrong_arguments_are_refused(arguments: tuple[str, ...], code: int, fact
 
 
 def test_an_earlier_generation_can_predict(place: Path) -> None:
-    told = json.loads(run("predict", "model", "a.png", "--generation", "1", "--json", cwd=place).stdout)
-    assert len(told["predictions"][0]["top"]) == 2
+    output = json.loads(run("predict", "model", "a.png", "--generation", "1", "--json", cwd=place).stdout)
+    assert len(output["predictions"][0]["top"]) == 2
     assert len(json.loads(run("predict", "model", "a.png", "--json", cwd=place).stdout)["predictions"][0]["top"]) > 2
 
 

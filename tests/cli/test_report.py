@@ -28,9 +28,9 @@ def test_missing_folders_are_created_for_figures_and_json(tmp_path: Path) -> Non
     save(tmp_path / "runs", result("features", curve=[0.9]), result("[red]x[/red] \x1b[31m", curve=[0.8]))
     done = engram("report", "runs", "-o", "a/b/c.html", "--figures", "d/e", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["report"] == "a/b/c.html" and (tmp_path / "a" / "b" / "c.html").exists()
-    groups = told["sections"][0]["groups"]
+    output = json.loads(done.stdout)
+    assert output["report"] == "a/b/c.html" and (tmp_path / "a" / "b" / "c.html").exists()
+    groups = output["sections"][0]["groups"]
     assert list(groups) == ["features", "[red]x[/red] \\x1b[31m"]
     assert groups["features"]["average accuracy"] == 0.9
     assert len(list((tmp_path / "d" / "e").glob("*.pdf"))) >= 2
@@ -64,9 +64,9 @@ def test_wrong_arguments_are_refused_in_one_sentence(
     monkeypatch.setattr(sys, "argv", ["engram", "report", *arguments])
     with pytest.raises(SystemExit) as left:
         main()
-    told = capsys.readouterr()
-    assert said in told.err and left.value.code == code
-    assert told.out == "" and len(told.err.splitlines()) == 1
+    output = capsys.readouterr()
+    assert said in output.err and left.value.code == code
+    assert output.out == "" and len(output.err.splitlines()) == 1
     assert (tmp_path / "runs" / "run-000" / "result.json").read_bytes() == before
 
 

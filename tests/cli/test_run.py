@@ -94,15 +94,15 @@ def test_the_methods_are_listed_one_line_each_with_what_they_keep(tmp_path: Path
 
 
 def test_the_settings_of_a_method_are_listed_as_set_takes_them(tmp_path: Path) -> None:
-    done = engram("methods", "engram", cwd=tmp_path)
+    done = engram("methods", "lucir", cwd=tmp_path)
     listed = dict(re.split(r" {2,}", line) for line in done.stdout.splitlines())
-    told = json.loads(engram("methods", "engram", "--json", cwd=tmp_path).stdout)
-    assert told["method"] == "engram" and list(told["settings"]) == list(listed)
+    output = json.loads(engram("methods", "lucir", "--json", cwd=tmp_path).stdout)
+    assert output["method"] == "lucir" and list(output["settings"]) == list(listed)
     assert (listed["objective"], listed["last_relu"], listed["crop"], listed["milestones"]) == (
         *("lucir", "false", "none", "0.5,0.75"),
     )
     given = {name: value for name, value in listed.items() if name != "network"}
-    assert make("engram", **given).settings() == make("engram").settings()
+    assert make("lucir", **given).settings() == make("lucir").settings()
     assert "There is no method 'engrm'" in engram("methods", "engrm", cwd=tmp_path).stderr
 
 
@@ -247,7 +247,7 @@ def pickled_archive(folder: Path) -> str:
         (["--dataset", "arrays", "--data", pickled_archive], 1, "objects.npz"),
         (["--out", "/proc/nothing"], 1, "/proc/nothing"),
         (["--set", "weights=none.safetensors"], 1, "none.safetensors"),
-        (["/data/pictures"], 2, "'/data/pictures'"),
+        (["/data/photos"], 2, "'/data/photos'"),
     ],
 )
 def test_wrong_options_are_refused(arguments: list[object], code: int, fact: str, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def blobs() -> tuple[Array, Array]:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> tuple[Array, Array]:
+def photos() -> tuple[Array, Array]:
     """80 noisy images (n, 8, 8, 3) of four classes."""
     draws = np.random.RandomState(0)
     base, y = draws.randint(0, 256, (4, 8, 8, 3)), np.repeat(["ash", "elm", "fir", "oak"], 20)
@@ -163,11 +163,11 @@ def test_every_method_begins_with_one_class_and_takes_one_more_at_a_time(
     assert np.allclose(classifier.predict_proba(X).sum(axis=1), 1)
 
 
-def test_fitting_anew_forgets_all_before(blobs: tuple[Array, Array], pictures: tuple[Array, Array]) -> None:
+def test_fitting_anew_forgets_all_before(blobs: tuple[Array, Array], photos: tuple[Array, Array]) -> None:
     X, y = blobs
     classifier = quick().fit(X, y)
     assert classifier.n_features_in_ == 4
-    classifier.fit(*pictures)
+    classifier.fit(*photos)
     assert classifier.classes_.tolist() == ["ash", "elm", "fir", "oak"]
     assert not hasattr(classifier, "n_features_in_")
     assert same_answers(classifier.fit(X, y), quick().fit(X, y), X)
@@ -269,8 +269,8 @@ def test_vectors_of_any_make_give_the_same(change: Any, precise: bool, blobs: tu
     assert np.array_equal(expected.predict(change(X)), expected.predict(X))
 
 
-def test_images_are_grey_or_in_colour_arrays_or_lists(pictures: tuple[Array, Array]) -> None:
-    images, y = pictures
+def test_images_are_grey_or_in_colour_arrays_or_lists(photos: tuple[Array, Array]) -> None:
+    images, y = photos
     classifier = quick("hybrid", epochs=20, images_per_class=5)
     classifier.partial_fit(images[:40], y[:40]).partial_fit(images[40:], y[40:])
     assert classifier.score(images, y) > 0.9
@@ -407,18 +407,18 @@ def test_a_wrong_parameter_is_named_when_it_is_needed(
     assert "random_state" in parameters or isinstance(caught.value, UsageError)
 
 
-def test_other_inputs_than_were_learned_are_refused(blobs: tuple[Array, Array], pictures: tuple[Array, Array]) -> None:
-    vectors, images = quick().fit(*blobs), quick().fit(*pictures)
+def test_other_inputs_than_were_learned_are_refused(blobs: tuple[Array, Array], photos: tuple[Array, Array]) -> None:
+    vectors, images = quick().fit(*blobs), quick().fit(*photos)
     for act in (vectors.predict, vectors.predict_proba, lambda X: vectors.partial_fit(X, np.zeros(len(X), int))):
         with pytest.raises(ValueError, match=r"X has images \(8, 8, 3\), but .* expecting vectors \(4,\)"):
-            act(pictures[0])
+            act(photos[0])
         with pytest.raises(ValueError, match="X has 3 features, but IncrementalClassifier is expecting 4 features"):
             act(blobs[0][:, :3])
     for act in (images.predict, lambda X: images.partial_fit(X, np.array(["x"] * len(X)))):
         with pytest.raises(ValueError, match=r"X has vectors \(4,\), but .* expecting images \(8, 8, 3\)"):
             act(blobs[0])
         with pytest.raises(ValueError, match=r"X has images \(4, 8, 3\)"):
-            act(pictures[0][:, ::2])
+            act(photos[0][:, ::2])
 
 
 def test_nothing_is_answered_or_saved_before_something_was_learned(tmp_path: Path) -> None:
@@ -442,9 +442,7 @@ def test_after_an_error_all_is_as_it_was(blobs: tuple[Array, Array]) -> None:
     assert np.array_equal(classifier.decision_function(X), before) and classifier.model_.learner.memory is memory
 
 
-def test_after_a_fit_that_failed_it_answers_as_before(
-    blobs: tuple[Array, Array], pictures: tuple[Array, Array]
-) -> None:
+def test_after_a_fit_that_failed_it_answers_as_before(blobs: tuple[Array, Array], photos: tuple[Array, Array]) -> None:
     X, y = blobs
     classifier = quick().fit(X, y)
     before = classifier.decision_function(X)
@@ -452,7 +450,7 @@ def test_after_a_fit_that_failed_it_answers_as_before(
         classifier.fit(X[:, :3], y + 0.5)
     assert np.array_equal(classifier.decision_function(X), before)
     with pytest.raises(ValueError, match="Unknown label type"):
-        classifier.fit(pictures[0], np.linspace(0.5, 9.5, len(pictures[0])))
+        classifier.fit(photos[0], np.linspace(0.5, 9.5, len(photos[0])))
     assert np.array_equal(classifier.decision_function(X), before) and classifier.n_features_in_ == 4
 
 
@@ -582,8 +580,8 @@ def test_a_network_of_ones_own_learns_too_but_cannot_be_saved(blobs: tuple[Array
         classifier.save(tmp_path / "model")
 
 
-def test_one_that_started_from_weights_goes_on_from_its_own(pictures: tuple[Array, Array], tmp_path: Path) -> None:
-    X, y = pictures
+def test_one_that_started_from_weights_goes_on_from_its_own(photos: tuple[Array, Array], tmp_path: Path) -> None:
+    X, y = photos
     first = quick(epochs=1).fit(X, y)
     path = tmp_path / "weights.safetensors"
     storage.save_tensors(path, first.model_.learner.trained.extractor.state_dict())

@@ -92,14 +92,14 @@ def test_workers_elsewhere_get_absolute_paths(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     options = SuiteOptions(
-        suite="table1", dataset="folder", data=Path("~/pictures"), decoding=DecodeOptions(class_list=Path("few.txt"))
+        suite="table1", dataset="folder", data=Path("~/images"), decoding=DecodeOptions(class_list=Path("few.txt"))
     )
     plan = Plan(method="lwf", settings={"weights": "w.safetensors"})
     options, run = workers.absolute(options, SuiteRun("lwf", plan, Path("runs/lwf/seed-0"), "", ""))
     assert run.plan.settings["weights"] == str(tmp_path / "w.safetensors")
     assert run.folder == tmp_path / "runs" / "lwf" / "seed-0"
     assert options.folder == tmp_path / "runs" / "folder-short"
-    assert options.data == tmp_path / "home" / "pictures"
+    assert options.data == tmp_path / "home" / "images"
     assert options.decoding.class_list == tmp_path / "few.txt"
     assert workers.absolute(options, replace(run, plan=Plan()))[1].plan == Plan()
 

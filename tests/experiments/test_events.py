@@ -1,4 +1,4 @@
-"""What is told of a run while it lasts: a line per event in its folder, and scalars for TensorBoard."""
+"""What is output of a run while it lasts: a line per event in its folder, and scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Heard:
 
 def test_a_run_logs_begin_epochs_phases_tasks_and_end_in_this_order(vectors: Stream, tmp_path: Path) -> None:
     run(small(), vectors.first(2), out=tmp_path)
-    told = [
+    output = [
         (event["event"], event.get("task"), event.get("phase"), event.get("epoch")) for event in events_of(tmp_path)
     ]
     expected: list[tuple[object, ...]] = [("begin", None, None, None)]
@@ -74,7 +74,7 @@ def test_a_run_logs_begin_epochs_phases_tasks_and_end_in_this_order(vectors: Str
         after = ["train", "extract", *(["extract", "adapt"] if task > 1 else []), "herd", "classify"]
         expected += [("phase", task, name, None) for name in [*after, "measure", "measure"]]
         expected += [("task", task, None, None)]
-    assert told == [*expected, ("end", None, None, None)]
+    assert output == [*expected, ("end", None, None, None)]
 
 
 def test_the_begin_event_names_method_data_seed_and_folder(vectors: Stream, tmp_path: Path) -> None:
@@ -206,11 +206,11 @@ def test_listeners_receive_the_events_of_the_log_with_and_without_a_folder(vecto
 def test_listeners_do_not_change_the_result(vectors: Stream, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     quiet = run(small(), vectors, out=tmp_path / "quiet")
-    told = run(
-        small(), vectors, out=tmp_path / "told", listeners=[Heard(), Heard(), TensorBoard(tmp_path / "tensorboard")]
+    output = run(
+        small(), vectors, out=tmp_path / "output", listeners=[Heard(), Heard(), TensorBoard(tmp_path / "tensorboard")]
     )
-    assert comparable(told) == comparable(quiet)
-    assert lasting_files(tmp_path / "told") == lasting_files(tmp_path / "quiet")
+    assert comparable(output) == comparable(quiet)
+    assert lasting_files(tmp_path / "output") == lasting_files(tmp_path / "quiet")
 
 
 # TensorBoard
@@ -232,9 +232,9 @@ def test_tensorboard_gets_scalars_that_it_can_read(vectors: Stream, tmp_path: Pa
     assert scalars("omega") == ([1, 2, 3], pytest.approx(result.omega))
     assert scalars("omega_previous") == ([2, 3], pytest.approx((result.omega_previous or [])[1:]))
     assert scalars("memory_bytes")[1][-1] == result.memory_bytes
-    told = [event for event in events_of(tmp_path / "run") if event["event"] == "epoch"]
+    output = [event for event in events_of(tmp_path / "run") if event["event"] == "epoch"]
     for task in (1, 2, 3):
-        epochs = [event for event in told if event["task"] == task]
+        epochs = [event for event in output if event["task"] == task]
         for name in ("loss", "learning_rate"):
             expected = [1, 2, 3], pytest.approx([event[name] for event in epochs])
             assert scalars(f"task {task}/train/{name}") == expected

@@ -34,8 +34,8 @@ def command(data: Path, out: Path) -> list[str]:
     return ["run", "features", "--dataset", "arrays", "--data", str(data), *options, *SLOW_ENOUGH]
 
 
-def told(out: Path) -> int:
-    """How much the run has told so far, in events: an epoch, a task and a few more."""
+def output(out: Path) -> int:
+    """How much the run has output so far, in events: an epoch, a task and a few more."""
     path = out / "events.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -47,13 +47,13 @@ def moment_of(kill: int) -> str:
 
 def wait_until(process: Command, moment: str, out: Path, draws: random.Random) -> None:
     """Until the task is done, a save is under way, or the run has worked for a random while."""
-    done, enough = checkpoints(out), told(out) + draws.randrange(1, 8)
+    done, enough = checkpoints(out), output(out) + draws.randrange(1, 8)
     while process.poll() is None:
         if moment == "task done" and checkpoints(out) - done:
             return
         if moment == "mid-save" and list(out.glob(f"{ASIDE}*")):
             return
-        if moment == "anywhere" and told(out) >= enough:
+        if moment == "anywhere" and output(out) >= enough:
             time.sleep(draws.uniform(0.0, 0.02))
             return
         time.sleep(0.002 if moment == "anywhere" else 0.0005)  # a save takes milliseconds

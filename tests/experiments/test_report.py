@@ -160,10 +160,10 @@ def test_commands_name_the_tasks_the_seeds_and_every_setting(tmp_path: Path) -> 
 
 def test_commands_load_the_data_as_they_were_loaded(tmp_path: Path) -> None:
     split = {"first_task": None, "class_order": "seed", "validation": 0.0, "data": "ab"}
-    source = {"dataset": "folder", "data": "my pictures", "image_size": 64, "fit": "pad", "--odd": "x"}
-    section = only(tmp_path, result(dataset="my pictures", split={**split, "source": source})).section
+    source = {"dataset": "folder", "data": "my images", "image_size": 64, "fit": "pad", "--odd": "x"}
+    section = only(tmp_path, result(dataset="my images", split={**split, "source": source})).section
     (command,) = commands(section, "features")
-    loading = "engram run features --dataset folder --data 'my pictures' --image-size 64 --fit pad --classes-per-task 2"
+    loading = "engram run features --dataset folder --data 'my images' --image-size 64 --fit pad --classes-per-task 2"
     assert command.startswith(loading) and "odd" not in command
 
 

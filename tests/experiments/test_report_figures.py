@@ -149,9 +149,9 @@ def test_files_are_made_for_a_papers_column(tmp_path: Path) -> None:
     plot = only(tmp_path, result("features"), result("lwf")).plots[0]
     made = {kind: plot.save(kind) for kind in ("svg", "pdf", "png")}
     assert made == {kind: plot.save(kind) for kind in made}
-    picture = Image.open(io.BytesIO(made["png"]))
-    assert picture.width == pytest.approx(WIDTH / 72 * 300, abs=2)
-    assert picture.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+    photo = Image.open(io.BytesIO(made["png"]))
+    assert photo.width == pytest.approx(WIDTH / 72 * 300, abs=2)
+    assert photo.info["dpi"] == pytest.approx((300, 300), abs=0.1)
     assert b"/FontFile2" in made["pdf"] and b"CreationDate" not in made["pdf"]
     svg = ElementTree.fromstring(made["svg"])
     assert not list(svg.iter("{http://www.w3.org/2000/svg}text"))  # letters are outlines: no font is needed

@@ -161,12 +161,12 @@ def test_eeil_stopped_in_fine_tuning_resumes_to_the_same_bytes(vectors: Stream, 
 
 def test_resuming_a_finished_run_returns_its_result_and_reports_its_tasks(vectors: Stream, tmp_path: Path) -> None:
     first = run(small(), vectors, out=tmp_path)
-    told = []
+    output = []
     again = run(
-        small(), vectors, out=tmp_path, resume=True, after_task=lambda *task: told.append((task[0], task[1].accuracy))
+        small(), vectors, out=tmp_path, resume=True, after_task=lambda *task: output.append((task[0], task[1].accuracy))
     )
     assert again == first
-    assert told == list(enumerate(first.curve))
+    assert output == list(enumerate(first.curve))
 
 
 def test_resuming_a_finished_run_does_not_change_its_environment(vectors: Stream, tmp_path: Path) -> None:

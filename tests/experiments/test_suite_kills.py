@@ -38,8 +38,8 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 COMMAND = ["suite", "quality", *DATA, *SLOW_ENOUGH, "--out", "out", "--resume", "--quiet"]
 
 
-def told(out: Path) -> int:
-    """How much the runs have told so far."""
+def output(out: Path) -> int:
+    """How much the runs have output so far."""
     return sum(path.stat().st_size for path in out.glob("runs/*/*/events.jsonl"))
 
 
@@ -49,8 +49,8 @@ def trainings(out: Path) -> list[Path]:
 
 
 def wait_until_it_works(process: Command, out: Path) -> None:
-    before = told(out)
-    while process.poll() is None and told(out) == before:
+    before = output(out)
+    while process.poll() is None and output(out) == before:
         time.sleep(0.005)
 
 

@@ -82,9 +82,9 @@ def test_the_folder_is_another_for_another_setting_method_split_or_number_of_tas
 
 
 def test_methods_with_equal_settings_have_different_folders(data: Dataset) -> None:
-    unadapted, told = run(data, "features-unadapted"), run(data, "features", {"adapter": "identity"})
-    assert unadapted.plan.learner(data).settings() == told.plan.learner(data).settings()
-    assert unadapted.folder != told.folder
+    unadapted, output = run(data, "features-unadapted"), run(data, "features", {"adapter": "identity"})
+    assert unadapted.plan.learner(data).settings() == output.plan.learner(data).settings()
+    assert unadapted.folder != output.folder
 
 
 def test_a_published_data_set_is_identified_by_its_name(data: Dataset) -> None:

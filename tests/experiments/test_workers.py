@@ -243,7 +243,7 @@ def test_the_default_folder_is_that_of_the_data_set_and_preset() -> None:
 
 
 class _Bars:
-    """Adds up what it is told, by the names of the phases."""
+    """Adds up what it is output, by the names of the phases."""
 
     def __init__(self) -> None:
         self.totals: dict[str, int] = {}
@@ -270,7 +270,7 @@ class _Bar:
 def test_the_progress_of_a_resumed_suite_reaches_its_total(finished: Finished, tmp_path: Path, data: Dataset) -> None:
     plan = finished(ALPHA, tmp_path)
     first, second = (tmp_path / row.runs[0].folder for row in plan.rows[:2])
-    (first / "result.json").unlink()  # its tasks are all done, and will be told all the same
+    (first / "result.json").unlink()  # its tasks are all done, and will be output all the same
     (second / "result.json").unlink()
     storage.remove(second / "checkpoint-002")
     left = plan_suite(plan.options, data)

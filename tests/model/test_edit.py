@@ -60,7 +60,7 @@ def tree(path: Path) -> dict[str, bytes]:
     return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
 
 
-def pictures(small_model: ModelFolder) -> tuple[Tensor, list[str]]:
+def photos(small_model: ModelFolder) -> tuple[Tensor, list[str]]:
     """All images that it has learned, and the names of their classes."""
     places = [read_images(scan(small_model.path.parent / place), 16) for place in ("1", "2")]
     names = [each.class_names[label] for each in places for label in each.samples.labels.tolist()]
@@ -154,7 +154,7 @@ def test_forgetting_leaves_the_other_classes_and_updates_all_counts(
     calibrated_model: ModelFolder, tmp_path: Path
 ) -> None:
     model = copied(calibrated_model, tmp_path / "model")
-    images, names = pictures(calibrated_model)
+    images, names = photos(calibrated_model)
     before, was = answers(load(model), images), load(model).metadata
     forget(model, [DAISY])
     after = load(model)
@@ -191,7 +191,7 @@ def test_preview_lists_what_forget_removes_and_changes_nothing(hybrid_model: Mod
 
 def test_all_classes_but_one_can_be_forgotten(small_model: ModelFolder, model: ModelFolder) -> None:
     forget(model, [TULIP, FORMULA])
-    images, _ = pictures(small_model)
+    images, _ = photos(small_model)
     assert set(answers(load(model), images[:3])) == {DAISY}
     assert verify(model).problems == ()
     before = tree(model.path)
@@ -484,7 +484,7 @@ def test_merged_class_predicts_for_both(small_model: ModelFolder, model: ModelFo
     after, before = load(model), load(small_model)
     assert after.metadata.seen == (48, 48)
     assert after.metadata.calibration.temperature == before.metadata.calibration.temperature
-    images, names = pictures(small_model)
+    images, names = photos(small_model)
     expected = [FORMULA if name == DAISY else name for name in names]
     assert np.mean([said == name for said, name in zip(answers(after, images), expected, strict=True)]) >= 0.9
     assert verify(model).problems == ()

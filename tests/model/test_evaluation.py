@@ -129,10 +129,10 @@ def test_all_confusions_are_listed_most_frequent_first(painted: tuple[Evaluation
 
 def test_evaluation_survives_json(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, _ = painted
-    told = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
-    assert told["confusion"] == evaluation.confusion.tolist() and told["images"] == 100
-    assert [each["images"] for each in told["classes"]] == [COUNTS[name] for name in CLASSES]
-    assert told["accuracy"] == evaluation.accuracy and told["skipped"] == []
+    output = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
+    assert output["confusion"] == evaluation.confusion.tolist() and output["images"] == 100
+    assert [each["images"] for each in output["classes"]] == [COUNTS[name] for name in CLASSES]
+    assert output["accuracy"] == evaluation.accuracy and output["skipped"] == []
 
 
 def test_absent_classes_have_no_accuracy_and_do_not_count(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_absent_classes_have_no_accuracy_and_do_not_count(tmp_path: Path) -> Non
 def test_more_images_than_a_batch_are_all_evaluated(tmp_path: Path) -> None:
     count = EVALUATION_BATCH + 3
     draws = np.random.default_rng(1)
-    picture = Image.fromarray(draws.integers(0, 256, (2, 2, 3), dtype=np.uint8))
+    photo = Image.fromarray(draws.integers(0, 256, (2, 2, 3), dtype=np.uint8))
     for name in ("ant", "bee"):
         (tmp_path / name).mkdir()
-        picture.save(tmp_path / name / "0.png")
+        photo.save(tmp_path / name / "0.png")
     for number in range(1, count):
         (tmp_path / "ant" / f"{number}.png").symlink_to("0.png")
     evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
@@ -184,14 +184,14 @@ def test_unknown_classes_are_counted_and_change_no_other_number(tmp_path: Path) 
     found = evaluate(ByColour(), tmp_path / "all")  # type: ignore[arg-type]
     assert found.unknown == (UnknownClass("Emu", 1), UnknownClass("aardvark", 2), UnknownClass("yak\u202e", 3))
     assert found.images == 26 and found.confusion.tolist() == expected.confusion.tolist()
-    told = found.to_json()
-    assert told.pop("unknown") == [
+    output = found.to_json()
+    assert output.pop("unknown") == [
         {"name": "Emu", "images": 1},
         {"name": "aardvark", "images": 2},
         {"name": "yak\u202e", "images": 3},
     ]
     assert expected.unknown == ()
-    assert told == {key: value for key, value in expected.to_json().items() if key != "unknown"}
+    assert output == {key: value for key, value in expected.to_json().items() if key != "unknown"}
 
 
 def test_images_of_unknown_classes_are_not_read(tmp_path: Path) -> None:

@@ -680,10 +680,10 @@ def test_folder_path_may_be_text(tmp_path: Path) -> None:
 
 def test_folder_generations_of_other_software_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "generations").mkdir()
-    (tmp_path / "generations" / "1.png").write_bytes(b"a picture")
+    (tmp_path / "generations" / "1.png").write_bytes(b"an image")
     folder = ModelFolder(tmp_path)
     assert not folder.exists()
     assert [str(tmp_path) in problem for problem in folder.problems()] == [True]
     with pytest.raises(UsageError, match="generations"), folder.writing():
         pass
-    assert (tmp_path / "generations" / "1.png").read_bytes() == b"a picture"
+    assert (tmp_path / "generations" / "1.png").read_bytes() == b"an image"

@@ -37,10 +37,10 @@ def networks(folder: ModelFolder) -> list[str]:
 
 @pytest.fixture(scope="module")
 def two_colours(small_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """A model of red and green, six pictures of each, with exact features. Copy it to change it."""
+    """A model of red and green, six photos of each, with exact features. Copy it to change it."""
     place = tmp_path_factory.mktemp("two")
     folder = ModelFolder(place / "model")
-    learn(folder, paint(place / "pictures", ("red", "green"), 6), exact(small_weights))
+    learn(folder, paint(place / "photos", ("red", "green"), 6), exact(small_weights))
     return folder
 
 
@@ -50,9 +50,9 @@ def exact(weights: Path) -> LearnOptions:
 
 @pytest.fixture(scope="module")
 def default(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """A model of red and green, two pictures of each, learned without any option. Copy it to change it."""
+    """A model of red and green, two photos of each, learned without any option. Copy it to change it."""
     place = tmp_path_factory.mktemp("default")
-    learn(ModelFolder(place / "model"), paint(place / "pictures", ("red", "green"), 2))
+    learn(ModelFolder(place / "model"), paint(place / "photos", ("red", "green"), 2))
     return ModelFolder(place / "model")
 
 
@@ -66,7 +66,7 @@ def test_the_default_is_a_pretrained_network_that_is_not_trained(default: ModelF
     model = load(default)
     network = model.learner.trained
     assert (model.learner.network, model.image_size, network.dimension) == ("efficientnet-lite0", 224, 1280)
-    published = model.learner.initial_network(read_images(scan(default.path.parent / "pictures"), 224).samples)
+    published = model.learner.initial_network(read_images(scan(default.path.parent / "photos"), 224).samples)
     own = extractor(model)
     assert all(torch.equal(tensor, own[name]) for name, tensor in published.extractor.state_dict().items())
 
@@ -94,10 +94,10 @@ def test_features_are_stored_as_int8_by_default_and_do_not_move(default: ModelFo
 
 
 def test_stored_features_are_the_unit_features_of_the_images(two_colours: ModelFolder) -> None:
-    model, pictures = load(two_colours), read_images(scan(two_colours.path.parent / "pictures"), 16)
-    expected = F.normalize(model.learner.extract(pictures.samples))
-    for label, name in enumerate(pictures.class_names):
-        own = expected[pictures.samples.labels == label]
+    model, photos = load(two_colours), read_images(scan(two_colours.path.parent / "photos"), 16)
+    expected = F.normalize(model.learner.extract(photos.samples))
+    for label, name in enumerate(photos.class_names):
+        own = expected[photos.samples.labels == label]
         assert torch.equal((stored(model, name) @ own.T).argmax(1).sort().values, torch.arange(6))
         torch.testing.assert_close((stored(model, name) @ own.T).amax(1), torch.ones(6))
 
@@ -136,10 +136,10 @@ def test_a_first_update_may_have_one_image_per_class(small_weights: Path, tmp_pa
 
 
 def test_thirty_images_of_one_class_do_not_outweigh_two_of_another(small_weights: Path, tmp_path: Path) -> None:
-    folder, pictures = ModelFolder(tmp_path / "model"), tmp_path / "pictures"
-    paint(pictures, ("red",), 30)
-    paint(pictures, ("green",), 2)
-    learned = learn(folder, pictures, exact(small_weights))
+    folder, photos = ModelFolder(tmp_path / "model"), tmp_path / "photos"
+    paint(photos, ("red",), 30)
+    paint(photos, ("green",), 2)
+    learned = learn(folder, photos, exact(small_weights))
     assert load(folder).learner.memory.features.counts.tolist() == [2, 30]
     assert load(folder).metadata.held_out_counts.total == (2, 30) and learned.held_out == 32
     found = evaluate(load(folder), paint(tmp_path / "again", ("red", "green"), 10, seed=1))
@@ -222,7 +222,7 @@ def test_a_model_that_started_from_a_file_of_weights_stays_a_pretrained_one(
 
 
 def test_same_images_give_the_same_model(two_colours: ModelFolder, small_weights: Path, tmp_path: Path) -> None:
-    learn(ModelFolder(tmp_path / "again"), two_colours.path.parent / "pictures", exact(small_weights))
+    learn(ModelFolder(tmp_path / "again"), two_colours.path.parent / "photos", exact(small_weights))
     one, two = (folder.load()[1] for folder in (two_colours, ModelFolder(tmp_path / "again")))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
@@ -233,12 +233,12 @@ def test_model_loads_without_the_package_of_its_weights(
     shutil.copytree(default.path, tmp_path / "model")
     folder = ModelFolder(tmp_path / "model")
     monkeypatch.setattr(Variant, "path", lambda self: None)
-    pictures = paint(tmp_path / "new", ("blue",), 3)
-    (found,) = predict(load(folder), [pictures / "blue" / "0.png"], top=1)
-    assert found.path == pictures / "blue" / "0.png"
-    learn(folder, pictures)
+    photos = paint(tmp_path / "new", ("blue",), 3)
+    (found,) = predict(load(folder), [photos / "blue" / "0.png"], top=1)
+    assert found.path == photos / "blue" / "0.png"
+    learn(folder, photos)
     assert load(folder).names == ("green", "red", "blue")
-    assert plan_update(load(folder), scan(pictures), LearnOptions()).image_size == 224
+    assert plan_update(load(folder), scan(photos), LearnOptions()).image_size == 224
 
 
 # Interruptions
@@ -260,10 +260,10 @@ class Interrupting:
 def test_interrupted_update_changes_nothing(
     phase: str, folder: ModelFolder, small_weights: Path, tmp_path: Path
 ) -> None:
-    pictures = paint(tmp_path / "new", ("blue",), 3)
+    photos = paint(tmp_path / "new", ("blue",), 3)
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     for place, options in ((folder, None), (ModelFolder(tmp_path / "first"), exact(small_weights))):
         with pytest.raises(KeyboardInterrupt):
-            learn(place, pictures, options, Interrupting(phase))
+            learn(place, photos, options, Interrupting(phase))
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
     assert not (tmp_path / "first").exists()

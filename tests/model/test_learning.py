@@ -124,10 +124,10 @@ def test_saved_model_predicts_the_same(tmp_path: Path) -> None:
 
 
 def test_same_images_give_the_same_model(tmp_path: Path) -> None:
-    pictures = draw(tmp_path / "pictures", ("a", "b"), 8)
+    photos = draw(tmp_path / "photos", ("a", "b"), 8)
     options = LearnOptions(image_size=SIDE, epochs=1, settings=QUICK)
     for name in ("one", "two"):
-        learn(ModelFolder(tmp_path / name), pictures, options)
+        learn(ModelFolder(tmp_path / name), photos, options)
     one, two = (ModelFolder(tmp_path / name).load()[1] for name in ("one", "two"))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
@@ -205,7 +205,7 @@ def test_raised_budget_lets_later_classes_store_more(small_model: ModelFolder, t
 
 
 def test_method_that_stores_every_image_is_refused_before_training(tmp_path: Path) -> None:
-    found = scan(draw(tmp_path / "pictures", ("rose", "lily"), 5))
+    found = scan(draw(tmp_path / "photos", ("rose", "lily"), 5))
     options = LearnOptions(method="joint", image_size=SIDE, epochs=1, network="small")
     every = 2 * 5 * SIDE * SIDE * 3
     assert plan_update(None, found, options).memory_bytes == every
@@ -215,16 +215,16 @@ def test_method_that_stores_every_image_is_refused_before_training(tmp_path: Pat
 
 def test_exemplars_over_budget_are_refused_with_the_number_that_fits(tmp_path: Path) -> None:
     folder, image = ModelFolder(tmp_path / "a" / "model"), SIDE * SIDE * 3
-    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 8)
+    photos = draw(tmp_path / "photos", (TULIP, DAISY), 8)
     quick = LearnOptions(
         method="icarl", image_size=SIDE, epochs=1, network="small", images_per_class=3, budget=5 * image
     )
     with pytest.raises(BudgetError, match=r"3,840 bytes .* 4,608.*--images-per-class 2"):
-        learn(folder, pictures, quick)
+        learn(folder, photos, quick)
     with pytest.raises(BudgetError, match=r"768 .* 2 classes.* 1,536"):
-        learn(folder, pictures, replace(quick, budget=image))
+        learn(folder, photos, replace(quick, budget=image))
     assert not (tmp_path / "a").exists()
-    learn(folder, pictures, replace(quick, images_per_class=2))
+    learn(folder, photos, replace(quick, images_per_class=2))
     with pytest.raises(UsageError, match="--images-per-class 1"):
         learn(folder, draw(tmp_path / "more", ("rose", "lily"), 8), LearnOptions(epochs=1))
     learn(folder, tmp_path / "more", LearnOptions(epochs=1, images_per_class=1))
@@ -297,10 +297,10 @@ def test_method_engram_stores_exemplars_while_requested(tmp_path: Path) -> None:
 
 
 def test_unreadable_images_are_listed_and_not_counted(tmp_path: Path) -> None:
-    pictures = draw(tmp_path / "pictures", ("a", "b"), 6)
-    (pictures / "a" / "broken.png").write_bytes((pictures / "a" / "0.png").read_bytes()[:50])
-    (pictures / "b" / "notes.txt").write_text("not a picture")
-    learned = learn(ModelFolder(tmp_path / "model"), pictures, LearnOptions(image_size=SIDE, epochs=1))
+    photos = draw(tmp_path / "photos", ("a", "b"), 6)
+    (photos / "a" / "broken.png").write_bytes((photos / "a" / "0.png").read_bytes()[:50])
+    (photos / "b" / "notes.txt").write_text("not a photo")
+    learned = learn(ModelFolder(tmp_path / "model"), photos, LearnOptions(image_size=SIDE, epochs=1))
     assert learned.new == {"a": 6, "b": 6}
     assert [left.path.name for left in learned.skipped] == ["notes.txt", "broken.png"]
     assert load(ModelFolder(tmp_path / "model")).metadata.seen == (6, 6)
@@ -362,7 +362,7 @@ def test_update_that_cannot_be_validated_is_refused_before_training(small_model:
     folder, few = copied(small_model, tmp_path / "model"), draw(tmp_path / "few", ("rose", "lily"), 4)
     with pytest.raises(UsageError, match="no class has 5"):
         plan_update(load(folder), scan(few), LearnOptions(at_least=0.5))  # as a dry run does
-    for number in (4, 5):  # which will not be found to be pictures before they are read
+    for number in (4, 5):  # which will not be found to be photos before they are read
         (few / "rose" / f"{number}.png").write_bytes(b"")
     with pytest.raises(UsageError, match="no class has 5"):
         learn(folder, few, LearnOptions(at_least=0.5), Interrupting("train"))
@@ -386,7 +386,7 @@ def test_image_sizes_out_of_range_are_refused(size: int) -> None:
 def test_without_held_out_images_nothing_is_assessed(tmp_path: Path) -> None:
     learned = learn(
         ModelFolder(tmp_path / "model"),
-        draw(tmp_path / "pictures", ("a", "b"), 6),
+        draw(tmp_path / "photos", ("a", "b"), 6),
         LearnOptions(image_size=SIDE, epochs=1, hold_out=0),
     )
     assert learned.accuracy is None and learned.interval is None and learned.held_out == 0
@@ -405,14 +405,14 @@ def test_update_below_the_requested_accuracy_is_not_published(small_model: Model
 
 
 def test_rejected_first_update_leaves_nothing(tmp_path: Path) -> None:
-    pictures = draw(tmp_path / "pictures", ("a", "b", "c"), 6)
+    photos = draw(tmp_path / "photos", ("a", "b", "c"), 6)
     for other in ("b", "c"):  # of which nobody could tell one from the other
-        shutil.rmtree(pictures / other)
-        shutil.copytree(pictures / "a", pictures / other)
+        shutil.rmtree(photos / other)
+        shutil.copytree(photos / "a", photos / other)
     with pytest.raises(UpdateRejected):
         learn(
             ModelFolder(tmp_path / "model"),
-            pictures,
+            photos,
             LearnOptions(image_size=SIDE, epochs=1, hold_out=0.5, at_least=0.99),
         )
     assert not (tmp_path / "model").exists()
@@ -442,19 +442,19 @@ def test_an_interruption_leaves_the_old_model_as_it_was(phase: str, small_model:
 
 
 def test_interrupted_first_update_leaves_no_folder(tmp_path: Path) -> None:
-    pictures = draw(tmp_path / "pictures", ("a", "b"), 6)
+    photos = draw(tmp_path / "photos", ("a", "b"), 6)
     with pytest.raises(KeyboardInterrupt):
-        learn(ModelFolder(tmp_path / "model"), pictures, LearnOptions(image_size=SIDE, epochs=1), Interrupting("train"))
+        learn(ModelFolder(tmp_path / "model"), photos, LearnOptions(image_size=SIDE, epochs=1), Interrupting("train"))
     assert not (tmp_path / "model").exists()
 
 
 def test_a_training_that_ends_with_infinite_statistics_is_not_published(tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path / "model")
-    pictures = draw(tmp_path / "pictures", (TULIP, DAISY), 24)
+    photos = draw(tmp_path / "photos", (TULIP, DAISY), 24)
     settings = {"learning_rate": 1e9}
     options = LearnOptions(image_size=SIDE, epochs=2, network="small", settings=settings)
     with pytest.raises(TrainingError, match="not finite"):
-        learn(folder, pictures, options)
+        learn(folder, photos, options)
     assert not folder.path.exists()
 
 
@@ -520,10 +520,10 @@ def test_invalid_options_are_refused(options: dict[str, float]) -> None:
 
 def test_update_follows_its_plan(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
-    pictures = draw(tmp_path / "rose", ("rose",), 10)
-    plan = plan_update(load(folder), scan(pictures), WISHES)
+    photos = draw(tmp_path / "rose", ("rose",), 10)
+    plan = plan_update(load(folder), scan(photos), WISHES)
     assert plan.new == {"rose": 10} and plan.trains and expected_seconds(plan) > 0
-    assert learn(folder, pictures, WISHES).memory_bytes == plan.memory_bytes
+    assert learn(folder, photos, WISHES).memory_bytes == plan.memory_bytes
 
 
 @pytest.mark.parametrize(("side", "expected"), [(40, 32), (20, 20), (300, 32)])

@@ -85,8 +85,8 @@ class Lessons:
 
 
 @pytest.fixture(scope="module")
-def lessons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lessons]:
-    place = tmp_path_factory.mktemp("lessons")
+def updates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lessons]:
+    place = tmp_path_factory.mktemp("updates")
     draw(place / "1", (TULIP, DAISY), 4)
     draw(place / "2", (FORMULA, TULIP), 4)
     old = ModelFolder(place / "old")
@@ -135,12 +135,12 @@ def check_tidy(folder: ModelFolder) -> None:
 
 
 def check_again(
-    lessons: Lessons, folder: ModelFolder, ended: Ended, before: set[str], call: Call, lasting: bool
+    updates: Lessons, folder: ModelFolder, ended: Ended, before: set[str], call: Call, lasting: bool
 ) -> str:
     """Assert that the folder holds the old model or the new one; returns which."""
     number = folder.current().generation  # as a reader sees it, before anything is swept
     old = KEEP + 2
-    assert digest(folder) == lessons.learned[{old: "old", old + 1: "again"}[number]]
+    assert digest(folder) == updates.learned[{old: "old", old + 1: "again"}[number]]
     # What led to a generation whose manifest cannot be read for a moment is missing from then on.
     assert number - len(folder.history()) in ((0,) if call.changes else (0, 1))
     if ended.code > 0:
@@ -152,35 +152,35 @@ def check_again(
     return "old" if number == old else "new"
 
 
-def check_first(lessons: Lessons, folder: ModelFolder, ended: Ended, call: Call, lasting: bool) -> str:
+def check_first(updates: Lessons, folder: ModelFolder, ended: Ended, call: Call, lasting: bool) -> str:
     """Assert that there is the new model or none, and that learning works then; returns `new` or `old`."""
     exists = folder.exists()
     if exists:
         assert ended.code <= 0 or UNSURE in ended.err
-        assert digest(folder) == lessons.learned["first"]
+        assert digest(folder) == updates.learned["first"]
     else:
         assert ended.code != 0
         left = tuple(sorted(alike(name, folder.path) for name in names(folder.path.parent)))
         assert ended.code < 0 or lasting or set(left) <= (set() if call.changes else {"model", "model/.lock"})
         if folder.path.exists():
             assert folder.problems() != []
-        if left not in lessons.resumed:
-            lessons.resumed.add(left)
-            assert lessons.learn("first", folder)[0].code == 0
-            assert digest(folder) == lessons.learned["first"]
+        if left not in updates.resumed:
+            updates.resumed.add(left)
+            assert updates.learn("first", folder)[0].code == 0
+            assert digest(folder) == updates.learned["first"]
         else:  # the same again, but without learning, which takes longer
             with folder.writing() as writer:
-                save(writer, load(ModelFolder(lessons.place / "old")), action="learn")
+                save(writer, load(ModelFolder(updates.place / "old")), action="learn")
     check_tidy(folder)
     return "new" if exists else "old"
 
 
-def check(lessons: Lessons, start: str, call: Call, fault: str, home: Path, lasting: bool = False) -> str:
+def check(updates: Lessons, start: str, call: Call, fault: str, home: Path, lasting: bool = False) -> str:
     """Learn with a fault at a call, or from it on; gives the model that is in use then, `old` or `new`."""
-    folder = lessons.copy(start, home)
+    folder = updates.copy(start, home)
     before = names(folder.path)
     inject = f"{call.kind}:{FAULTS[fault]}:when={call.number}{'+' if lasting else ''}"
-    ended, lines = lessons.learn(start, folder, inject)
+    ended, lines = updates.learn(start, folder, inject)
     met = [line for line in lines if line.startswith(call.kind)][call.number - 1]
     assert alike(met, home) == call.text and ("INJECTED" in met or fault == "killed"), met
     if fault == "killed":
@@ -193,37 +193,37 @@ def check(lessons: Lessons, start: str, call: Call, fault: str, home: Path, last
         assert ended.out == "" and len(errors) == 1 and errors[0].startswith("error: "), ended.err
         assert REASONS[fault] in ended.err
     if start == "first":
-        model = check_first(lessons, folder, ended, call, lasting)
+        model = check_first(updates, folder, ended, call, lasting)
     else:
-        model = check_again(lessons, folder, ended, before, call, lasting)
+        model = check_again(updates, folder, ended, before, call, lasting)
     shutil.rmtree(home)
     return model
 
 
 def check_all(
-    lessons: Lessons, start: str, calls: Sequence[Call], fault: str, place: Path, lasting: bool = False
+    updates: Lessons, start: str, calls: Sequence[Call], fault: str, place: Path, lasting: bool = False
 ) -> list[str]:
     """The model that is in use after a fault at each of the calls."""
     models, problems = [], []
     for number, call in enumerate(calls):
         try:
-            models.append(check(lessons, start, call, fault, place / str(number), lasting))
+            models.append(check(updates, start, call, fault, place / str(number), lasting))
         except AssertionError as problem:
             problems.append(f"{call}: {problem}")
     assert not problems, "\n\n".join(problems)
     return models
 
 
-def test_trace_has_every_write_sync_and_rename(lessons: Lessons) -> None:
+def test_trace_has_every_write_sync_and_rename(updates: Lessons) -> None:
     for start, name in (("first", "000001"), ("again", f"{KEEP + 3:06d}")):
-        calls = [call for call in lessons.calls(start) if call.changes]
+        calls = [call for call in updates.calls(start) if call.changes]
         kinds = Counter(call.kind for call in calls)
         assert kinds["fsync"] >= 8 and kinds["rename"] >= 3 and kinds["mkdir"] >= 1, kinds
         for file in ("/networks/", "learner.safetensors", "manifest.json", "current.json"):
             for kind in ("write", "fsync"):
                 assert [call for call in calls if call.kind == kind and file in call.text], (kind, file)
         renamed = [call.text for call in calls if call.kind == "rename"]
-        network = lessons.learned[start].split()[-1].removeprefix("networks/")
+        network = updates.learned[start].split()[-1].removeprefix("networks/")
         assert f'rename("/model/networks/.aside-{network}-*", "/model/networks/{network}")' in renamed
         assert f'rename("/model/generations/.aside-{name}-*", "/model/generations/{name}")' in renamed
         assert 'rename("/model/.aside-current.json-*", "/model/current.json")' in renamed
@@ -233,10 +233,10 @@ def test_trace_has_every_write_sync_and_rename(lessons: Lessons) -> None:
 @pytest.mark.parametrize("fault", ["killed", "no room", pytest.param("broken", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("start", ["first", "again"])
 def test_fault_at_any_changing_call_leaves_the_old_model_or_the_new_one(
-    start: str, fault: str, lessons: Lessons, tmp_path: Path
+    start: str, fault: str, updates: Lessons, tmp_path: Path
 ) -> None:
-    calls = [call for call in lessons.calls(start) if call.changes]
-    models = check_all(lessons, start, calls, fault, tmp_path)
+    calls = [call for call in updates.calls(start) if call.changes]
+    models = check_all(updates, start, calls, fault, tmp_path)
     if start == "first" and fault != "killed":
         assert [call for call, model in zip(calls, models, strict=True) if model == "new"] == []
     assert models.count("old") >= 20
@@ -248,10 +248,10 @@ def test_fault_at_any_changing_call_leaves_the_old_model_or_the_new_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["first", "again"])
 def test_fault_at_any_reading_call_leaves_the_old_model_or_the_new_one(
-    start: str, lessons: Lessons, tmp_path: Path
+    start: str, updates: Lessons, tmp_path: Path
 ) -> None:
-    calls = [call for call in lessons.calls(start) if not call.changes]
-    models = check_all(lessons, start, calls, "broken", tmp_path)
+    calls = [call for call in updates.calls(start) if not call.changes]
+    models = check_all(updates, start, calls, "broken", tmp_path)
     record("broken at a call that looks", start, calls, models)
 
 
@@ -259,22 +259,22 @@ def test_fault_at_any_reading_call_leaves_the_old_model_or_the_new_one(
 @pytest.mark.parametrize("fault", ["no room", "broken"])
 @pytest.mark.parametrize("start", ["first", "again"])
 def test_lasting_fault_leaves_the_old_model_or_the_new_one(
-    start: str, fault: str, lessons: Lessons, tmp_path: Path
+    start: str, fault: str, updates: Lessons, tmp_path: Path
 ) -> None:
     # Not of writes: what is said of them is written too.
-    calls = [call for call in lessons.calls(start) if call.changes and call.kind not in ("write", "openat")]
-    models = check_all(lessons, start, calls, fault, tmp_path, lasting=True)
+    calls = [call for call in updates.calls(start) if call.changes and call.kind not in ("write", "openat")]
+    models = check_all(updates, start, calls, fault, tmp_path, lasting=True)
     record(f"{fault} from a call on", start, calls, models)
 
 
-def test_unprintable_result_is_one_error_line_and_the_model_is_the_new_one(lessons: Lessons, tmp_path: Path) -> None:
-    folder = lessons.copy("again", tmp_path / "home")
-    written = [call for call in lessons.calls("again") if call.kind == "write"]
-    ended, _ = lessons.learn("again", folder, f"write:error=ENOSPC:when={written[-1].number + 1}")
+def test_unprintable_result_is_one_error_line_and_the_model_is_the_new_one(updates: Lessons, tmp_path: Path) -> None:
+    folder = updates.copy("again", tmp_path / "home")
+    written = [call for call in updates.calls("again") if call.kind == "write"]
+    ended, _ = updates.learn("again", folder, f"write:error=ENOSPC:when={written[-1].number + 1}")
     assert (ended.code, ended.out) == (1, "")
     problem = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}"
     assert ended.err.endswith(f"error: Writing to the disk failed: {problem}. Everything saved before is intact.\n")
-    assert digest(folder) == lessons.learned["again"]
+    assert digest(folder) == updates.learned["again"]
     check_tidy(folder)
 
 
@@ -293,11 +293,11 @@ def keep(what: str, found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_kills_at_any_moment_leave_the_old_model_or_the_new_one_and_readers_see_no_other(
-    kills: int, lessons: Lessons, tmp_path: Path
+    kills: int, updates: Lessons, tmp_path: Path
 ) -> None:
-    folder, draws = lessons.copy("again", tmp_path / "home"), random.Random(0)
-    command = (lessons.command("again", folder), lessons.place, tmp_path, False)
-    seconds = min(timed(lessons.forks, *command) for _ in range(3))
+    folder, draws = updates.copy("again", tmp_path / "home"), random.Random(0)
+    command = (updates.command("again", folder), updates.place, tmp_path, False)
+    seconds = min(timed(updates.forks, *command) for _ in range(3))
     found: Counter[str] = Counter()
     with Forks() as other:
         other.start(read_until, folder.path, tmp_path / "stop", tmp_path / "reads")
@@ -305,14 +305,14 @@ def test_kills_at_any_moment_leave_the_old_model_or_the_new_one_and_readers_see_
         while found["kills"] < kills:
             before, digest_before = folder.current().generation, digest(folder)
             following = max((before, *folder.newer())) + 1  # a killed writer may have taken a number
-            process = lessons.forks.start(be_engram, *command)
-            lessons.forks.go()
+            process = updates.forks.start(be_engram, *command)
+            updates.forks.go()
             if found["kills"] % 2:
                 wait_for_a_save(folder, 2 * seconds)
             time.sleep(draws.uniform(0, (0.1 if found["kills"] % 2 else 1.2) * seconds))
             with suppress(ProcessLookupError):  # it was quicker
                 os.kill(process, signal.SIGKILL)
-            code = lessons.forks.end()
+            code = updates.forks.end()
             after = folder.current()
             found["kills" if code else "not killed in time"] += 1
             found["littered"] += any(storage.ASIDE in name for name in names(folder.path))
@@ -326,7 +326,7 @@ def test_kills_at_any_moment_leave_the_old_model_or_the_new_one_and_readers_see_
     found["reads"] = int((tmp_path / "reads").read_text())
     assert found["reads"] > kills
     assert kills < 50 or found["littered"] >= 5, "hardly any kill hit a save"
-    assert lessons.learn("again", folder)[0].code == 0
+    assert updates.learn("again", folder)[0].code == 0
     check_tidy(folder)
     keep(f"{kills} kills at any moment", dict(found))
 

@@ -84,29 +84,29 @@ def test_unreadable_images_are_reported_in_order(tmp_path: Path) -> None:
     for number in broken:
         paths[number].write_bytes(b"")
     paths[7] = tmp_path / "absent.png"
-    told = Told((0.25, 0.75))
-    found = list(predict(told, paths))  # type: ignore[arg-type]
+    output = Told((0.25, 0.75))
+    found = list(predict(output, paths))  # type: ignore[arg-type]
     assert [each.path for each in found] == paths
     assert {row for row, each in enumerate(found) if isinstance(each, SkippedFile)} == {*broken, 7}
     assert found[0] == SkippedFile(paths[0], "It is empty. Copy it again.")
     assert found[7] == SkippedFile(paths[7], "There is no such file.")
-    assert told.asked == [60, 62, 11]  # of batches of 64, 64 and 12
+    assert output.asked == [60, 62, 11]  # of batches of 64, 64 and 12
 
 
 def test_batch_of_unreadable_images_does_not_call_the_model(tmp_path: Path) -> None:
-    told = Told((1.0,))
-    assert all(isinstance(each, SkippedFile) for each in predict(told, [tmp_path / "a", tmp_path / "b"]))  # type: ignore[arg-type]
-    assert told.asked == []
-    assert list(predict(told, [])) == []  # type: ignore[arg-type]
+    output = Told((1.0,))
+    assert all(isinstance(each, SkippedFile) for each in predict(output, [tmp_path / "a", tmp_path / "b"]))  # type: ignore[arg-type]
+    assert output.asked == []
+    assert list(predict(output, [])) == []  # type: ignore[arg-type]
 
 
 def test_predictions_are_streamed(tmp_path: Path) -> None:
     paths = fill(tmp_path, *(f"{number:03}.png" for number in range(200)))
-    told = Told((1.0,))
-    stream = predict(told, paths)  # type: ignore[arg-type]
-    assert told.asked == []
+    output = Told((1.0,))
+    stream = predict(output, paths)  # type: ignore[arg-type]
+    assert output.asked == []
     assert [each.path for each in itertools.islice(stream, 3)] == paths[:3]
-    assert told.asked == [64]
+    assert output.asked == [64]
 
 
 @pytest.mark.parametrize("top", [1, 2, 3, 99])
@@ -116,8 +116,8 @@ def test_top_is_limited_to_the_number_of_classes(top: int, model: Model, tmp_pat
 
 
 def test_ties_are_broken_by_order_of_learning() -> None:
-    told = Told((0.2, 0.3, 0.2, 0.3), (0.25, 0.25, 0.25, 0.25))
-    answers = top_classes(told, torch.zeros(2, SIDE, SIDE, 3), top=3)  # type: ignore[arg-type]
+    output = Told((0.2, 0.3, 0.2, 0.3), (0.25, 0.25, 0.25, 0.25))
+    answers = top_classes(output, torch.zeros(2, SIDE, SIDE, 3), top=3)  # type: ignore[arg-type]
     assert [[each.name for each in row] for row in answers] == [
         ["class 1", "class 3", "class 0"],
         ["class 0", "class 1", "class 2"],
@@ -139,13 +139,13 @@ def test_probability_equal_to_the_threshold_is_accepted(tmp_path: Path) -> None:
 
 def test_uncalibrated_model_refuses_to_reject(model: Model, tmp_path: Path) -> None:
     assert not model.is_calibrated
-    told = Told((0.5, 0.5))
-    told.is_calibrated = False
+    output = Told((0.5, 0.5))
+    output.is_calibrated = False
     for reject in (0.0, 0.5):
         with pytest.raises(UsageError, match="never calibrated"):
             predict(model, fill(tmp_path, "a.png"), reject=reject)
         with pytest.raises(UsageError, match="never calibrated"):
-            predict(told, [], reject=reject)  # type: ignore[arg-type]
+            predict(output, [], reject=reject)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,10 @@ def test_invalid_options_are_refused(options: dict[str, float], message: str, mo
 
 
 def test_a_model_of_vectors_cannot_predict_images() -> None:
-    told = Told((1.0,))
-    told.image_size = None  # type: ignore[assignment]
+    output = Told((1.0,))
+    output.image_size = None  # type: ignore[assignment]
     with pytest.raises(UsageError, match="vectors"):
-        predict(told, [])  # type: ignore[arg-type]
+        predict(output, [])  # type: ignore[arg-type]
 
 
 def test_every_image_is_a_step_of_progress(tmp_path: Path) -> None:
@@ -191,14 +191,14 @@ def test_every_image_is_a_step_of_progress(tmp_path: Path) -> None:
     assert totals == [3] and sum(steps) == 3
 
 
-# Which pictures
+# Which photos
 
 
 def test_files_are_taken_as_they_are_and_folders_are_searched(tmp_path: Path) -> None:
     fill(tmp_path, "b/2.png", "b/1.JPG", "b/deep/er/3.webp", "b/.hidden.png", "b/.git/4.png", "b/@eaDir/5.png", "a.txt")
     (tmp_path / "b" / "notes.txt").touch()
-    pictures, skipped = find_images([tmp_path / "a.txt", tmp_path / "b", tmp_path / "absent", tmp_path / "a.txt"])
-    assert [path.relative_to(tmp_path).as_posix() for path in pictures] == [
+    photos, skipped = find_images([tmp_path / "a.txt", tmp_path / "b", tmp_path / "absent", tmp_path / "a.txt"])
+    assert [path.relative_to(tmp_path).as_posix() for path in photos] == [
         "a.txt",
         "b/1.JPG",
         "b/2.png",
@@ -218,8 +218,8 @@ def test_links_are_followed_and_cycles_reported(tmp_path: Path) -> None:
     (tmp_path / "store" / "back").symlink_to(tmp_path / "asked")
     (tmp_path / "asked" / "gone.png").symlink_to("nowhere")
     (tmp_path / "link").symlink_to("asked")
-    pictures, skipped = find_images([tmp_path / "link"])
-    names = [path.relative_to(tmp_path / "link").as_posix() for path in pictures]
+    photos, skipped = find_images([tmp_path / "link"])
+    names = [path.relative_to(tmp_path / "link").as_posix() for path in photos]
     assert names == ["2.png", "far/1.png", "one.png"]
     found = {left.path.relative_to(tmp_path / "link").as_posix() for left in skipped}
     assert found == {"self", "far/back", "gone.png"}
@@ -239,6 +239,6 @@ def test_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_learned_classes_are_recognised(small_model: ModelFolder, model: Model) -> None:
-    pictures, _ = find_images([small_model.path.parent / "1" / TULIP])
-    names = [each.top[0].name for each in predict(model, pictures, top=1) if isinstance(each, Prediction)]
+    photos, _ = find_images([small_model.path.parent / "1" / TULIP])
+    names = [each.top[0].name for each in predict(model, photos, top=1) if isinstance(each, Prediction)]
     assert len(names) == 24 and names.count(TULIP) >= 22

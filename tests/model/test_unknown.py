@@ -74,7 +74,7 @@ def test_a_higher_rate_accepts_more_of_everything() -> None:
 def colours(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     place = tmp_path_factory.mktemp("colours")
     folder = ModelFolder(place / "model")
-    learned = learn(folder, paint(place / "pictures", COLOURS, 6))
+    learned = learn(folder, paint(place / "photos", COLOURS, 6))
     assert learned.rejection is not None and learned.rejection.classes == len(COLOURS)
     assert learned.rejection.images == 6 * len(COLOURS)
     assert inspect(folder).rejection == learned.rejection
@@ -85,7 +85,7 @@ def test_predict_rejects_what_is_less_similar_than_the_threshold(colours: ModelF
     model = load(colours)
     noise = torch.randint(0, 256, (64, 64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     (tmp_path / "noise.png").write_bytes(encoded(noise.numpy(), "PNG"))
-    known = sorted((colours.path.parent / "pictures").rglob("*.*"))
+    known = sorted((colours.path.parent / "photos").rglob("*.*"))
     for reject in ("auto", "30%"):
         *accepted, rejected = predict(model, [*known, tmp_path / "noise.png"], reject=reject)
         assert isinstance(rejected, Prediction) and rejected.rejected
@@ -99,7 +99,7 @@ def test_there_is_no_rate_for_few_classes_or_a_network_trained_on_them(
     with pytest.raises(UsageError, match="probability"):
         predict(load(small_model), [], reject="auto")
     two = ModelFolder(tmp_path / "model")
-    assert learn(two, paint(tmp_path / "pictures", COLOURS[:2], 3)).rejection is None
+    assert learn(two, paint(tmp_path / "photos", COLOURS[:2], 3)).rejection is None
     for rate in ("0%", "0.0%"):
         with pytest.raises(UsageError, match="found 0"):
             predict(load(colours), [], reject=rate)

@@ -30,9 +30,9 @@ Warned = Callable[..., tuple[str, ...]]
 def warned(folder: ModelFolder, small_weights: Path) -> Warned:
     """Learns, from the small weights first unless other options are given, and returns the warnings."""
 
-    def learn_and_warn(pictures: Path, options: LearnOptions | None = None) -> tuple[str, ...]:
+    def learn_and_warn(image_files: Path, options: LearnOptions | None = None) -> tuple[str, ...]:
         usual = LearnOptions(weights=None if folder.exists() else small_weights)
-        return learn(folder, pictures, options or usual).warnings
+        return learn(folder, image_files, options or usual).warnings
 
     return learn_and_warn
 
@@ -49,9 +49,9 @@ def test_a_single_class_is_warned_about(warned: Warned, tmp_path: Path) -> None:
 
 
 def test_a_new_class_of_one_image_is_named(warned: Warned, tmp_path: Path) -> None:
-    pictures = paint(tmp_path / "1", ("red", "green"), 5)
-    paint(pictures, ("blue",), 1)
-    (warning,) = warned(pictures)
+    image_files = paint(tmp_path / "1", ("red", "green"), 5)
+    paint(image_files, ("blue",), 1)
+    (warning,) = warned(image_files)
     assert warning.startswith("Only one image: blue.") and "red" not in warning
     assert warned(paint(tmp_path / "2", ("red",), 1, seed=1)) == ()  # of a known class, one more is no problem
 
@@ -70,19 +70,19 @@ def test_of_many_classes_of_one_image_five_are_named(warned: Warned, tmp_path: P
 def test_classes_ten_times_larger_than_others_are_warned_about(
     large: int, warns: bool, warned: Warned, tmp_path: Path
 ) -> None:
-    pictures = paint(tmp_path / "1", ("red",), large)
-    paint(pictures, ("green",), 2)
-    warnings = warned(pictures)
+    image_files = paint(tmp_path / "1", ("red",), large)
+    paint(image_files, ("green",), 2)
+    warnings = warned(image_files)
     assert bool(warnings) is warns
     if warns:
         assert "20 images of red, 2 of green" in warnings[0]
 
 
 def test_duplicate_image_in_two_classes_is_named_in_both(warned: Warned, tmp_path: Path) -> None:
-    pictures = paint(tmp_path / "1", ("red", "green", "blue"), 5)
-    shutil.copy(pictures / "red" / "3.png", pictures / "green" / "mistake.png")
-    (warning,) = warned(pictures)
-    for path, name in ((pictures / "red" / "3.png", "red"), (pictures / "green" / "mistake.png", "green")):
+    image_files = paint(tmp_path / "1", ("red", "green", "blue"), 5)
+    shutil.copy(image_files / "red" / "3.png", image_files / "green" / "mistake.png")
+    (warning,) = warned(image_files)
+    for path, name in ((image_files / "red" / "3.png", "red"), (image_files / "green" / "mistake.png", "green")):
         assert f"{path} ({name})" in warning
     assert "blue" not in warning
 
@@ -108,19 +108,19 @@ def test_duplicate_of_an_earlier_image_names_its_class(warned: Warned, tmp_path:
 
 
 def test_duplicate_within_a_class_gives_no_warning(warned: Warned, tmp_path: Path) -> None:
-    pictures = paint(tmp_path / "1", ("red", "green"), 5)
-    shutil.copy(pictures / "red" / "3.png", pictures / "red" / "again.png")
-    assert warned(pictures) == ()
+    image_files = paint(tmp_path / "1", ("red", "green"), 5)
+    shutil.copy(image_files / "red" / "3.png", image_files / "red" / "again.png")
+    assert warned(image_files) == ()
 
 
 def test_one_duplicate_is_named_per_pair_of_classes_and_at_most_five(warned: Warned, tmp_path: Path) -> None:
     names = ("red", "green", "blue", "white")
-    pictures = paint(tmp_path / "1", names, 8)
+    image_files = paint(tmp_path / "1", names, 8)
     for number, (one, other) in enumerate(itertools.combinations(names, 2)):
-        shutil.copy(pictures / one / f"{number}.png", pictures / other / f"same {number}.png")
-    shutil.copy(pictures / "red" / "7.png", pictures / "green" / "same too.png")  # a second one of red and green
-    *named, last = warned(pictures)
-    assert len(named) == 5 and all(f"{pictures}/" in warning for warning in named)
+        shutil.copy(image_files / one / f"{number}.png", image_files / other / f"same {number}.png")
+    shutil.copy(image_files / "red" / "7.png", image_files / "green" / "same too.png")  # a second one of red and green
+    *named, last = warned(image_files)
+    assert len(named) == 5 and all(f"{image_files}/" in warning for warning in named)
     pairs = [frozenset(re.findall(r"\((\w+)\)", warning)) for warning in named]
     assert len({*pairs}) == 5 and all(len(pair) == 2 for pair in pairs)
     assert "1 more pair" in last
@@ -132,13 +132,13 @@ def test_similar_images_are_not_duplicates(warned: Warned, tmp_path: Path) -> No
 
 
 def test_duplicates_are_not_reported_for_a_network_from_scratch(warned: Warned, tmp_path: Path) -> None:
-    pictures = draw(tmp_path / "1", ("a", "b"), 5)
-    shutil.copy(pictures / "a" / "3.png", pictures / "b" / "mistake.png")
-    assert warned(pictures, LearnOptions(network="small", image_size=SIDE, epochs=1)) == ()
+    image_files = draw(tmp_path / "1", ("a", "b"), 5)
+    shutil.copy(image_files / "a" / "3.png", image_files / "b" / "mistake.png")
+    assert warned(image_files, LearnOptions(network="small", image_size=SIDE, epochs=1)) == ()
 
 
 def test_names_in_warnings_are_escaped(warned: Warned, tmp_path: Path) -> None:
-    pictures = paint(tmp_path / "1", ("red",), 5)
-    shutil.copytree(pictures / "red", pictures / "\u202eder")
-    warnings = warned(pictures)
+    image_files = paint(tmp_path / "1", ("red",), 5)
+    shutil.copytree(image_files / "red", image_files / "\u202eder")
+    warnings = warned(image_files)
     assert warnings and all("\u202e" not in warning and r"\u202eder" in warning for warning in warnings)
