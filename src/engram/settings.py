@@ -102,7 +102,7 @@ def build(cls: type[T], values: Mapping[str, Any], owner: str, chosen: Mapping[s
     for name in values:
         if name not in known:
             raise UsageError(f"The {owner} has no setting '{name}'. {nearest(name, known)}")
-    return _build(cls, spoken(values), chosen)
+    return _build(cls, with_none(values), chosen)
 
 
 def _build(cls: type[T], values: Mapping[str, Any], chosen: Mapping[str, type]) -> T:
@@ -156,8 +156,8 @@ def check(settings: Any) -> None:
             _checked(field.name, kind, getattr(settings, field.name))
 
 
-def spoken(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as a command line gives them, where the word none means None."""
+def with_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a command line gives them, with None in place of the word none."""
     return {
         name: None if isinstance(value, str) and value.lower() == "none" else value for name, value in values.items()
     }

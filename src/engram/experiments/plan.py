@@ -22,7 +22,7 @@ from engram.experiments.running import AfterTask, run
 from engram.methods import METHODS, Learner, fit_budget, make, override, setting_names
 from engram.network import Cache, is_pretrained, parallel
 from engram.progress import Progress
-from engram.settings import spoken
+from engram.settings import with_none
 
 PRESETS = ("paper", "short")
 OWN = DATASETS["folder"]  # stands for every data set that is not in the registry
@@ -57,7 +57,7 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "settings", spoken(self.settings))
+        object.__setattr__(self, "settings", with_none(self.settings))
         if "seed" in self.settings:
             raise UsageError("The seed also determines the class order, so it is not a setting. Use --seed.")
         make(self.method, **self.settings)  # an unknown name is an error before any data is read

@@ -31,7 +31,7 @@ from engram.methods.objectives import Classification, Distillation, Objective, T
 from engram.methods.rectification import IL2M, ThresholdMoving
 from engram.methods.replay import Rehearsing, Replay
 from engram.methods.tuning import Tuning, decide
-from engram.settings import build, fields, spoken
+from engram.settings import build, fields, with_none
 
 OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind
@@ -136,7 +136,7 @@ def override(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
 
 def make(method: str, /, **settings: Any) -> Learner:
     """A learner of this method. Settings have flat names: `network="resnet32", learning_rate=0.5`."""
-    entry, settings = _entry(method), spoken(settings)
+    entry, settings = _entry(method), with_none(settings)
     name = settings.pop("objective", None) or entry.objective
     chosen = {"objective": _objective(name)}
     defaults = chosen["objective"].defaults
