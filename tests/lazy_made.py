@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engram.data import Samples, files
-from engram.data.lazy import LazyImages
+from engram.data.samples import LazyImages
 from engram.data.scanning import build_index
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (20, 4, 5, 3), dtype=np.uint8))

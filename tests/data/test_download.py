@@ -18,6 +18,7 @@ import pytest
 from engram import storage
 from engram.data import cifar, download
 from engram.data.cifar import CIFAR100, Release
+from engram.data.scanning import cache_folder
 from engram.errors import DataError, EngramError
 from engram.progress import Phase
 
@@ -324,8 +325,8 @@ def test_environment_variables_set_the_cache_folder(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HOME", "/home/person")
     monkeypatch.delenv("ENGRAM_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert download.cache_folder() == Path("/home/person/.cache/engram")
+    assert cache_folder() == Path("/home/person/.cache/engram")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert download.cache_folder() == Path("/cache/engram")
+    assert cache_folder() == Path("/cache/engram")
     monkeypatch.setenv("ENGRAM_DATA", "~/data")
-    assert download.cache_folder() == Path("/home/person/data")
+    assert cache_folder() == Path("/home/person/data")

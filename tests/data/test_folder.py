@@ -13,7 +13,7 @@ from folders_made import class_folders, imagenet, settle, write
 
 from engram.data import DATASETS, Dataset, DecodeOptions, Samples, load, split
 from engram.data.files import CachedImages, ImageFiles
-from engram.data.imagenet import field_subset
+from engram.data.folder import field_subset
 from engram.errors import DataError, UsageError
 
 

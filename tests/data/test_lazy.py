@@ -11,7 +11,8 @@ from lazy_made import IMAGES, LABELS, Counted, lazy
 from torch import Tensor
 
 from engram.data import Samples, concatenate
-from engram.data.lazy import Joined, fill
+from engram.data.files import fill
+from engram.data.samples import Joined
 
 
 def content(samples: Samples) -> Tensor:
@@ -46,7 +47,7 @@ def test_tensors_and_lazy_images_are_concatenated_without_loading() -> None:
 
 
 def test_a_batch_without_positions_is_empty() -> None:
-    joined = Joined([(IMAGES, torch.arange(2)), (Counted(), torch.arange(3))])
+    joined = Joined([Samples(images, torch.arange(2), torch.arange(2)) for images in (IMAGES, Counted())])
     assert joined[torch.empty(0, dtype=torch.int64)].shape == (0, 4, 5, 3)
 
 

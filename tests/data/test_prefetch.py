@@ -11,7 +11,7 @@ import torch
 from lazy_made import IMAGES, LABELS, lazy
 
 from engram.data import Samples
-from engram.data.lazy import BATCHES, prefetch
+from engram.data.samples import BATCHES, prefetch
 
 
 def test_results_are_in_order_whichever_is_ready_first() -> None:

@@ -10,7 +10,7 @@ from conftest import blobs
 from torch import Tensor
 
 from engram.data import Dataset, Samples, load
-from engram.data.lazy import LazyImages
+from engram.data.samples import LazyImages
 from engram.errors import UsageError
 from engram.experiments import PRESETS, Plan
 from engram.experiments.plan import classes_per_task, preset

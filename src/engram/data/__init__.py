@@ -6,10 +6,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from engram.data import arrays, cifar, digits, folder, imagenet
-from engram.data.download import cache_folder
-from engram.data.files import DecodeOptions
-from engram.data.samples import Dataset, Samples, Source, concatenate, hold_out
+from engram.data import arrays, cifar, digits, folder
+from engram.data.samples import Dataset, DecodeOptions, Samples, Source, concatenate, hold_out
+from engram.data.scanning import cache_folder
 from engram.data.tasks import Stream, Task, split
 from engram.errors import UsageError, unknown
 from engram.progress import SILENT, Progress
@@ -24,9 +23,9 @@ DATASETS = {
     "cifar10": cifar.CIFAR10_SOURCE,
     "arrays": arrays.SOURCE,
     "folder": folder.SOURCE,
-    "imagenet100": imagenet.IMAGENET100,
-    "imagenet1000": imagenet.IMAGENET1000,
-    "tiny-imagenet-200": imagenet.TINY_IMAGENET,
+    "imagenet100": folder.IMAGENET100,
+    "imagenet1000": folder.IMAGENET1000,
+    "tiny-imagenet-200": folder.TINY_IMAGENET,
 }
 
 
@@ -50,7 +49,8 @@ def load(
         raise UsageError(
             f"{name} does not consist of image files: image size, fit, class list, cache and workers are for {others}."
         )
-    dataset = source.load(_locate(name, root), options, progress)
+    place = _locate(name, source.location, root)
+    dataset = source.load(place, options, progress)
     if dataset.published:
         return dataset
     # Data of one's own must not pass for a known data set, and get its settings, because of the name of its file.
@@ -58,12 +58,11 @@ def load(
     return replace(
         dataset,
         name=f"{dataset.name} ({name})" if clash else dataset.name,
-        source={"dataset": name, "data": printable(_locate(name, root).resolve().name), **options.to_json()},
+        source={"dataset": name, "data": printable(place.resolve().name), **options.to_json()},
     )
 
 
-def _locate(name: str, root: str | os.PathLike[str] | None) -> Path:
-    location = DATASETS[name].location
+def _locate(name: str, location: str, root: str | os.PathLike[str] | None) -> Path:
     if root is not None and location == "installed":
         others = ", ".join(other for other, each in DATASETS.items() if each.location != "installed")
         raise UsageError(f"{name} is installed with engram and has no --data. Data sets with --data are {others}.")

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engram.data.files import DecodeOptions
-from engram.data.samples import Dataset, Samples, Source, hold_out
+from engram.data.samples import Dataset, DecodeOptions, Samples, Source, hold_out
 from engram.errors import DataError
 from engram.progress import Progress
 from engram.storage import check_file

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from engram import storage
 from engram.data import download
-from engram.data.files import DecodeOptions
-from engram.data.samples import Dataset, Samples, Source
+from engram.data.samples import Dataset, DecodeOptions, Samples, Source
 from engram.errors import DataError
 from engram.progress import SILENT, Progress
 

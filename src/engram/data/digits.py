@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engram.data.files import DecodeOptions
-from engram.data.samples import Dataset, Samples, Source, hold_out
+from engram.data.samples import Dataset, DecodeOptions, Samples, Source, hold_out
 from engram.progress import Progress
 
 BRIGHTEST = 16  # scikit-learn's pixels count the inked cells of a 4 x 4 block

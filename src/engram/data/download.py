@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import http.client
-import os
 import shutil
 import tarfile
 import urllib.error
@@ -35,13 +34,6 @@ ELSEWHERE = "Free some space, or choose another folder with --data or ENGRAM_DAT
 
 class _Failure(Exception):
     """Why a download failed."""
-
-
-def cache_folder() -> Path:
-    """The default folder for downloads and caches: $ENGRAM_DATA, or `engram` in the user's cache."""
-    if chosen := os.environ.get("ENGRAM_DATA"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "engram"
 
 
 def fetch(url: str, target: Path, md5: str, progress: Progress = SILENT, timeout: float = 30.0) -> None:

@@ -12,22 +12,26 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engram import storage
-from engram.data.images import JPEG_END, Fit, UnreadableImage, check_side, decode, read_file
-from engram.data.lazy import LazyImages, Pixels, fill, prefetch
+from engram.data.images import JPEG_END, Fit, UnreadableImage, decode, read_file
+from engram.data.samples import LazyImages, prefetch
 from engram.data.scanning import ImageIndex, folder_cache
-from engram.errors import DataError, EngramError, EngramWarning, UsageError, unknown
+from engram.errors import DataError, EngramError, EngramWarning
 from engram.progress import SILENT, Progress
 from engram.text import printable
+
+Pixels = npt.NDArray[np.uint8]
 
 DECODER = 1  # increase it when the same file decodes to another image than before
 GREY = 128
@@ -40,34 +44,6 @@ GIGABYTE = 2**30
 PARTLY = "The part that can be read is used."
 REPLACED = "A grey image replaces it."
 CHANGED = "Its present content is used; the next run will see different data."
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeOptions:
-    """How the files of a data set become images. None leaves it to the data set."""
-
-    size: int | None = None  # pixels per side of the square images
-    fit: Fit | None = None  # how an image becomes a square
-    class_list: Path | None = None  # a file with the names of the classes to load, one per line
-    cache: int | None = None  # bytes that decoded images may take on disk; None: no cache
-    workers: int | None = None  # threads that read and decode; None: as many as torch may use
-
-    def __post_init__(self) -> None:
-        if self.size is not None:
-            check_side(self.size)
-        if self.fit is not None and self.fit not in get_args(Fit):
-            raise unknown("fit", self.fit, get_args(Fit))
-        for name in ("cache", "workers"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1; found {value}.")
-        if self.class_list is not None:
-            object.__setattr__(self, "class_list", Path(self.class_list))
-
-    def to_json(self) -> dict[str, Any]:
-        """The options that determine the images, as plain values; None is left out."""
-        name = self.class_list and printable(self.class_list.name)
-        options = {"image_size": self.size, "fit": self.fit, "class_list": name}
-        return {name: value for name, value in options.items() if value is not None}
 
 
 class _Problem(NamedTuple):
@@ -103,12 +79,9 @@ class ImageFiles(LazyImages):
 
     def _decode(self, row: int, pixels: Pixels) -> _Problem | None:
         """Write the image of a row; return what is wrong with its file."""
+        content = b""
         try:
             content = read_file(self.index.path(row))
-        except UnreadableImage as error:
-            pixels[:] = GREY
-            return _Problem(row, str(error), REPLACED)
-        try:
             pixels[:] = decode(content, size=self.size, fit=self.fit).numpy()
         except UnreadableImage as error:
             try:
@@ -147,6 +120,23 @@ class ImageFiles(LazyImages):
             warnings.warn(more, EngramWarning, stacklevel=2)
 
 
+def fill(count: int, shape: tuple[int, ...], write: Callable[[int, Pixels], None], workers: int | None) -> Tensor:
+    """Images (count, *shape), each written by `write(number, pixels)` in threads: decoders release the GIL.
+
+    By default there are as many workers as torch may use threads, so that one setting limits both.
+    """
+    images = torch.empty((count, *shape), dtype=torch.uint8)
+    pixels = images.numpy()  # numpy copies start no threads; torch's could, in every worker
+    threads = min(count, workers or torch.get_num_threads())
+    if threads < 2:
+        for number in range(count):
+            write(number, pixels[number])
+        return images
+    with ThreadPoolExecutor(threads, "decode") as pool:
+        list(pool.map(write, range(count), pixels))  # raises the first error; the rest is not started
+    return images
+
+
 class CachedImages(LazyImages):
     """The images of some rows of `ImageFiles`, from the file `path`.
 
@@ -159,7 +149,8 @@ class CachedImages(LazyImages):
         self.shape = files.shape
         self.positions = torch.full((len(files.index),), -1)
         self.positions[rows] = torch.arange(len(rows))
-        self.file = path.open("rb", buffering=0)
+        self.file = path.open("rb", buffering=0)  # readable even when another process deletes it
+        os.utime(path)  # the time of its last use
         self.problems: list[str] = storage.read_json(_record(path))["problems"]
 
     def __getitem__(self, rows: Tensor) -> Tensor:
@@ -172,8 +163,7 @@ class CachedImages(LazyImages):
         return fill(len(positions), self.shape[1:], write, self.files.workers)
 
     def identity(self, rows: Tensor) -> Iterator[bytes]:
-        """That of the files: a run may continue with or without the cache."""
-        return self.files.identity(rows)
+        return self.files.identity(rows)  # so that a run may continue with or without the cache
 
 
 def cache_images(files: ImageFiles, rows: Tensor, limit: int, progress: Progress = SILENT) -> LazyImages:
@@ -182,25 +172,28 @@ def cache_images(files: ImageFiles, rows: Tensor, limit: int, progress: Progress
     `limit` is in bytes, for all cache files of one folder: the least recently used are deleted first. A process that
     was killed while it wrote is continued.
     """
-    length = math.prod(files.shape[1:])
-    folder = folder_cache(files.index.root)
-    path = folder / f"images-{_fingerprint(files, rows)}"
+    size = len(rows) * math.prod(files.shape[1:])
+    # Modification times identify the files too: in some formats the size never changes.
+    digest = hashlib.sha256(files.index.times[rows].numpy().tobytes())
+    for part in files.identity(rows):
+        digest.update(part)
+    path = folder_cache(files.index.root) / f"images-{digest.hexdigest()[:24]}"
     try:
-        if len(rows) * length > limit:
+        if size > limit:
             raise EngramError(f"--cache allows {limit / GIGABYTE:,.2f} GB.")
-        storage.make_folder(folder)
-        cached = _open(files, rows, path)
-        if cached is None:
-            with storage.waiting(folder / ".writing"):
+        storage.make_folder(path.parent)
+        try:
+            cached = CachedImages(files, rows, path)
+        except FileNotFoundError:
+            with storage.waiting(path.parent / ".writing"):
                 if not (path.exists() and _record(path).exists()):  # another process may have written it meanwhile
-                    _make_room(folder, path, limit - len(rows) * length)
-                    _write(files, rows, path, length, progress)
-                cached = _open(files, rows, path)
-                assert cached is not None
+                    _make_room(path, limit - size)
+                    _write(files, rows, path, progress)
+                cached = CachedImages(files, rows, path)
     except DataError:  # about the images: it would only be raised later
         raise
     except (EngramError, OSError) as error:
-        what = f"{len(rows):,} images need {len(rows) * length / GIGABYTE:,.2f} GB and are not cached"
+        what = f"{len(rows):,} images need {size / GIGABYTE:,.2f} GB and are not cached"
         warnings.warn(f"{what}: {error} They are decoded when they are used.", EngramWarning, stacklevel=2)
         return files
     if cached.problems:
@@ -209,32 +202,14 @@ def cache_images(files: ImageFiles, rows: Tensor, limit: int, progress: Progress
     return cached
 
 
-def _open(files: ImageFiles, rows: Tensor, path: Path) -> CachedImages | None:
-    """A complete cache file. No lock is needed: an open file stays readable when another process deletes it."""
-    try:
-        cached = CachedImages(files, rows, path)
-        os.utime(path)
-    except FileNotFoundError:
-        return None
-    return cached
-
-
-def _fingerprint(files: ImageFiles, rows: Tensor) -> str:
-    """Identifies the files by their modification times too: in some formats the size never changes."""
-    digest = hashlib.sha256(files.index.times[rows].numpy().tobytes())
-    for part in files.identity(rows):
-        digest.update(part)
-    return digest.hexdigest()[:24]
-
-
 def _record(path: Path) -> Path:
     """The file that says how many images are safely on disk, and what was wrong with their files."""
     return path.with_name(f"{path.name.removesuffix('.part')}.json")
 
 
-def _make_room(folder: Path, path: Path, room: int) -> None:
-    """Delete the least recently used cache files until the others take at most `room` bytes."""
-    others = [other for other in folder.glob("images-*") if not other.name.startswith(path.name)]
+def _make_room(path: Path, room: int) -> None:
+    """Delete the least recently used cache files beside `path` until they take at most `room` bytes."""
+    others = [other for other in path.parent.glob("images-*") if not other.name.startswith(path.name)]
     for other in sorted(others, key=lambda other: other.stat().st_mtime, reverse=True):
         if other.suffix != ".json":
             room -= other.stat().st_size
@@ -243,9 +218,9 @@ def _make_room(folder: Path, path: Path, room: int) -> None:
                 _record(other).unlink(missing_ok=True)
 
 
-def _write(files: ImageFiles, rows: Tensor, path: Path, length: int, progress: Progress) -> None:
+def _write(files: ImageFiles, rows: Tensor, path: Path, progress: Progress) -> None:
     """Write the images that are not there yet, then give the file its name."""
-    part, record = path.with_name(f"{path.name}.part"), _record(path)
+    part, record, length = path.with_name(f"{path.name}.part"), _record(path), math.prod(files.shape[1:])
     before: dict[str, Any] = {"images": 0, "problems": []}
     if part.exists() and record.exists():
         before = storage.read_json(record)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from engram.data.images import LIMIT, UnreadableImage, check_side, decode
-from engram.data.lazy import prefetch
-from engram.data.samples import Samples
+from engram.data.samples import Samples, prefetch
 from engram.data.scanning import ImageIndex, SkippedFile, at_most, build_index
 from engram.errors import DataError
 from engram.progress import SILENT, Phase, Progress

@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engram.data.files import DecodeOptions
-from engram.data.lazy import BATCHES, Joined, LazyImages, prefetch
+from engram.data.images import Fit, check_side
 from engram.data.scanning import SkippedFile
-from engram.errors import DataError
+from engram.errors import DataError, UsageError, unknown
 from engram.progress import Progress
 from engram.randomness import generator
+from engram.text import printable
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+BATCHES = 2  # prefetched while another is used
+HASHED_ROWS = 4096  # in memory at a time
+
+
+class LazyImages(ABC):
+    """Images (N, h, w, c) that are in memory only when indexed; `Samples` uses it in place of a tensor."""
+
+    dtype = torch.uint8
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """The images of these rows, uint8 (len(rows), h, w, c); a new tensor."""
+
+    @abstractmethod
+    def identity(self, rows: Tensor) -> Iterator[bytes]:
+        """Bytes that identify the images of these rows, without producing them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +109,38 @@ class Samples:
     def fingerprint(self) -> str:
         """A SHA-256 over shapes, inputs and labels; of files, over their names and sizes instead of their pixels."""
         digest = hashlib.sha256(repr((self.inputs.dtype, self.shape, len(self))).encode())
-        if isinstance(self.inputs, LazyImages):
-            for part in self.inputs.identity(self.rows):
-                digest.update(part)
-        else:
-            for positions in torch.arange(len(self)).split(4096):
-                digest.update(self.batch(positions).numpy().tobytes())
+        for part in _identity(self.inputs, self.rows):
+            digest.update(part)
         digest.update(self.labels.numpy().tobytes())
         return digest.hexdigest()
+
+
+def _identity(inputs: Tensor | LazyImages, rows: Tensor) -> Iterator[bytes]:
+    if isinstance(inputs, LazyImages):
+        yield from inputs.identity(rows)
+    else:
+        yield from (inputs[some].numpy().tobytes() for some in rows.split(HASHED_ROWS))
+
+
+def prefetch(
+    work: Callable[[Item], Result], items: Iterable[Item], *, workers: int, ahead: int
+) -> Generator[Result, None, None]:
+    """`work(item)` for each item, in order; at most `ahead` are started before they are asked for.
+
+    An error is raised in the place of its result. Close the generator if it may not be exhausted: running work is
+    waited for, and no more is started.
+    """
+    started: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(workers, "prefetch") as pool:
+        try:
+            for item in items:
+                started.append(pool.submit(work, item))
+                if len(started) > ahead:
+                    yield started.popleft().result()
+            while started:
+                yield started.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _tensor(values: Any, what: str) -> Tensor:
@@ -126,6 +174,34 @@ def _checked_inputs(inputs: Tensor) -> Tensor:
     return inputs
 
 
+class Joined(LazyImages):
+    """Rows of several sources, some of them tensors, one after another. Nothing is copied."""
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
+        self.parts = parts
+        self.ends = torch.tensor([len(part) for part in parts]).cumsum(0)
+        self.shape = (int(self.ends[-1]), *parts[0].shape)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        images = torch.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
+        for positions, part, own in self._by_part(rows):
+            images[positions] = part.inputs[own]
+        return images
+
+    def identity(self, rows: Tensor) -> Iterator[bytes]:
+        for positions, part, own in self._by_part(rows):
+            yield positions.numpy().tobytes()
+            yield from _identity(part.inputs, own)
+
+    def _by_part(self, rows: Tensor) -> Iterator[tuple[Tensor, Samples, Tensor]]:
+        """For each part that owns some of the rows: their positions among `rows`, the part, its rows of its inputs."""
+        owners = torch.searchsorted(self.ends, rows, right=True)
+        for number, part in enumerate(self.parts):
+            positions = (owners == number).nonzero().squeeze(1)
+            if len(positions):
+                yield positions, part, part.rows[rows[positions] - self.ends[number] + len(part)]
+
+
 def concatenate(*parts: Samples) -> Samples:
     """One `Samples` of all parts, in order. Views of the same inputs stay views; files are not read."""
     labels = torch.cat([part.labels for part in parts])
@@ -133,7 +209,7 @@ def concatenate(*parts: Samples) -> Samples:
         return Samples(parts[0].inputs, torch.cat([part.rows for part in parts]), labels)
     inputs: Tensor | LazyImages
     if any(isinstance(part.inputs, LazyImages) for part in parts):
-        inputs = Joined([(part.inputs, part.rows) for part in parts])
+        inputs = Joined(parts)
     else:
         inputs = torch.cat([part.batch(torch.arange(len(part))) for part in parts])
     return Samples(inputs, torch.arange(len(labels)), labels)
@@ -184,6 +260,34 @@ class Dataset:
             return None
         parts = (self.class_names, self.train.fingerprint(), self.test.fingerprint())
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions:
+    """How the files of a data set become images. None leaves it to the data set."""
+
+    size: int | None = None  # pixels per side of the square images
+    fit: Fit | None = None  # how an image becomes a square
+    class_list: Path | None = None  # a file with the names of the classes to load, one per line
+    cache: int | None = None  # bytes that decoded images may take on disk; None: no cache
+    workers: int | None = None  # threads that read and decode; None: as many as torch may use
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            check_side(self.size)
+        if self.fit is not None and self.fit not in get_args(Fit):
+            raise unknown("fit", self.fit, get_args(Fit))
+        for name in ("cache", "workers"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1; found {value}.")
+        if self.class_list is not None:
+            object.__setattr__(self, "class_list", Path(self.class_list))
+
+    def to_json(self) -> dict[str, Any]:
+        """The options that determine the images, as plain values; None is left out."""
+        name = self.class_list and printable(self.class_list.name)
+        options = {"image_size": self.size, "fit": self.fit, "class_list": name}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from engram import storage
-from engram.data.download import cache_folder
 from engram.errors import DataError, EngramError, EngramWarning
 from engram.progress import SILENT, Progress
 from engram.text import printable
@@ -114,6 +113,13 @@ def open_index(root: Path, parts: Sequence[str] = (), progress: Progress = SILEN
     except (EngramError, OSError) as error:
         warnings.warn(f"The index of {printable(root)} cannot be cached. {error}", EngramWarning, stacklevel=2)
     return index
+
+
+def cache_folder() -> Path:
+    """The default folder for downloads and caches: $ENGRAM_DATA, or `engram` in the user's cache."""
+    if chosen := os.environ.get("ENGRAM_DATA"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "engram"
 
 
 def folder_cache(root: Path) -> Path:

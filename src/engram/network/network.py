@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from engram.data import Samples
 from engram.data.augment import center_crop
-from engram.data.lazy import LazyImages
+from engram.data.samples import LazyImages
 from engram.errors import EngramError, UsageError
 from engram.network import parallel
 from engram.network.backbones import Pretrained, fold_batch_norms
