@@ -21,9 +21,8 @@ from engram.errors import EngramError, TrainingError
 from engram.experiments import run
 from engram.features import ProductQuantisation, select
 from engram.features.memory import FeatureMemory
-from engram.network import Network, Training, extract, make_network, parallel
-from engram.network.parallel import data_parallel
-from engram.network.parallel.collectives import rank
+from engram.network import Loss, Network, Training, extract, make_network, parallel
+from engram.network.parallel import rank
 from engram.progress import Phase
 
 
@@ -164,7 +163,10 @@ def trained(kind: str, loss: str, distributes: bool = True, **settings: Any) -> 
         total = nn.functional.cross_entropy(network(inputs)[1], columns)
         return total + network(inputs)[0].square().mean() if loss == "twice" else total
 
-    with nullcontext() if distributes else mock.patch.object(data_parallel, "is_distributed", lambda: False):
+    def alone(_: nn.Module, loss: Loss) -> Any:
+        return nullcontext(lambda inputs, columns, weight: loss(inputs, columns))
+
+    with nullcontext() if distributes else mock.patch.object(parallel, "distributed_step", alone):
         Training(**given).fit(network, samples, samples.labels, value, seed=3, task=0, progress=epochs)
     epochs.network = None  # type: ignore[assignment]
     return network.state_dict(), epochs
@@ -234,7 +236,7 @@ def normalised(kind: str) -> tuple[Tensor, ...]:
         weights = torch.randn(x.shape, generator=draws)
         rows = parallel.share(7).rows
         own = x[rows].clone().requires_grad_(True)
-        with data_parallel.synchronised(network):
+        with parallel.synchronised(network) if parallel.is_distributed() else nullcontext():
             answer = network(own)
             (answer * weights[rows]).sum().backward()
         answers.append(answer.detach())

@@ -25,7 +25,7 @@ from engram.features import (
     MLPAdapter,
     Pairs,
     RidgeAdapter,
-    adapters,
+    adapt,
 )
 from engram.features.adapters import AdapterNetwork, recognised
 from engram.network import Cache
@@ -211,9 +211,9 @@ def test_vectors_are_carried_over_some_at_a_time(near: Drift, monkeypatch: pytes
             seen.append(len(vectors))
             return -vectors
 
-    monkeypatch.setattr(adapters, "ADAPTED_ROWS", 4)
+    monkeypatch.setattr("engram.features.memory.ADAPTED_ROWS", 4)
     vectors = torch.arange(20.0).view(10, 2)
-    assert torch.equal(adapters.adapt(Negative(), vectors), -vectors)
+    assert torch.equal(adapt(Negative(), vectors), -vectors)
     assert seen == [4, 4, 2]
 
 

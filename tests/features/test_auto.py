@@ -17,9 +17,8 @@ from torch.nn.functional import normalize
 from engram.errors import DataError, TrainingError
 from engram.features import LDA, Auto, NearestMean, RandomProjection, Ridge
 from engram.features.classifiers import closed_form
-from engram.features.classifiers.auto import CANDIDATES
 from engram.features.classifiers.closed_form import balanced_accuracy, judged_rows
-from engram.features.classifiers.ridge import random_signs
+from engram.features.classifiers.linear import CANDIDATES, random_signs
 
 
 def separable() -> tuple[Tensor, Tensor]:

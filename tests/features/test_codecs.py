@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from engram.errors import DataError, TrainingError, UsageError
 from engram.features import CODECS, AutoCodec, Codec, Encoded, FeatureMemory, Float16, Float32, Int8
 from engram.features import ProductQuantisation as PQ
-from engram.features.codecs import Quantised, Scaled, restore_encoded
-from engram.features.quantisation import STRETCH, in_basis
+from engram.features.codecs import STRETCH, Quantised, Scaled, in_basis, restore_encoded
 
 every_codec = pytest.mark.parametrize("codec", [Float32(), Float16(), Int8(), PQ(codec_bytes=8), PQ()], ids=repr)
 

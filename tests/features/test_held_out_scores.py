@@ -13,7 +13,7 @@ from engram.errors import DataError, TrainingError
 from engram.features import CLASSIFIERS, LDA, Auto, LinearSVM, NearestMean, RandomProjection, Ridge, Softmax
 from engram.features.classifiers import base, closed_form
 from engram.features.classifiers.closed_form import ClosedForm, Moments
-from engram.features.classifiers.ridge import project, random_signs
+from engram.features.classifiers.linear import project, random_signs
 from engram.network import parallel
 
 CASES = {

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from engram.errors import DataError, TrainingError, UsageError
-from engram.features import herding
-from engram.features.herding import herd
+from engram.features.memory import herd
 
 
 def literal(points: np.ndarray, keep: int) -> list[int]:
@@ -50,7 +49,7 @@ def unit_vectors(count: int, width: int, seed: int) -> np.ndarray:
 @pytest.fixture(params=["gram", "no gram"])
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "no gram":
-        monkeypatch.setattr(herding, "LARGEST_GRAM", 0)
+        monkeypatch.setattr("engram.features.memory.LARGEST_GRAM", 0)
 
 
 @pytest.mark.usefixtures("_both_ways")

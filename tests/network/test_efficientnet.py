@@ -20,7 +20,7 @@ from engram.data import Samples
 from engram.data.labelled import read_images, scan
 from engram.errors import DataError, EngramError, TrainingError
 from engram.network import Network, extract, make_network
-from engram.network.efficientnet import (
+from engram.network.backbones import (
     VARIANTS,
     ConvNorm,
     EfficientNetLite,

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from engram.data import Samples
 from engram.errors import TrainingError
-from engram.network import extract, extraction, make_network
+from engram.network import extract, make_network
+from engram.network.network import batch_size
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.randint(0, 256, (20, 8, 8, 1), dtype=torch.uint8, generator=GENERATOR)
@@ -18,7 +19,7 @@ SAMPLES = Samples.of(IMAGES, torch.zeros(20, dtype=torch.int64))
 
 @pytest.mark.parametrize("size", [1, 7, 20, 500])
 def test_features_equal_those_of_a_single_pass(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extraction, "BATCH", size)
+    monkeypatch.setattr("engram.network.network.BATCH", size)
     network = make_network("small", "cosine", SAMPLES, seed=0).frozen()
     chosen = SAMPLES.select(torch.tensor([19, 3, 3, 0, *range(4, 12)]))
     features = extract(network, chosen)
@@ -54,7 +55,7 @@ def test_features_that_are_not_finite_are_an_error(bad: float) -> None:
 
 
 def test_features_of_prefetched_images_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extraction, "BATCH", 7)
+    monkeypatch.setattr("engram.network.network.BATCH", 7)
     network = make_network("small", "cosine", SAMPLES, seed=0)
     assert torch.equal(extract(network, as_lazy(SAMPLES)), extract(network, SAMPLES))
 
@@ -63,4 +64,4 @@ def test_features_of_prefetched_images_are_the_same(monkeypatch: pytest.MonkeyPa
     ("shape", "size"), [((12,), 500), ((32, 32, 3), 500), ((96, 96, 3), 500), ((224, 224, 3), 91), ((4096, 4096, 3), 1)]
 )
 def test_batches_of_large_images_are_smaller(shape: tuple[int, ...], size: int) -> None:
-    assert extraction.batch_size(shape) == size
+    assert batch_size(shape) == size

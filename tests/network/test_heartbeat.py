@@ -10,8 +10,8 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from engram.errors import ElsewhereError, LostError, UsageError
-from engram.network.parallel import torchrun
-from engram.network.parallel.torchrun import Failure, Heartbeat, Terminated
+from engram.network import heartbeat
+from engram.network.heartbeat import Failure, Heartbeat, Terminated
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
         "MISSED_BEATS_AT_START": 150,
         "CHECK_SECONDS": 1.0,
     }.items():
-        monkeypatch.setattr(torchrun, name, value)
+        monkeypatch.setattr(heartbeat, name, value)
 
 
 class Watched(Heartbeat):
@@ -99,7 +99,7 @@ def test_an_error_while_all_ranks_live_stays_what_it_is(three: list[Watched]) ->
         bug = RuntimeError("shapes do not fit")
         start = time.monotonic()
         assert three[0].resolve(bug) is bug
-        assert time.monotonic() - start < torchrun.CHECK_SECONDS  # as soon as every rank has beaten
+        assert time.monotonic() - start < heartbeat.CHECK_SECONDS  # as soon as every rank has beaten
         assert three[0].exit_code == 1
 
 
@@ -117,7 +117,7 @@ def test_a_lost_store_ends_all_ranks() -> None:
     with Watched(PrefixStore("test", store), 0, 2) as own:
         del server
         wait_for_failure(own)
-        assert own.seen is not None and own.seen.message == torchrun.STORE_LOST
+        assert own.seen is not None and own.seen.message == heartbeat.STORE_LOST
         assert isinstance(own.resolve(RuntimeError("no answer")), LostError)
 
 
@@ -128,4 +128,4 @@ def test_a_store_that_never_answers_ends_all_ranks(three: list[Watched], monkeyp
         wait_for_failure(three[0])
         gone.set()
     assert three[0].seen is not None and three[0].seen.rank == 0
-    assert three[0].seen.message == torchrun.STORE_LOST
+    assert three[0].seen.message == heartbeat.STORE_LOST

@@ -22,8 +22,18 @@ from PIL import Image
 from torch import Tensor
 
 from engram.errors import DataError, EngramError, UsageError
-from engram.network.hub import BACKBONES, TOWERS, Description, HubExtractor, describe, is_hub_name, load_hub, measure
-from engram.network.hub_files import STATISTICS, _bars
+from engram.network.hub import (
+    BACKBONES,
+    STATISTICS,
+    TOWERS,
+    Description,
+    HubExtractor,
+    _bars,
+    describe,
+    is_hub_name,
+    load_hub,
+    measure,
+)
 from engram.storage import load_tensors, save_tensors
 
 transformers = pytest.importorskip("transformers", reason="needs the extra 'hub'")

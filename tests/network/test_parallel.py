@@ -17,7 +17,7 @@ from engram.features import select
 from engram.features.memory import FeatureMemory
 from engram.methods import METHODS
 from engram.network import Training, parallel
-from engram.network.parallel.torchrun import INTERVAL, MISSED_BEATS
+from engram.network.heartbeat import INTERVAL, MISSED_BEATS
 
 
 def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float = 2e-5) -> bool:

@@ -46,16 +46,13 @@ def _read(path: Path) -> dict[str, Array]:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy"): archive.getinfo(name) for name in archive.namelist()}
             keys = _keys(list(members))
-            size, memory = sum(members[key].file_size for key in keys), _machine_memory()
+            size = sum(members[key].file_size for key in keys)
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             if size > memory:
                 raise DataError(f"Its arrays take {size:,} bytes; this machine has {memory:,} bytes of memory.")
             return {key: _array(archive, members[key], key) for key in keys}
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(f"It is not an .npz file, or damaged: {error}. Write it with numpy.savez.") from error
-
-
-def _machine_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _keys(found: list[str]) -> list[str]:
@@ -66,7 +63,7 @@ def _keys(found: list[str]) -> list[str]:
             f"It lacks {', '.join(missing)}; found {', '.join(found) or 'nothing'}. "
             f"Save {', '.join(SPLIT_KEYS)}, or just {' and '.join(WHOLE_KEYS)}."
         )
-    return [*needed, *(key for key in (NAMES_KEY,) if key in found)]
+    return [*needed, NAMES_KEY] if NAMES_KEY in found else list(needed)
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, key: str) -> Array:

@@ -97,30 +97,18 @@ GLOBALS = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("nu
 
 def load(release: Release, root: Path, options: DecodeOptions | None = None, progress: Progress = SILENT) -> Dataset:
     """Images (n, 32, 32, 3) of a release in `root`, which is or contains the release's own folder, or receives it."""
-    folder = _locate(release, root, progress)
-    names = _class_names(folder / release.meta, release)
-    train, test = (_samples(folder, files, release, len(names)) for files in (release.train, release.test))
-    return Dataset(release.name, train, test, names, published=True)
-
-
-def _locate(release: Release, root: Path, progress: Progress) -> Path:
-    if all((root / name).is_file() for name in release.checksums):
-        return root
-    folder = root / release.folder
+    folder = root if all((root / name).is_file() for name in release.checksums) else root / release.folder
     if not folder.exists():
         download.provide(folder, release.checksums, release.url, release.md5, progress)
-    return folder
+    names = _read(folder / release.meta, release).get(release.names_key.encode())
+    if not isinstance(names, list) or not names or not all(isinstance(name, bytes) for name in names):
+        raise _invalid(folder / release.meta, f"has no list of class names under '{release.names_key}'")
+    train, test = (_samples(folder, files, release, len(names)) for files in (release.train, release.test))
+    return Dataset(release.name, train, test, tuple(name.decode("latin1") for name in names), published=True)
 
 
 def _invalid(path: Path, what: str) -> DataError:
     return DataError(f"{path} {what}. Delete the folder {path.parent} and run again to download it.")
-
-
-def _class_names(path: Path, release: Release) -> tuple[str, ...]:
-    names = _read(path, release).get(release.names_key.encode())
-    if not isinstance(names, list) or not names or not all(isinstance(name, bytes) for name in names):
-        raise _invalid(path, f"has no list of class names under '{release.names_key}'")
-    return tuple(name.decode("latin1") for name in names)
 
 
 def _samples(folder: Path, files: tuple[str, ...], release: Release, classes: int) -> Samples:

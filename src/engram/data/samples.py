@@ -76,7 +76,6 @@ class Samples:
 
     @property
     def sample_bytes(self) -> int:
-        """The size of one sample in memory."""
         return math.prod(self.shape) * self.inputs.dtype.itemsize
 
     def batch(self, positions: Tensor) -> Tensor:
@@ -310,5 +309,4 @@ class Source:
 
     @property
     def of_files(self) -> bool:
-        """Whether it is a folder of image files, which `DecodeOptions` are for."""
         return self.location == "folder"

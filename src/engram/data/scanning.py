@@ -54,7 +54,6 @@ class SkippedFile:
     reason: str
 
     def to_json(self) -> dict[str, str]:
-        """As plain values."""
         return {"path": str(self.path), "reason": self.reason}
 
     def __str__(self) -> str:
@@ -85,7 +84,6 @@ class ImageIndex:
         return os.path.join(self.folders[int(self.folder_of[row])], self.names[begin:end])
 
     def path(self, row: int) -> Path:
-        """The path of a file."""
         return self.root / os.fsdecode(self.relative(row))
 
     def identity(self, rows: Tensor) -> Iterator[bytes]:

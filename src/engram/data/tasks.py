@@ -65,7 +65,6 @@ class Stream:
         return tuple(dict.fromkeys(label for task in self.tasks for label in task.classes))
 
     def first(self, tasks: int) -> Stream:
-        """The first `tasks` tasks."""
         if not 1 <= tasks <= len(self):
             raise UsageError(f"This stream has {len(self)} tasks; {tasks} were asked for.")
         return replace(self, tasks=self.tasks[:tasks])
@@ -119,9 +118,7 @@ def split(
 def _class_order(
     order: str | os.PathLike[str] | Sequence[int], present: tuple[int, ...], names: tuple[str, ...], seed: int
 ) -> tuple[int, ...]:
-    if isinstance(order, os.PathLike):
-        labels = _read_order(Path(order), names)
-    elif not isinstance(order, str):
+    if not isinstance(order, str | os.PathLike):
         labels = tuple(operator.index(label) for label in order)
     elif order == "seed":
         drawn = torch.randperm(len(present), generator=generator(seed, "class order"))
@@ -137,13 +134,10 @@ def _class_order(
             "unknown": sorted(set(labels) - set(present)),
             "twice": sorted({label for label in labels if labels.count(label) > 1}),
         }
-        found = [f"{what}: {', '.join(_name(label, names) for label in each)}" for what, each in wrong.items() if each]
+        named = {label: printable(name) for label, name in enumerate(names)}
+        found = [f"{what}: {', '.join(named.get(x, str(x)) for x in each)}" for what, each in wrong.items() if each]
         raise UsageError(f"The class order must name each class once; {'; '.join(found)}.")
     return labels
-
-
-def _name(label: int, names: tuple[str, ...]) -> str:
-    return printable(names[label]) if 0 <= label < len(names) else str(label)
 
 
 def _read_order(path: Path, names: tuple[str, ...]) -> tuple[int, ...]:
@@ -152,9 +146,8 @@ def _read_order(path: Path, names: tuple[str, ...]) -> tuple[int, ...]:
         entries = names_in(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"The class order '{path}' is neither 'seed', '1993' nor a readable file.") from error
-    labels = {name: label for label, name in enumerate(names)}
-    numbers = {str(label): label for label in range(len(names))}
+    labels = {str(label): label for label in range(len(names))} | {name: label for label, name in enumerate(names)}
     for entry in entries:
-        if entry not in labels and entry not in numbers:
+        if entry not in labels:
             raise unknown("class", entry, names, f"the lines of {path}")
-    return tuple(labels[entry] if entry in labels else numbers[entry] for entry in entries)
+    return tuple(labels[entry] for entry in entries)

@@ -33,7 +33,6 @@ from engram.features.adapters import (
     MLPAdapter,
     Pairs,
     RidgeAdapter,
-    adapt,
 )
 from engram.features.classifiers import (
     CLASSIFIERS,
@@ -48,54 +47,22 @@ from engram.features.classifiers import (
 )
 from engram.features.codecs import CODECS, AutoCodec, Codec, Encoded, Float16, Float32, Int8, ProductQuantisation
 from engram.features.drift import COMPENSATIONS, Compensation, Drift
-from engram.features.herding import herd
 from engram.features.memory import (
     MEGABYTE,
+    Covariance,
     FeatureMemory,
     ImageMemory,
     Memory,
+    Statistics,
+    adapt,
+    herd,
     select,
+    statistics_bytes,
     warn_of_small_classes,
 )
-from engram.features.statistics import Covariance, Statistics, statistics_bytes
 
-__all__ = [
-    "ADAPTERS",
-    "CLASSIFIERS",
-    "CODECS",
-    "COMPENSATIONS",
-    "LDA",
-    "MEGABYTE",
-    "Adapter",
-    "Auto",
-    "AutoAdapter",
-    "AutoCodec",
-    "Classifier",
-    "Codec",
-    "Compensation",
-    "Covariance",
-    "Drift",
-    "Encoded",
-    "FeatureMemory",
-    "Float16",
-    "Float32",
-    "IdentityAdapter",
-    "ImageMemory",
-    "Int8",
-    "LinearSVM",
-    "MLPAdapter",
-    "Memory",
-    "NearestMean",
-    "Pairs",
-    "ProductQuantisation",
-    "RandomProjection",
-    "Ridge",
-    "RidgeAdapter",
-    "Softmax",
-    "Statistics",
-    "adapt",
-    "herd",
-    "select",
-    "statistics_bytes",
-    "warn_of_small_classes",
-]
+__all__ = ["ADAPTERS", "CLASSIFIERS", "CODECS", "COMPENSATIONS", "LDA", "MEGABYTE", "Adapter", "Auto", "AutoAdapter"]
+__all__ += ["AutoCodec", "Classifier", "Codec", "Compensation", "Covariance", "Drift", "Encoded", "FeatureMemory"]
+__all__ += ["Float16", "Float32", "IdentityAdapter", "ImageMemory", "Int8", "LinearSVM", "MLPAdapter", "Memory"]
+__all__ += ["NearestMean", "Pairs", "ProductQuantisation", "RandomProjection", "Ridge", "RidgeAdapter", "Softmax"]
+__all__ += ["Statistics", "adapt", "herd", "select", "statistics_bytes", "warn_of_small_classes"]

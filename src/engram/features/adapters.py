@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from engram.errors import TrainingError
 from engram.features.classifiers.base import Classifier, positions
-from engram.features.classifiers.means import NearestMean
+from engram.features.classifiers.linear import NearestMean
 from engram.network import Cache, parallel
 from engram.network.losses import feature_distillation
 from engram.network.training import uncompiled
@@ -31,7 +31,6 @@ INIT_PAIRS = 32_768  # most pairs for the least-squares start: their hidden unit
 INIT_PENALTY = 0.1  # of the least-squares start: the hidden layers are random, so their outputs are noisy
 TRIALS, CHOOSING_STEPS = 2, 240  # of the MLP that `auto` compares with ridge
 SMALLEST_VARIANCE = 1e-3  # of the old vectors of pairs, out of 1: below, they only show a translation
-ADAPTED_ROWS = 4096  # vectors adapted at a time: their hidden units are in memory
 
 ClassificationLoss = Callable[[Tensor, Tensor], Tensor]  # features (n, d) and class_indices (n,) -> L_cls
 
@@ -48,7 +47,6 @@ class Pairs:
     make_classifier: Callable[[], Classifier] = NearestMean  # of the kind that adapted vectors are for
 
     def select(self, rows: Tensor) -> Pairs:
-        """Some of the pairs."""
         return replace(self, old=self.old[rows], new=self.new[rows], class_indices=self.class_indices[rows])
 
 
@@ -164,7 +162,6 @@ class MLPAdapter(Adapter):
 
     @property
     def steps(self) -> int:
-        """Gradient steps of training the MLP."""
         return self.adapter_steps or (720 if self.adapter_init == "least-squares" else 1600)
 
     @property
@@ -313,7 +310,6 @@ class AdapterNetwork(nn.Module):
         self.register_buffer("scaling", dimension**0.5 * torch.eye(dimension))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Adapt unit vectors (n, d)."""
         return F.normalize(self.layers(self._scaled(vectors)))
 
     def _scaled(self, vectors: Tensor) -> Tensor:
@@ -345,12 +341,6 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "auto": AutoAdapter,
     "identity": IdentityAdapter,
 }
-
-
-def adapt(adapter: Adapter, vectors: Tensor, device: torch.device | None = None) -> Tensor:
-    """The adapted vectors (n, d), computed in blocks on `device`; with several processes, each computes a part."""
-    own = vectors[parallel.part(len(vectors))]
-    return parallel.all_gather(torch.cat([adapter(block.to(device)).cpu() for block in own.split(ADAPTED_ROWS)]))
 
 
 def affine_ridge(old: Tensor, new: Tensor, penalty: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.features.adapters import affine_ridge, ridge_regression
-from engram.features.statistics import Statistics
+from engram.features.memory import Statistics
 from engram.network.training import uncompiled
 from engram.randomness import generator
 

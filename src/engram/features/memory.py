@@ -1,4 +1,4 @@
-"""The memory of a learner: `FeatureMemory` holds stored features, `ImageMemory` exemplars.
+"""The memory of a learner: stored features, exemplars, statistics of classes; and herding, which chooses rows.
 
 Rows of a class are contiguous, in herding order, and classes are in the order of their class indices. So labels cost
 one count per class, and a class is trimmed by dropping its last rows.
@@ -7,23 +7,29 @@ one count per class, and a class is trimmed by dropping its last rows.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.errors import EngramWarning
-from engram.features.adapters import Adapter, adapt
+from engram.errors import DataError, EngramWarning, TrainingError, UsageError
 from engram.features.codecs import Codec, Encoded, Float32, Plain, restore_encoded
-from engram.features.herding import herd
-from engram.features.statistics import Statistics
+from engram.features.linear_algebra import class_sums
+from engram.network import parallel
 
 MEGABYTE = 2**20  # the paper's MB
 COPIED_ROWS = 1024  # at a time: exemplars may take most of the machine's memory
+ADAPTED_ROWS = 4096  # at a time: their hidden units are in memory
+LARGEST_GRAM = 8192  # vectors whose Gram matrix is worth its memory: 512 MB at the most
+ROUNDING = 1e-12  # two scores nearer than this, relative to the lengths they come from, are a tie
 FLOAT32 = Float32()
+
+Covariance = Literal["none", "shared", "class"]
 
 
 class _ClassRows:
@@ -54,23 +60,19 @@ class _ClassRows:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row, without what all rows share."""
         return self.vectors.row_bytes
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is stored, by name."""
         marks = {} if self.held_out is None else {"held_out": self.held_out}
         return {**self.vectors.tensors(), "counts": self.counts, **marks}
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """The memory whose `tensors()` these are."""
         counts = tensors["counts"]
         own = {name: tensor for name, tensor in tensors.items() if name not in ("counts", "held_out")}
         return cls(restore_encoded(own), counts, tensors.get("held_out"))
 
     def take(self, rows: Tensor, counts: Tensor) -> Self:
-        """The memory of these rows (k,) only."""
         return type(self)(self.vectors.take(rows), counts, None if self.held_out is None else self.held_out[rows])
 
 
@@ -82,20 +84,17 @@ class FeatureMemory(_ClassRows):
 
     @classmethod
     def empty(cls, dimension: int = 0) -> FeatureMemory:
-        """A memory without vectors."""
         return cls(torch.empty(0, dimension), torch.empty(0, dtype=torch.int64))
 
     @property
     def codec(self) -> str:
-        """The name of the codec that the vectors are encoded by."""
         return self.vectors.codec
 
-    def adapted(self, adapter: Adapter, device: torch.device | None = None) -> FeatureMemory:
+    def adapted(self, adapter: Callable[[Tensor], Tensor], device: torch.device | None = None) -> FeatureMemory:
         """The memory of the adapted vectors, as float32: φ(M)."""
         return FeatureMemory(adapt(adapter, self.rows, device), self.counts)
 
     def refitted(self) -> FeatureMemory:
-        """The same vectors with everything that they share, such as a codebook, computed from them alone."""
         return FeatureMemory(self.vectors.refitted(), self.counts, self.held_out)
 
     def marked(self, held_out: Tensor) -> FeatureMemory:
@@ -117,7 +116,6 @@ class ImageMemory(_ClassRows):
 
     @classmethod
     def empty(cls, shape: tuple[int, ...] = (0,)) -> ImageMemory:
-        """A memory without images."""
         dtype = torch.uint8 if len(shape) == 3 else torch.float32
         return cls(torch.empty(0, *shape, dtype=dtype), torch.empty(0, dtype=torch.int64))
 
@@ -126,12 +124,164 @@ class ImageMemory(_ClassRows):
         return ImageMemory(_gather(self.rows, new_rows, sources), counts)
 
 
+def adapt(adapter: Callable[[Tensor], Tensor], vectors: Tensor, device: torch.device | None = None) -> Tensor:
+    """The adapted vectors (n, d), computed in blocks on `device`; with several processes, each computes a part."""
+    own = vectors[parallel.part(len(vectors))]
+    return parallel.all_gather(torch.cat([adapter(block.to(device)).cpu() for block in own.split(ADAPTED_ROWS)]))
+
+
 def _gather(old_rows: Tensor, new_rows: Tensor, sources: Tensor) -> Tensor:
     rows = new_rows.new_empty((len(sources), *new_rows.shape[1:]))
     for some in torch.arange(len(sources)).split(COPIED_ROWS):
         old, new = some[sources[some] < 0], some[sources[some] >= 0]
         rows[old], rows[new] = old_rows[-1 - sources[old]], new_rows[sources[new]]
     return rows
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Count and mean of every class, and covariances: one per class, one that all classes share, or none.
+
+    Covariances are symmetric, so only their lower triangles are stored.
+    """
+
+    counts: Tensor  # int64 (K,): the samples behind the statistics of each class
+    means: Tensor  # float32 (K, d)
+    triangles: Tensor  # float32 (m, d (d + 1) / 2), where m is K, 1 or 0
+
+    @classmethod
+    def empty(cls, dimension: int = 0) -> Statistics:
+        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dimension), torch.empty(0, _size(dimension)))
+
+    @classmethod
+    def of(cls, features: Tensor, class_indices: Tensor, classes: int, covariance: Covariance) -> Statistics:
+        """Those of features (n, d) of so many classes, some of which may have no sample."""
+        features, dimension = features.double(), features.shape[1]
+        counts = torch.bincount(class_indices, minlength=classes)  # (K,)
+        means = class_sums(features, class_indices, classes) / counts.clamp(min=1)[:, None]
+        centred = features - means[class_indices]
+        if covariance == "none":
+            scatters = features.new_empty(0, dimension, dimension)
+        elif covariance == "shared":
+            scatters = (centred.T @ centred)[None]
+        else:
+            rows = [centred[class_indices == class_index] for class_index in range(classes)]
+            scatters = torch.stack([each.T @ each for each in rows])
+        return cls._from_scatters(counts, means, scatters)
+
+    @classmethod
+    def _from_scatters(cls, counts: Tensor, means: Tensor, scatters: Tensor) -> Statistics:
+        """From Σ (x − μ)(x − μ)ᵀ, (m, d, d), over the samples of each class or of all of them."""
+        divisors = counts if len(scatters) == len(counts) else counts.sum()[None][: len(scatters)]
+        return cls(counts, means.float(), _packed(scatters / divisors.clamp(min=1)[:, None, None]))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of means and covariances; counts are labels, as in a memory of features."""
+        return self.means.nbytes + self.triangles.nbytes
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one class, without a covariance that all share."""
+        own = len(self.triangles) == len(self)
+        return 4 * (self.means.shape[1] + (self.triangles.shape[1] if own else 0))
+
+    @property
+    def covariances(self) -> Tensor:
+        """Float64 (m, d, d)."""
+        dimension = self.means.shape[1]
+        rows, columns = torch.tril_indices(dimension, dimension)
+        whole = torch.zeros(len(self.triangles), dimension, dimension, dtype=torch.float64)
+        whole[:, rows, columns] = whole[:, columns, rows] = self.triangles.double()
+        return whole
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"counts": self.counts, "means": self.means, "triangles": self.triangles}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor]) -> Statistics:
+        return cls(tensors["counts"], tensors["means"], tensors["triangles"]) if tensors else cls.empty()
+
+    def joined(self, other: Statistics) -> Statistics:
+        """The statistics of the samples behind both; `other` has at least as many classes and the same covariances."""
+        if not len(self):
+            return other
+        more = len(other) - len(self)
+        before = torch.cat([self.counts, self.counts.new_zeros(more)])
+        counts = before + other.counts
+        means = torch.cat([self.means, self.means.new_zeros(more, self.means.shape[1])]).double()
+        shift = other.means.double() - means  # (K, d)
+        share = other.counts / counts.clamp(min=1)  # (K,)
+        # Chan's formula: scatters add up, and so does the distance between the two means of a class.
+        between = (before * share)[:, None, None] * shift[:, :, None] * shift[:, None, :]  # (K, d, d)
+        scatters = [statistics._scatters(len(other)) for statistics in (self, other)]
+        total = scatters[0] + scatters[1]
+        if len(total):
+            total = total + (between if len(total) == len(counts) else between.sum(0, keepdim=True))
+        return self._from_scatters(counts, means + share[:, None] * shift, total)
+
+    def _scatters(self, classes: int) -> Tensor:
+        covariances = self.covariances
+        if len(covariances) == len(self) and len(self):
+            scatters = covariances * self.counts[:, None, None]
+            return torch.cat([scatters, scatters.new_zeros(classes - len(self), *scatters.shape[1:])])
+        return covariances * self.counts.sum()
+
+    def moved(self, linear: Tensor, offset: Tensor) -> Statistics:
+        """The statistics of x A + b: A (m, d, d) and b (m, d) for each covariance, or (1, …) for all classes."""
+        means = (self.means.double()[:, None] @ linear).squeeze(1) + offset
+        return Statistics(self.counts, means.float(), _packed(linear.mT @ self.covariances @ linear))
+
+    def with_means(self, means: Tensor) -> Statistics:
+        return Statistics(self.counts, means.float(), self.triangles)
+
+    def sampled(self, per_class: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Features (n, d) drawn from a Gaussian per class, and their class indices; without covariances, the means."""
+        dimension, covariances = self.means.shape[1], self.covariances
+        if not len(covariances):
+            return self.means, torch.arange(len(self))
+        sizes, directions = torch.linalg.eigh(covariances)  # few samples have a singular covariance
+        factors = directions * sizes.clamp(min=0).sqrt()[:, None, :]  # (m, d, d)
+        noise = torch.randn(len(self), per_class, dimension, generator=draws, dtype=torch.float64)
+        rows = self.means.double()[:, None] + noise @ factors.mT  # (K, n, d)
+        return rows.flatten(0, 1).float(), torch.arange(len(self)).repeat_interleave(per_class)
+
+    def regrouped(self, groups: Sequence[Sequence[int]]) -> Statistics:
+        """One class of each group of class indices; the others are dropped. Exact, but for a shared covariance."""
+        if not len(self):
+            return self
+        counts = torch.stack([self.counts[list(group)].sum() for group in groups])
+        weights = [
+            self.counts[list(group)].double() / count.clamp(min=1) for group, count in zip(groups, counts, strict=True)
+        ]
+        own = self.means.double()
+        means = torch.stack([weight @ own[list(group)] for group, weight in zip(groups, weights, strict=True)])
+        if len(self.triangles) != len(self):
+            return Statistics(counts, means.float(), self.triangles)
+        covariances = []
+        for group, weight, mean in zip(groups, weights, means, strict=True):
+            shift = own[list(group)] - mean  # (g, d)
+            inside = torch.einsum("g,gij->ij", weight, self.covariances[list(group)])
+            covariances.append(inside + (shift * weight[:, None]).T @ shift)
+        return Statistics(counts, means.float(), _packed(torch.stack(covariances)))
+
+
+def statistics_bytes(classes: int, dimension: int, covariance: Covariance) -> int:
+    """The bytes of the statistics of so many classes."""
+    matrices = {"none": 0, "shared": 1, "class": classes}[covariance]
+    return 4 * (classes * dimension + matrices * _size(dimension))
+
+
+def _size(dimension: int) -> int:
+    return dimension * (dimension + 1) // 2
+
+
+def _packed(covariances: Tensor) -> Tensor:
+    rows, columns = torch.tril_indices(*covariances.shape[1:])
+    return covariances[:, rows, columns].float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +295,6 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all of it."""
         return self.features.nbytes + self.images.nbytes + self.statistics.nbytes + self.carried_bytes
 
     @property
@@ -153,6 +302,45 @@ class Memory:
         """The part that belongs to no single class, such as a codebook."""
         kinds = (self.features, self.images, self.statistics)
         return self.carried_bytes + sum(kind.nbytes - len(kind) * kind.row_bytes for kind in kinds)
+
+
+def herd(vectors: Tensor, keep: int) -> Tensor:
+    """Indices of `min(keep, n)` of the vectors (n, d), in the order the greedy definition picks them; int64.
+
+    The k-th pick is the x, of those not yet picked, that minimises ‖mean − (sum of the picked + x) / k‖.
+    Ties go to the lowest index.
+    """
+    if vectors.ndim != 2:
+        raise DataError(f"Herding needs vectors of shape (n, d), and got the shape {tuple(vectors.shape)}.")
+    if keep < 0:
+        raise UsageError(f"Herding cannot keep {keep} vectors. Give 0 or more.")
+    count = min(keep, len(vectors))
+    if not count:
+        return torch.from_numpy(np.empty(0, np.int64))
+    return parallel.broadcast(lambda: torch.from_numpy(_greedy(vectors.detach().cpu().double().numpy(), count)))
+
+
+def _greedy(points: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    # With every x measured from the mean, k times the distance is ‖x + sum of the picked‖. Half its square is, but for
+    # a term that all candidates share, ½‖x‖² + x · (sum of the picked): one inner product more after every pick.
+    with np.errstate(invalid="ignore", over="ignore"):  # reported just below
+        points = points - np.full(len(points), 1 / len(points)) @ points  # (n, d); a product is faster than a mean
+        squares = np.einsum("nd,nd->n", points, points)  # (n,)
+    if not np.isfinite(squares).all():
+        raise TrainingError("Herding got vectors with NaN or infinity. Lower the learning rate, or check the images.")
+    rounding = ROUNDING * np.sqrt(squares.max() * squares)  # (n,): how far each score may be off
+    scores, width = squares / 2 - rounding, 2 * rounding  # (n,): the lowest that each may be, and how far up it may go
+    # In float64: float32 inner products are too coarse to tell the candidates apart. All of them at once is fastest,
+    # unless few are needed of many.
+    gram = points @ points.T if len(points) <= min(LARGEST_GRAM, 16 * count) else None  # (n, n)
+    picks, products = np.empty(count, np.int64), np.empty(len(points))
+    for k in range(count):
+        best = scores.argmin()
+        pick = (scores <= scores[best] + width[best]).argmax()  # the first of those that tie with the best
+        picks[k] = pick
+        scores += np.dot(points, points[pick], out=products) if gram is None else gram[pick]
+        scores[pick] = np.inf
+    return picks
 
 
 def select(memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_class: int) -> tuple[Tensor, Tensor]:

@@ -2,13 +2,13 @@
 
 from engram.network import parallel
 from engram.network.cache import Cache
-from engram.network.extraction import extract
 from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead, ShiftedHead
 from engram.network.network import (
     Carried,
     Network,
     TrainableWeights,
     choose_device,
+    extract,
     has_bfloat16,
     make_network,
     restore_network,

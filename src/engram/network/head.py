@@ -50,7 +50,6 @@ class LinearHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(0))  # (K,)
 
     def grow(self, classes: int) -> None:
-        """Add rows for new classes; the old scores stay the same."""
         dimension = self.weight.shape[1]
         new = torch.empty(classes, dimension, device=self.weight.device)
         nn.init.uniform_(new, -(dimension**-0.5), dimension**-0.5)
@@ -84,7 +83,6 @@ class CorrectedHead(LinearHead):
         self.register_buffer("newest", torch.empty(0, dtype=torch.bool))  # (K,): the classes that are corrected
 
     def grow(self, classes: int) -> None:
-        """Add rows for new classes, and drop the correction."""
         super().grow(classes)
         self.correct(1.0, 0.0, torch.zeros(len(self.weight), dtype=torch.bool))
 
@@ -131,7 +129,6 @@ class ShiftedHead(LinearHead):
         self.register_buffer("preferred", torch.empty(0, dtype=torch.bool))  # (K,): scores are shifted if one of these
 
     def grow(self, classes: int) -> None:
-        """Add rows for new classes, and drop the shift."""
         super().grow(classes)
         more = self.bias.new_zeros(classes)
         self.first_score = torch.cat([self.first_score, more])
@@ -156,8 +153,10 @@ class ShiftedHead(LinearHead):
 
 Head = CosineHead | LinearHead
 HEADS: dict[str, type[Head]] = {
-    **{"cosine": CosineHead, "linear": LinearHead},
-    **{"corrected": CorrectedHead, "shifted": ShiftedHead},
+    "cosine": CosineHead,
+    "linear": LinearHead,
+    "corrected": CorrectedHead,
+    "shifted": ShiftedHead,
 }
 
 

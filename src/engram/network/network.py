@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from engram.data import Samples
 from engram.data.augment import center_crop
 from engram.data.samples import LazyImages
-from engram.errors import EngramError, UsageError
+from engram.errors import EngramError, TrainingError, UsageError
 from engram.network import parallel
 from engram.network.backbones import Pretrained, fold_batch_norms
+from engram.network.cache import Cache
 from engram.network.head import Head, make_head
 from engram.network.registry import (
     IDENTITY,
@@ -75,11 +76,9 @@ class Carried(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all of them."""
         return sum(tensor.nbytes for tensor in self.buffers())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name."""
         return {name.replace("/", "."): tensor for name, tensor in self.named_buffers()}
 
 
@@ -119,7 +118,6 @@ class Network(nn.Module):
         return self.extractor(inputs)  # type: ignore[no-any-return]
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (n, d) and scores (n, K)."""
         features = self.features(inputs)
         return features, self.head(features)
 
@@ -343,3 +341,57 @@ def choose_device(device: str) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() and not parallel.is_distributed() else "cpu")
+
+
+# Features of many samples
+
+BATCH = 500  # large enough to occupy every core, small enough for the processor's cache
+PIXELS = BATCH * 96 * 96  # of a batch, at most: activations of more would fill the memory
+PRETRAINED_BATCH = 8  # for images of about 224 pixels, as activations of more do not fit the processor's cache
+
+
+def extract(
+    network: Network,
+    samples: Samples,
+    progress: Progress = SILENT,
+    phase: str = "extract",
+    *,
+    cache: Cache | None = None,
+) -> Tensor:
+    """h_θ of all samples, float32 (n, d) on the CPU, not normalised; computed in evaluation mode."""
+    network = network.frozen()
+    if cache is None:
+        return _extract(network, samples, progress, phase)
+    return cache.get(
+        "features", _key(network, samples), lambda: {"features": _extract(network, samples, progress, phase)}
+    )["features"]
+
+
+def _key(network: Network, samples: Samples) -> Iterator[object]:
+    """Everything that features depend on; the head is not part of it."""
+    yield from (network.extractor, network.crop, network.mean.device.type, network.is_bfloat16)
+    for name, tensor in network.state_dict().items():
+        if not name.startswith("head."):
+            yield from (name, tensor)
+    yield samples.fingerprint()
+
+
+def _extract(network: Network, samples: Samples, progress: Progress, phase: str) -> Tensor:
+    size = PRETRAINED_BATCH if isinstance(network.extractor, Pretrained) else batch_size(samples.shape)
+    batches = torch.arange(len(samples)).split(size)
+    own = batches[parallel.part(len(batches))]  # of this rank; the batches do not depend on the number of ranks
+    features, done = torch.empty(sum(map(len, own)), network.dimension), 0
+    with torch.no_grad(), progress.phase(phase, len(features)) as running, closing(samples.batches(own)) as loaded:
+        for inputs in loaded:
+            features[done : done + len(inputs)] = network.features(inputs).cpu()
+            done += len(inputs)
+            running.advance(len(inputs))
+    features = parallel.all_gather(features)
+    if not bool(torch.isfinite(features).all()):
+        raise TrainingError("The network gives features that are not finite. The task was not committed.")
+    return features
+
+
+def batch_size(shape: tuple[int, ...]) -> int:
+    """The number of samples of this shape in a batch."""
+    return BATCH if len(shape) == 1 else max(1, min(BATCH, PIXELS // (shape[0] * shape[1])))

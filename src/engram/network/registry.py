@@ -15,8 +15,18 @@ from torch import Tensor, nn
 
 from engram.errors import DataError, UsageError, unknown
 from engram.network import hub
-from engram.network.backbones import MLP, PaddedVectors, Pretrained, SmallCNN, resnet18, resnet32
-from engram.network.efficientnet import VARIANTS, EfficientNetLite, Variant, load_efficientnet
+from engram.network.backbones import (
+    MLP,
+    VARIANTS,
+    EfficientNetLite,
+    PaddedVectors,
+    Pretrained,
+    SmallCNN,
+    Variant,
+    load_efficientnet,
+    resnet18,
+    resnet32,
+)
 from engram.progress import SILENT, Progress
 from engram.storage import check_file, load_tensors
 from engram.text import printable
@@ -48,7 +58,6 @@ class NetworkEntry:
             return self.make(3)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What `engram networks` prints."""
         parameters = None if self.takes_vectors else sum(each.numel() for each in self.without_values().parameters())
         return {
             **{"name": name, "summary": self.summary, "parameters": parameters, "dimension": self.dimension},

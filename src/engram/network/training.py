@@ -155,7 +155,6 @@ class Training:
         return self.learning_rate * (1 + math.cos(math.pi * (step - rising) / max(1.0, steps - rising))) / 2
 
     def batches_per_epoch(self, samples: Samples) -> int:
-        """The number of batches in an epoch."""
         return -(-len(samples) // self.batch_size)
 
     def batches(

@@ -1,10 +1,8 @@
 """Classifiers on unit features: closed forms (ridge, LDA, nearest mean), a linear SVM, softmax regression, FeCAM."""
 
-from engram.features.classifiers.auto import Auto
 from engram.features.classifiers.base import Classifier
 from engram.features.classifiers.fecam import FeCAM
-from engram.features.classifiers.means import LDA, NearestMean
-from engram.features.classifiers.ridge import RandomProjection, Ridge
+from engram.features.classifiers.linear import LDA, Auto, NearestMean, RandomProjection, Ridge
 from engram.features.classifiers.softmax import Softmax
 from engram.features.classifiers.svm import LinearSVM
 
@@ -19,15 +17,5 @@ CLASSIFIERS: dict[str, type[Classifier]] = {
     "fecam": FeCAM,
 }
 
-__all__ = [
-    "CLASSIFIERS",
-    "LDA",
-    "Auto",
-    "Classifier",
-    "FeCAM",
-    "LinearSVM",
-    "NearestMean",
-    "RandomProjection",
-    "Ridge",
-    "Softmax",
-]
+__all__ = ["CLASSIFIERS", "LDA", "Auto", "Classifier", "FeCAM", "LinearSVM", "NearestMean", "RandomProjection", "Ridge"]
+__all__ += ["Softmax"]

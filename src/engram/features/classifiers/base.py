@@ -16,7 +16,7 @@ from torch import Tensor
 from engram import settings
 from engram.errors import DataError, TrainingError, UsageError
 from engram.features.linear_algebra import threads_for
-from engram.features.statistics import Statistics
+from engram.features.memory import Statistics
 from engram.network import parallel
 
 FOLDS = 5  # of the cross-validation of classifiers that have no closed form
@@ -107,12 +107,10 @@ class Classifier(ABC):
         return disqualify_singletons(scores, members[rows], alone[rows])
 
     def state(self) -> dict[str, Tensor]:
-        """Return the fitted state as tensors that can be saved."""
         self.check_fitted()
         return {name: getattr(self, f"{name}_") for name in self.saved}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> Self:
-        """Restore what `state` returned."""
         missing = [name for name in self.saved if name not in tensors]
         if missing:
             raise DataError(f"A saved {type(self).__name__} lacks its {' and '.join(missing)}.")
@@ -141,7 +139,6 @@ class Classifier(ABC):
         return state
 
     def check_fitted(self) -> None:
-        """Raise a UsageError unless the classifier was fitted."""
         if "weight_" not in vars(self):
             raise UsageError(f"This {type(self).__name__} is not fitted. Call fit first.")
 

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from engram.features.classifiers.base import Classifier, disqualify_singletons, positions
 from engram.features.linear_algebra import add_gram, class_sums, for_each, regularised_factor, threads_for
-from engram.features.statistics import Statistics
+from engram.features.memory import Statistics
 
 BLOCK_ROWS = 4096  # samples that are converted to float64 at a time, which bounds the memory
 COARSE_CONDITION = 1e5  # largest condition number at which float32 still ranks the scores reliably
@@ -102,7 +102,6 @@ class Moments:
 
     @cached_property
     def centred_means(self) -> Tensor:
-        """The class means relative to the centre: (K, r)."""
         return self.means - self.centre
 
     @cached_property
@@ -219,7 +218,6 @@ class Whitening:
         self.precision = self.factor.dtype
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Whiten rows (b, r)."""
         rows = rows.to(self.precision)
         whitened: Tensor = torch.linalg.solve_triangular(self.factor.T, rows, upper=True, left=False)
         return whitened

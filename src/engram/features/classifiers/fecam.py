@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from engram.features.classifiers.base import Classifier
-from engram.features.statistics import Statistics
+from engram.features.memory import Statistics
 
 SMALLEST_VARIANCE = 1e-9
 

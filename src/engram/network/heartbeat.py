@@ -1,4 +1,4 @@
-"""The process group of a run under torchrun, and the heartbeat by which its ranks notice that one has died.
+"""The heartbeat by which the ranks of a run notice that one of them has died.
 
 A rank that waits in a collective operation cannot tell a dead rank from a busy one. So a thread of each rank
 increments a counter in the store that all ranks share, once a second, and watches the counter of the next rank. A
@@ -8,32 +8,17 @@ second thread watches the first, because a store on an unreachable machine may n
 from __future__ import annotations
 
 import _thread
-import atexit
-import importlib
 import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import NamedTuple
 
-import torch
-from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import Store
 
-from engram.errors import ElsewhereError, EngramError, EngramWarning, LostError, UsageError
-from engram.network.parallel.collectives import barrier, check_same
-
-COLLECTIVE_TIMEOUT = timedelta(days=30)  # rank 0 may work alone for hours; the heartbeat notices deaths
-CONNECT_TIMEOUT = timedelta(minutes=5)
-STORE_TIMEOUT = timedelta(seconds=10)
+from engram.errors import ElsewhereError, EngramError, LostError
 
 INTERVAL = 1.0  # seconds between two beats
 MISSED_BEATS = 15  # after which a rank counts as dead; in beats, so that suspending all ranks does no harm
@@ -43,16 +28,6 @@ EXIT_SECONDS = 5.0  # for a rank to end by itself after the run has ended
 
 RESUME = "Saved progress is kept: the same command with --resume continues, with any number of processes."
 STORE_LOST = f"The process that coordinates the run, torchrun's on the first machine, is gone or out of reach. {RESUME}"
-
-
-def _is_launched() -> bool:
-    """Whether torchrun, or anything that sets the same variables, has started this process as one of several."""
-    variables = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return all(name in os.environ for name in variables) and _variable("WORLD_SIZE") > 1
-
-
-def _variable(name: str, default: int = 0) -> int:
-    return int(os.environ.get(name, default))
 
 
 class Terminated(KeyboardInterrupt):
@@ -65,119 +40,6 @@ class Failure(NamedTuple):
     rank: int
     message: str
     exit_code: int
-
-
-@contextmanager
-def process_group(device: str = "auto") -> Iterator[None]:
-    """Inside, the processes that torchrun started are ranks of one group; nothing changes in a single process.
-
-    CPU tensors are exchanged by gloo, GPU tensors by nccl with one GPU per rank. An error on one rank ends all: it is
-    raised there, and `ElsewhereError` on the others. If a rank dies, one of the others raises `LostError`.
-    """
-    if not _is_launched() or not distributed.is_available() or distributed.is_initialized():
-        yield
-        return
-    # Imported while a group exists, as by DistributedDataParallel, its default arguments would keep that group and its
-    # threads alive, and such a thread can abort the process at exit.
-    importlib.import_module("torch.distributed.nn.functional")
-    store = _connect(CONNECT_TIMEOUT)
-    rank, world_size = _variable("RANK"), _variable("WORLD_SIZE")
-    number = store.add(f"engram/{rank}", 1)  # a second group of the same processes needs other names
-    beats = PrefixStore(f"engram/{number}/heartbeat", _connect(STORE_TIMEOUT))
-    with _rank_settings(rank), Heartbeat(beats, rank, world_size) as heartbeat:
-        try:
-            on_gpu = _takes_gpu(device)
-            distributed.init_process_group(
-                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-                store=PrefixStore(f"engram/{number}/groups", store),
-                rank=rank,
-                world_size=world_size,
-                timeout=COLLECTIVE_TIMEOUT,
-            )
-            check_same([torch.__version__, on_gpu], "torch's version, or on having a GPU")
-            yield
-            barrier()
-            heartbeat.stop()
-            barrier()  # after it no rank uses the store, which may end with rank 0
-        except BaseException as error:
-            _ignore_signals()  # the error must be reported completely
-            reported = heartbeat.resolve(error)
-            atexit.register(_exit, heartbeat.exit_code)
-            if reported is error:
-                raise
-            raise reported from error
-        distributed.destroy_process_group()
-
-
-def refuse_torchrun(command: str) -> None:
-    """Raise an error, once for all ranks, under torchrun: each process would execute the command on its own."""
-    if _is_launched():
-        with process_group("cpu"):
-            raise UsageError(f"`{command}` works in one process. Leave out torchrun, which is for `engram run`.")
-
-
-def _exit(exit_code: int) -> None:
-    """Exit without waiting for pending messages between ranks, which might never arrive."""
-    with suppress(OSError, ValueError):  # nobody may read them
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(exit_code)
-
-
-def _connect(timeout: timedelta) -> Store:
-    """A new connection to torchrun's store; without torchrun, rank 0 serves it."""
-    try:
-        store: Store = next(rendezvous("env://", timeout=timeout))[0]
-    except RuntimeError as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise LostError(f"The first machine of the run, at {address}, cannot be reached: {error}") from error
-    return store
-
-
-def _takes_gpu(device: str) -> bool:
-    """Whether ranks compute on GPUs; if so, this one takes its own."""
-    if device == "mps":
-        raise UsageError("Several processes can use cpu or cuda, not mps. Leave out torchrun or --device.")
-    if device not in ("auto", "cuda") or not torch.cuda.is_available():
-        return False
-    processes = _variable("LOCAL_WORLD_SIZE", 1)
-    if processes > torch.cuda.device_count():
-        raise UsageError(
-            f"There are {torch.cuda.device_count()} GPUs for {processes} processes on this machine. "
-            "Start one process per GPU, or use --device cpu."
-        )
-    torch.cuda.set_device(_variable("LOCAL_RANK"))
-    return True
-
-
-@contextmanager
-def _rank_settings(rank: int) -> Iterator[None]:
-    """Each rank uses its share of the cores, rank 0 alone shows warnings, and SIGTERM raises `Terminated`."""
-    threads = torch.get_num_threads()
-    if os.environ.get("OMP_NUM_THREADS", "1") == "1":  # torchrun's default; any other value is the user's
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // _variable("LOCAL_WORLD_SIZE", 1)))
-    in_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere signals cannot be handled
-    handler = signal.signal(signal.SIGTERM, _raise_terminated) if in_main_thread else None
-    try:
-        with warnings.catch_warnings():
-            if rank:
-                warnings.simplefilter("ignore", EngramWarning)
-            yield
-    finally:
-        torch.set_num_threads(threads)
-    if in_main_thread:
-        signal.signal(signal.SIGTERM, handler)  # not after an error: see `_ignore_signals`
-
-
-def _raise_terminated(*_: object) -> None:
-    raise Terminated
-
-
-def _ignore_signals() -> None:
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
 
 
 class Heartbeat:
