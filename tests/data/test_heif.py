@@ -112,14 +112,14 @@ def test_a_small_square_is_made_from_the_photo_not_from_its_thumbnail() -> None:
     content = heic(picture, thumbnails=[64])
     assert b"thmb" in content
     assert np.array_equal(pixels(content, size=16), pixels(heic(picture), size=16))
-    reduced = heif.primary_image(content).content
+    reduced = heif.primary_image(content)[0]
     assert b"thmb" not in reduced and np.array_equal(pixels(reduced), picture)
 
 
 def test_metadata_is_not_passed_to_the_decoder() -> None:
     content = heic(PICTURE, exif=exif(6), xmp=b"<x:xmpmeta/>")
     assert b"Exif" in content and b"xmpmeta" in content
-    reduced = heif.primary_image(content).content
+    reduced = heif.primary_image(content)[0]
     assert b"Exif" not in reduced and b"xmpmeta" not in reduced
 
 

@@ -14,6 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 CODED, GRID = b"hvc1", b"grid"  # item types that are read: an image coded with HEVC, and a grid of such tiles
 PROPERTIES = (b"hvcC", b"ispe", b"pixi", b"colr", b"auxC", b"clap", b"irot", b"imir")  # the ones that are copied
@@ -21,7 +22,7 @@ PROPERTIES = (b"hvcC", b"ispe", b"pixi", b"colr", b"auxC", b"clap", b"irot", b"i
 # from a grid to its tiles.
 REFERENCES = {CODED: (b"auxl", b"prem"), GRID: (b"auxl", b"prem", b"dimg")}
 MAX_PROPERTIES = 20  # of an item; each rotation or crop is a pass over all pixels
-ALPHA = (b"urn:mpeg:mpegB:cicp:systems:auxiliary:alpha", b"urn:mpeg:hevc:2015:auxid:1")
+ALPHA = {b"urn:mpeg:mpegB:cicp:systems:auxiliary:alpha", b"urn:mpeg:hevc:2015:auxid:1"}
 
 
 class Unsupported(ValueError):
@@ -30,15 +31,6 @@ class Unsupported(ValueError):
     def __init__(self, kind: bytes) -> None:
         super().__init__(kind)
         self.kind = kind.decode("ascii", "replace")
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """A HEIC file that contains one image."""
-
-    content: bytes
-    size: tuple[int, int]  # (width, height) before crops and rotations
-    pixels: int  # to decode in all: the image, each use of a tile, and the same for its alpha plane
 
 
 @dataclass
@@ -50,9 +42,23 @@ class _Item:
     def boxes(self, name: bytes) -> list[bytes]:
         return [box for _, box in self.properties if box[4:8] == name]
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height). libheif refuses a coded image that is larger than this says."""
+        (box,) = self.boxes(b"ispe")
+        width, height = struct.unpack_from(">II", box, 12)
+        return width, height
 
-@dataclass
-class _Meta:
+    def check(self) -> None:
+        """Refuse properties that are not copied although they matter."""
+        for essential, box in self.properties:
+            if essential and box[4:8] not in PROPERTIES:
+                raise Unsupported(box[4:8])
+        if len(self.properties) > MAX_PROPERTIES:
+            raise ValueError("too many properties")
+
+
+class _Meta(NamedTuple):
     """What a `meta` box says about images."""
 
     primary: int
@@ -61,17 +67,17 @@ class _Meta:
     data: bytes  # the `idat` box, used by construction method 1
 
 
-def primary_image(content: bytes) -> Reduced:
-    """The file with nothing but its primary image. A damaged file raises one of various exceptions."""
+def primary_image(content: bytes) -> tuple[bytes, tuple[int, int], int]:
+    """The file with nothing but its primary image, the size (width, height) of that, and the pixels to decode in all.
+
+    The size is that before crops and rotations. The pixels are those of the image, of each use of a tile, and the same
+    for its alpha plane. A damaged file raises one of various exceptions.
+    """
     meta = _read_meta(content)
     ids = _needed(meta)
     items = [meta.items[each] for each in ids]
     for item in items:
-        for essential, box in item.properties:
-            if essential and box[4:8] not in PROPERTIES:
-                raise Unsupported(box[4:8])
-        if len(item.properties) > MAX_PROPERTIES:
-            raise ValueError("too many properties")
+        item.check()
     new_id = {old: new for new, old in enumerate(ids, 1)}
     references = [
         (name, new_id[source], [new_id[target] for target in targets if target in new_id])
@@ -79,12 +85,12 @@ def primary_image(content: bytes) -> Reduced:
         if source in new_id and name in REFERENCES[meta.items[source].kind]
     ]
     uses = Counter(tile for name, _, tiles in references if name == b"dimg" for tile in tiles)
-    sizes = [_size(item) for item in items]
+    sizes = [item.size for item in items]
     pixels = sum(width * height * max(uses[each], 1) for each, (width, height) in enumerate(sizes, 1))
     if sum(length for item in items for _, _, length in item.extents) > len(content):
         raise ValueError("items overlap")
     data = [_data(item, content, meta.data) for item in items]
-    return Reduced(_write(items, references, data), sizes[0], pixels)
+    return _write(items, references, data), sizes[0], pixels
 
 
 def _needed(meta: _Meta) -> list[int]:
@@ -105,20 +111,10 @@ def _needed(meta: _Meta) -> list[int]:
 
     ids = dict.fromkeys(with_tiles(meta.primary))
     for name, source, targets in meta.references:
-        if name == b"auxl" and any(target in ids for target in targets) and _is_alpha(meta.items[source]):
-            ids |= dict.fromkeys(with_tiles(source))
+        if name == b"auxl" and not ids.keys().isdisjoint(targets):
+            kinds = {box[12:].split(b"\0")[0] for box in meta.items[source].boxes(b"auxC")}
+            ids |= dict.fromkeys(with_tiles(source) if kinds & ALPHA else ())
     return list(ids)
-
-
-def _is_alpha(item: _Item) -> bool:
-    return any(box[12:].split(b"\0")[0] in ALPHA for box in item.boxes(b"auxC"))
-
-
-def _size(item: _Item) -> tuple[int, int]:
-    """(width, height) of an item. libheif refuses a coded image that is larger than this says."""
-    (box,) = item.boxes(b"ispe")
-    width, height = struct.unpack_from(">II", box, 12)
-    return width, height
 
 
 def _data(item: _Item, file: bytes, idat: bytes) -> bytes:

@@ -249,14 +249,14 @@ def _primary_image(content: bytes, limit: int) -> bytes:
     The EXIF block is removed: libheif rotates the image by its properties, and EXIF would rotate it again.
     """
     try:
-        reduced = heif.primary_image(content)
+        reduced, size, pixels = heif.primary_image(content)
     except heif.Unsupported as error:
         name = "AVIF" if error.kind == "av01" else f"HEIF with '{error.kind}'"
         raise UnreadableImage(f"Its format is {name}, and {READ}: convert it.") from error
-    _check_size(reduced.size, limit)
-    if reduced.pixels > MAX_HEIC_PIXELS * limit:
-        raise UnreadableImage(f"It is a HEIC whose tiles have {reduced.pixels:,} pixels in all. Save it again.")
-    return reduced.content
+    _check_size(size, limit)
+    if pixels > MAX_HEIC_PIXELS * limit:
+        raise UnreadableImage(f"It is a HEIC whose tiles have {pixels:,} pixels in all. Save it again.")
+    return reduced
 
 
 def _still_png(content: bytes) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.data.images import LIMIT, UnreadableImage, check_side, decode
+from engram.data.images import UnreadableImage, check_side, decode
 from engram.data.samples import Samples, prefetch
 from engram.data.scanning import ImageIndex, SkippedFile, at_most, build_index
 from engram.errors import DataError
@@ -75,19 +75,21 @@ def images_below(folder: Path) -> tuple[list[Path], list[SkippedFile]]:
     return sorted(map(index.path, range(len(index)))), list(index.skipped)
 
 
-def read_images(
-    files: LabelledFiles, size: int, progress: Progress = SILENT, *, limit: int = LIMIT, threads: int | None = None
-) -> LabelledImages:
-    """Decode files to squares of `size` pixels; images of more than `limit` pixels count as unreadable.
-
-    Besides the result, only a few images are in memory at a time.
-    """
+def read_images(files: LabelledFiles, size: int, progress: Progress = SILENT) -> LabelledImages:
+    """Decode files to squares of `size` pixels. Besides the result, only a few images are in memory at a time."""
     check_side(size)
-    inputs = _allocate(len(files.paths), size)
+    count = len(files.paths)
+    try:
+        inputs = torch.empty((count, size, size, 3), dtype=torch.uint8)
+    except RuntimeError as error:
+        raise DataError(
+            f"{count:,} images of {size} x {size} pixels need {count * size * size * 3 / 1e9:,.1f} GB, more than this "
+            "machine has. Use fewer images at a time, or a smaller size."
+        ) from error
     decoded: list[int] = []
     unreadable: list[SkippedFile] = []
-    with progress.phase("read", len(files.paths)) as phase:
-        for position, outcome in enumerate(decode_files(files.paths, size, limit=limit, threads=threads)):
+    with progress.phase("read", count) as phase:
+        for position, outcome in enumerate(decode_files(files.paths, size)):
             if isinstance(outcome, SkippedFile):
                 unreadable.append(outcome)
             else:
@@ -103,9 +105,7 @@ def read_images(
     return LabelledImages(Samples.of(inputs[: len(decoded)], labels), files.class_names, paths, tuple(unreadable))
 
 
-def decode_files(
-    paths: Iterable[Path], size: int, *, limit: int = LIMIT, threads: int | None = None, ahead: int = 0
-) -> Generator[Tensor | SkippedFile, None, None]:
+def decode_files(paths: Iterable[Path], size: int, ahead: int = 0) -> Generator[Tensor | SkippedFile, None, None]:
     """Each image as a square of `size` pixels, uint8 (size, size, 3), or why it cannot be read; in order.
 
     At least `ahead` of them are decoded before they are asked for. Close it if it may not be exhausted.
@@ -113,23 +113,12 @@ def decode_files(
 
     def attempt(path: Path) -> Tensor | SkippedFile:
         try:
-            return decode(path, size=size, limit=limit)
+            return decode(path, size=size)
         except UnreadableImage as error:
             return SkippedFile(path, str(error))
 
-    workers = threads or torch.get_num_threads()  # as many as torch may use, so that one setting limits both
+    workers = torch.get_num_threads()  # as many as torch may use, so that one setting limits both
     yield from prefetch(attempt, paths, workers=workers, ahead=max(ahead, 2 * workers))
-
-
-def _allocate(count: int, size: int) -> Tensor:
-    try:
-        return torch.empty((count, size, size, 3), dtype=torch.uint8)
-    except RuntimeError as error:
-        gigabytes = count * size * size * 3 / 1e9
-        raise DataError(
-            f"{count:,} images of {size} x {size} pixels need {gigabytes:,.1f} GB, more than this machine has. "
-            "Use fewer images at a time, or a smaller size."
-        ) from error
 
 
 # Folders
@@ -155,7 +144,7 @@ def class_folders(index: ImageIndex, part: str = "") -> tuple[dict[str, list[int
     for number, folder in enumerate(index.folders):
         if folder.startswith(prefix) and (name := folder[len(prefix) :].split(b"/")[0]):
             numbers.setdefault(os.fsdecode(name), []).append(number)
-    filled = set(index.folder_of.unique().tolist())
+    filled = set(index.folder_of.unique().tolist())  # the folders that directly hold images
     classes = {name: own for name, own in numbers.items() if filled.intersection(own)}
     check_class_names({name: f"the folder {printable(index.root / part / name)}" for name in classes})
     reported = {left.path for left in index.skipped}
@@ -270,11 +259,10 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _sorted(source: Path, labelled: Iterable[tuple[str, Path]], skipped: Iterable[SkippedFile]) -> LabelledFiles:
     pairs = sorted(labelled)
-    names = tuple(dict.fromkeys(name for name, _ in pairs))
-    label_of = {name: label for label, name in enumerate(names)}
+    label_of = {name: label for label, name in enumerate(dict.fromkeys(name for name, _ in pairs))}
     labels = tuple(label_of[name] for name, _ in pairs)
     ordered = tuple(sorted(skipped, key=lambda left: left.path))
-    return LabelledFiles(source, names, tuple(path for _, path in pairs), labels, ordered)
+    return LabelledFiles(source, tuple(label_of), tuple(path for _, path in pairs), labels, ordered)
 
 
 def check_class_names(places: Mapping[str, str]) -> None:

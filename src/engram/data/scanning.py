@@ -142,14 +142,12 @@ class _Listing(NamedTuple):
     skipped: list[tuple[bytes, str]]
 
 
-def build_index(
-    root: Path, parts: Sequence[str] = (), progress: Progress = SILENT, threads: int = THREADS
-) -> ImageIndex:
+def build_index(root: Path, parts: Sequence[str] = (), progress: Progress = SILENT) -> ImageIndex:
     """List these sub-folders of `root`, or all of it, and the folders below, several at a time."""
     begin, top = time.time_ns(), os.fsencode(root)
     listings: list[_Listing] = []
     done: SimpleQueue[Future[_Listing]] = SimpleQueue()
-    with progress.phase("scan") as phase, ThreadPoolExecutor(threads, "scan") as pool:
+    with progress.phase("scan") as phase, ThreadPoolExecutor(THREADS, "scan") as pool:
 
         def submit(folder: bytes, ancestors: tuple[Identity, ...]) -> None:
             pool.submit(_list, top, folder, ancestors).add_done_callback(done.put)
