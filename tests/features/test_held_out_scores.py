@@ -235,7 +235,7 @@ def test_nothing_depends_on_the_size_of_the_blocks(
     weight, scores = classifier.fit(features, labels).weight_, classifier.held_out_scores(features, labels)
     monkeypatch.setattr(closed_form, "BLOCK_ROWS", 7)
     monkeypatch.setattr(base, "CHECKED_ROWS", 3)
-    monkeypatch.setattr("engram.features.linear_algebra.SUMMED_ROWS", 3)
+    monkeypatch.setattr("engram.features.memory.SUMMED_ROWS", 3)
     torch.testing.assert_close(classifier.fit(features, labels).weight_, weight, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(classifier.held_out_scores(features, labels), scores, rtol=1e-4, atol=1e-5)
 

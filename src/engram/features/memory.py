@@ -19,12 +19,12 @@ from torch.nn import functional as F
 
 from engram.errors import DataError, EngramWarning, TrainingError, UsageError
 from engram.features.codecs import Codec, Encoded, Float32, Plain, restore_encoded
-from engram.features.linear_algebra import class_sums
 from engram.network import parallel
 
 MEGABYTE = 2**20  # the paper's MB
 COPIED_ROWS = 1024  # at a time: exemplars may take most of the machine's memory
 ADAPTED_ROWS = 4096  # at a time: their hidden units are in memory
+SUMMED_ROWS = 256  # samples in a block of class sums
 LARGEST_GRAM = 8192  # vectors whose Gram matrix is worth its memory: 512 MB at the most
 ROUNDING = 1e-12  # two scores nearer than this, relative to the lengths they come from, are a tie
 FLOAT32 = Float32()
@@ -267,6 +267,19 @@ class Statistics:
             inside = torch.einsum("g,gij->ij", weight, self.covariances[list(group)])
             covariances.append(inside + (shift * weight[:, None]).T @ shift)
         return Statistics(counts, means.float(), _packed(torch.stack(covariances)))
+
+
+def class_sums(features: Tensor, members: Tensor, classes: int | None = None) -> Tensor:
+    """Sum the features (n, d) of each class: (K, d). `members` (n,) are the indices of the classes."""
+    counts = torch.bincount(members, minlength=classes or 0)  # (K,)
+    sums = features.new_zeros(len(counts), features.shape[1])
+    # Products with indicators add up in the same order every time, which index_add_ does not on a GPU. Sorted samples
+    # have few classes in a block, so the indicators stay small.
+    for block in members.argsort(stable=True).split(SUMMED_ROWS):
+        found, rows = members[block].unique_consecutive(return_inverse=True)
+        indicators = features.new_zeros(len(found), len(block)).scatter_(0, rows[None], 1.0)  # (k, b)
+        sums[found] += indicators @ features[block]
+    return sums
 
 
 def statistics_bytes(classes: int, dimension: int, covariance: Covariance) -> int:

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from engram import settings
 from engram.errors import DataError, TrainingError, UsageError
-from engram.features.linear_algebra import threads_for
 from engram.features.memory import Statistics
 from engram.network import parallel
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+SMALL = 2**33  # multiplications: a few tenths of a second of one processor
 FOLDS = 5  # of the cross-validation of classifiers that have no closed form
 CHECKED_ROWS = 2**14  # checked for NaN at a time, so that the check needs little memory
 
@@ -177,3 +183,56 @@ def disqualify_singletons(scores: Tensor, members: Tensor, alone: Tensor) -> Ten
     """Set the own class of each sample that is `alone` in it to -inf: without the sample, there is no such class."""
     scores[alone, members[alone]] = -torch.inf
     return scores
+
+
+# What classifiers compute with. Threads that share one small matrix product mostly wait for each other, on a busy
+# machine for many times the work. So small problems are computed in one thread, or several of them side by side.
+
+_available: ContextVar[int] = ContextVar("available")  # threads that torch had before `threads_for`
+
+
+@contextmanager
+def threads_for(multiplications: int) -> Iterator[None]:
+    """Compute in one thread inside, or in all that torch has if there are many multiplications."""
+    before = torch.get_num_threads()
+    available = _available.get(before)
+    token = _available.set(available)
+    torch.set_num_threads(available if multiplications > SMALL else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _available.reset(token)
+
+
+def for_each(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Do the work for every item, in as many threads as torch has, each computing alone."""
+    threads = _available.get(torch.get_num_threads())
+    if threads == 1:
+        return [work(item) for item in items]
+    with threads_for(0), ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))
+
+
+def widest(features: Tensor) -> Tensor:
+    """The features in the widest floating-point type of their device."""
+    return features.to(torch.float32 if features.device.type == "mps" else torch.float64)  # Apple GPUs lack float64
+
+
+def regularised_factor(gram: Tensor, penalty: float) -> Tensor:
+    """Cholesky factor of gram + penalty · I; only the lower triangle of `gram` (d, d) is read."""
+    system = gram.clone()
+    system.diagonal().add_(penalty)
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(system)
+    if failed:
+        raise TrainingError(
+            "The system of equations is not positive definite in floating point: the features are too large for this "
+            "regularisation. Normalise them, or regularise more."
+        )
+    return factor
+
+
+def solve(factor: Tensor, right: Tensor) -> Tensor:
+    """Solve A x = b for every row b of `right` (k, d), where `factor` (d, d) is the Cholesky factor of A."""
+    return torch.cholesky_solve(right.T, factor).T

@@ -14,10 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from engram.features.classifiers.base import Classifier, disqualify_singletons, positions
-from engram.features.linear_algebra import add_gram, class_sums, for_each, regularised_factor, threads_for
-from engram.features.memory import Statistics
+from engram.features.classifiers.base import (
+    SMALL,
+    Classifier,
+    disqualify_singletons,
+    for_each,
+    positions,
+    regularised_factor,
+    threads_for,
+)
+from engram.features.memory import Statistics, class_sums
 
+GRAM_PANELS = 4  # more skip more of the upper triangle, but make smaller and slower matrix products
 BLOCK_ROWS = 4096  # samples that are converted to float64 at a time, which bounds the memory
 COARSE_CONDITION = 1e5  # largest condition number at which float32 still ranks the scores reliably
 MOST_JUDGED = 5000  # samples; the standard error of an accuracy is then at most 0.7 %
@@ -203,6 +211,26 @@ class ClosedForm(Classifier):
         moments = Moments(features, labels)
         with threads_for(moments.multiplications):
             return compare(self.variants(), moments).held_out(moments, rows.to(moments.samples.device))
+
+
+def add_gram(gram: Tensor, rows: Tensor) -> None:
+    """Add rowsᵀ rows to the lower triangle of `gram` (d, d), which is the part that Cholesky reads.
+
+    Skipping most of the upper triangle, which is left incomplete, saves a third of the time.
+    """
+    width = len(gram)
+    step = math.ceil(width / GRAM_PANELS)
+
+    def add(begin: int) -> None:
+        panel = slice(begin, begin + step)
+        gram[begin:, panel].addmm_(rows[:, begin:].T, rows[:, panel])
+
+    panels = range(0, width, step)
+    if len(rows) * width**2 <= SMALL:
+        for_each(add, panels)
+    else:
+        for begin in panels:
+            add(begin)
 
 
 class Whitening:

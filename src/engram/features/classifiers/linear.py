@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from engram.errors import DataError
-from engram.features.classifiers.base import Classifier
+from engram.features.classifiers.base import Classifier, regularised_factor, solve, threads_for
 from engram.features.classifiers.closed_form import ClosedForm, LeaveOneOut, Moments, Whitening, compare
-from engram.features.linear_algebra import regularised_factor, solve, threads_for
 from engram.settings import INTERNAL
 
 SEED = 2023  # of the random signs; saved models depend on it

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from engram.errors import EngramWarning
-from engram.features.classifiers.base import Classifier
-from engram.features.linear_algebra import regularised_factor, widest
+from engram.features.classifiers.base import Classifier, regularised_factor, widest
 from engram.settings import INTERNAL
 
 BLOCK = 2**22  # most numbers in a matrix of samples by classes

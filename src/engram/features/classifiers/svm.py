@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from engram.errors import EngramWarning
-from engram.features.classifiers.base import Classifier
-from engram.features.linear_algebra import class_sums, for_each, regularised_factor, solve, widest
+from engram.features.classifiers.base import Classifier, for_each, regularised_factor, solve, widest
+from engram.features.memory import class_sums
 from engram.settings import INTERNAL
 
 BLOCK = 2**24  # most numbers in a matrix of samples by classes; the classes are solved in blocks of this size
