@@ -23,12 +23,12 @@ except SystemExit as ended:
     assert not ended.code
 
 import torch
-from engram.network import networks
+from engram.network import NETWORKS, describe_network
 from engram.data import load
 from engram.network.training import uncompiled
 
 load("digits")
-networks()
+list(map(describe_network, NETWORKS))
 weight = torch.nn.Parameter(torch.ones(3))
 for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.LBFGS):
     optimiser = uncompiled(kind)([weight])

@@ -43,10 +43,9 @@ def networks(
     json: Json = False,
 ) -> None:
     """List the networks: parameters, feature dimension, input size, weights, licence, whether they are available."""
-    from engram.network import describe_network
-    from engram.network import networks as all_networks
+    from engram.network import NETWORKS, describe_network
 
-    rows = all_networks() if name is None else [describe_network(name)]
+    rows = [describe_network(each) for each in (NETWORKS if name is None else [name])]
     if json:
         print_json({"networks": rows})
         return

@@ -75,7 +75,7 @@ class Adapter(ABC):
         """The values that automatic settings stand for with vectors of this dimension."""
         return {}
 
-    def try_steps(self, steps: int, dimension: int, pairs: int | None = None) -> None:  # noqa: B027 (most take none)
+    def try_steps(self, steps: int, dimension: int, pairs: int | None) -> None:  # noqa: B027 (most take none)
         """Take so many gradient steps, as with this number of pairs, to time them."""
 
     def fit(
@@ -171,7 +171,7 @@ class MLPAdapter(Adapter):
     def resolved_settings(self, dimension: int) -> dict[str, Any]:
         return {"adapter_width": self.adapter_width or 16 * dimension, "adapter_steps": self.steps}
 
-    def try_steps(self, steps: int, dimension: int, pairs: int | None = None) -> None:
+    def try_steps(self, steps: int, dimension: int, pairs: int | None) -> None:
         vectors = torch.randn(self.adapter_batch if pairs is None else min(self.adapter_batch, pairs), dimension)
         class_indices = torch.zeros(len(vectors), dtype=torch.int64)
         drawn = Pairs(vectors, vectors, class_indices, classification=lambda adapted, _: adapted.sum())

@@ -23,7 +23,6 @@ from engram.network.registry import (
     extractor_for_weights,
     input_size,
     is_pretrained,
-    networks,
     portable_name,
     threads_for,
 )
@@ -32,5 +31,5 @@ from engram.network.training import EpochCheckpoints, GradientHook, Loss, Traini
 __all__ = ["DEFAULT_PRETRAINED", "HEADS", "NETWORKS", "Cache", "Carried", "CorrectedHead", "CosineHead"]
 __all__ += ["EpochCheckpoints", "Head", "LinearHead", "Loss", "Network", "TrainableWeights", "Training", "check_name"]
 __all__ += ["choose_device", "choose_extractor", "describe_network", "extract", "extractor_for_weights", "input_size"]
-__all__ += ["is_pretrained", "make_network", "networks", "parallel", "portable_name", "restore_network", "threads_for"]
+__all__ += ["is_pretrained", "make_network", "parallel", "portable_name", "restore_network", "threads_for"]
 __all__ += ["GradientHook", "ShiftedHead", "has_bfloat16", "unchanged_statistics"]

@@ -25,7 +25,6 @@ from engram.network.registry import (
     feature_dimension,
     load_weights,
     make_extractor,
-    published_statistics,
     restore_extractor,
 )
 from engram.progress import SILENT, Progress
@@ -218,8 +217,7 @@ def make_network(
     shape = _cropped_shape(samples.shape, crop)
     with seeded(seed, "weights"):
         extractor = make_extractor(network, shape, last_relu=last_relu, progress=progress)
-    if weights is not None:
-        load_weights(extractor, Path(weights))
+    published = None if weights is None else load_weights(extractor, Path(weights))
     extractor = _channels_last(extractor)
     one = torch.zeros(1, *shape, dtype=samples.inputs.dtype)
     if isinstance(extractor, Pretrained):
@@ -227,8 +225,10 @@ def make_network(
         one = resize(one, extractor.input_size)
     elif network == IDENTITY:
         mean, std = _vector_statistics(samples)
+    elif weights is not None and len(shape) == 3 and shape[-1] == 3:
+        mean, std = published or (torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD))
     else:
-        mean, std = _statistics(samples, None if weights is None else Path(weights))
+        mean, std = published or _statistics(samples)
     dimension = feature_dimension(extractor, normalise(one, mean, std))
     return Network(extractor, make_head(head, dimension, scale), mean, std, crop)
 
@@ -269,16 +269,11 @@ def _channels_last(extractor: nn.Module) -> nn.Module:
     return extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def _statistics(samples: Samples, weights: Path | None) -> tuple[Tensor, Tensor]:
+def _statistics(samples: Samples) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per channel, or per dimension of vectors, for the normalisation of inputs.
 
-    Those that the weights were trained with, or else of up to 10,000 samples, or 1,000 that must be decoded first.
+    They are those of up to 10,000 samples, or of 1,000 that must be decoded first.
     """
-    published = None if weights is None else published_statistics(weights)
-    if published is not None:
-        return published
-    if weights is not None and len(samples.shape) == 3 and samples.shape[-1] == 3:
-        return torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
     limit = 1_000 if isinstance(samples.inputs, LazyImages) else 10_000
     some = torch.arange(0, len(samples), max(1, -(-len(samples) // limit)))
     if len(samples.shape) == 3:

@@ -180,11 +180,6 @@ def feature_dimension(extractor: nn.Module, sample: Tensor) -> int:
     return features.shape[1]
 
 
-def networks() -> list[dict[str, Any]]:
-    """Every named network, for `engram networks`."""
-    return [entry.describe(name) for name, entry in NETWORKS.items()]
-
-
 def describe_network(network: str) -> dict[str, Any]:
     """One network, for `engram networks NAME`; a hub network is not downloaded."""
     if network in NETWORKS:
@@ -210,18 +205,21 @@ def threads_for(shape: tuple[int, ...], network: str | nn.Module = "auto") -> It
         torch.set_num_threads(before)
 
 
-def load_weights(extractor: nn.Module, path: Path) -> None:
-    """Load a weights file with torchvision's parameter names into an extractor; a classifier `fc` is ignored."""
-    found = _extractor_weights(path)
-    problem = _mismatch(extractor.state_dict(), found)
-    if problem:
+def load_weights(extractor: nn.Module, path: Path) -> tuple[Tensor, Tensor] | None:
+    """Load a weights file with torchvision's parameter names into an extractor; a classifier `fc` is ignored.
+
+    Returns mean and deviation of the inputs that they were trained with, if the file states them, as engram's do.
+    """
+    found, statistics = _read_weights(path)
+    if problem := _mismatch(extractor.state_dict(), found):
         raise DataError(f"{printable(path)} does not fit {type(extractor).__name__}: {problem}.")
     extractor.load_state_dict(found, strict=False)
+    return (statistics["input.mean"], statistics["input.std"]) if len(statistics) == 2 else None
 
 
 def extractor_for_weights(path: Path) -> str:
     """The name of the network, for colour images, that a weights file fits."""
-    found = _extractor_weights(path)
+    found, _ = _read_weights(path)
     for name in ("resnet18", "resnet18-small", "resnet32", "small"):
         if not _mismatch(NETWORKS[name].without_values().state_dict(), found):
             return name
@@ -231,20 +229,15 @@ def extractor_for_weights(path: Path) -> str:
     )
 
 
-def published_statistics(path: Path) -> tuple[Tensor, Tensor] | None:
-    """Mean and deviation of the inputs that weights were trained with, if the file states them, as engram's do."""
-    tensors = _read_weights(path)
-    return (tensors["input.mean"], tensors["input.std"]) if {"input.mean", "input.std"} <= set(tensors) else None
+def _read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights of the extractor in a file, and the statistics of its inputs."""
+    tensors = _read_pytorch(path) if path.suffix.lower() in PYTORCH else load_tensors(path)
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(("fc.", "input."))}
+    return weights, {name: tensors[name] for name in ("input.mean", "input.std") if name in tensors}
 
 
-def _extractor_weights(path: Path) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in _read_weights(path).items() if not name.startswith(("fc.", "input."))}
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a PyTorch file that is read without running code in it."""
-    if path.suffix.lower() not in PYTORCH:
-        return load_tensors(path)
+def _read_pytorch(path: Path) -> dict[str, Tensor]:
+    """The tensors of a PyTorch file, which is read without running code in it."""
     check_file(path)
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
