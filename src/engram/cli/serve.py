@@ -14,15 +14,22 @@ from engram.text import printable
 
 TOKEN = "ENGRAM_TOKEN"
 Host = Annotated[str, typer.Option(help="Address to listen at. Any but a loopback address needs a token.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(metavar="F", help=f"File with the token that clients must send. Or set {TOKEN}.")
+]
+WebhookAddresses = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ADDRESS", help="Address or network of the webhook. Can be repeated. Default: as at the start."
+    ),
+]
 
 
 def serve(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder; the first update creates it.")],
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8000,
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="F", help=f"File with the token that clients must send. Or set {TOKEN}.")
-    ] = None,
+    token_file: TokenFile = None,
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Another host name of this server. Can be repeated.")
     ] = None,
@@ -39,12 +46,7 @@ def serve(
     webhook: Annotated[
         str | None, typer.Option(metavar="URL", help="Send a JSON object there after every answer and update.")
     ] = None,
-    webhook_allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ADDRESS", help="Address or network of the webhook. Can be repeated. Default: as at the start."
-        ),
-    ] = None,
+    webhook_allow: WebhookAddresses = None,
     device: Device = "auto",
 ) -> None:
     """Serve a model: an HTTP API and a page to classify images and to update and edit the model."""
