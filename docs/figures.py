@@ -53,7 +53,7 @@ STYLE = {
 Series = tuple[str, str, tuple[str, ...], tuple[float, float], str]
 SERIES: tuple[Series, ...] = (
     (
-        "engram (ours)",
+        "engram, LUCIR variant",
         OURS,
         (
             *(f"cifar100-budgets/engram-{budget}" for budget in ("0.05MB", "0.15MB", "0.3MB")),
