@@ -260,7 +260,7 @@ def data_facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> D
     counts = torch.bincount(dataset.train.labels)
     fewest = int(counts[counts > 0].min())
     fewest = max(1, fewest - max(1, round(validation * fewest))) if validation else fewest
-    features, images, ours = (preset(preset_name, method, dataset) for method in ("features", "gamma-icarl", "engram"))
+    features, images = (preset(preset_name, method, dataset) for method in ("features", "gamma-icarl"))
     return DataFacts(
         classes=len(dataset.train.classes()),
         per_class=fewest,
@@ -268,7 +268,6 @@ def data_facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> D
         classes_per_task=classes_per_task(dataset),
         features_per_class=min(fewest, features.get("features_per_class", 250)),
         images_per_class=min(fewest, images.get("images_per_class", IMAGES_PER_CLASS)),
-        rotates=bool(ours.get("rotation_labels")),
         full=preset_name == "paper",
     )
 

@@ -35,7 +35,6 @@ class DataFacts:
     features_per_class: int  # L and P of the preset
     images_per_class: int
     full: bool  # everything that the paper varies, or what short runs can show
-    rotates: bool = False  # whether engram trains with rotation labels
 
     def scaled(self, *counts: int) -> list[int]:
         """The paper's numbers per class of CIFAR-100, in proportion for smaller classes."""
@@ -144,7 +143,6 @@ def _frontier(facts: DataFacts) -> Iterable[Variant]:
 
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "engram": {},
-    "without rotation labels": {"rotation_labels": 0.0},
     "LUCIR's training": {"objective": "lucir"},
     "late weight averaging": {"weight_averaging": 0.6, "weight_averaging_from": 0.8},  # from the sixth task on
     "the paper's adapter": {"adapter": "mlp", "adapter_steps": 720, "alpha": 100.0},
@@ -159,8 +157,7 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 def _parts(facts: DataFacts) -> Iterable[Variant]:
     stored = {"features_per_class": facts.features_per_class}
     for label, settings in PARTS.items():
-        if facts.rotates or "rotation_labels" not in settings:
-            yield _variant("engram", label, {**stored, **settings})
+        yield _variant("engram", label, {**stored, **settings})
     yield _variant("features", "features, the paper's", stored, series="features")
 
 

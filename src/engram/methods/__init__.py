@@ -70,7 +70,7 @@ METHODS: dict[str, Method] = {
     "hybrid": Method(Hybrid, "features, and images replayed in training", "features and images"),
     "engram": Method(
         Hybrid,
-        "ours: features with a closer adapter, a byte a number and, on photos, rotations as classes in training",
+        "ours: features with a closer adapter, in a byte a number",
         "features",
         settings=OURS,
     ),
