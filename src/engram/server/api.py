@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -10,10 +9,9 @@ from prometheus_client import generate_latest
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from engram.model import ModelSummary, forget, inspect, merge, rename, rollback
+from engram.model import EditResult, ModelSummary, forget, inspect, merge, rename, rollback
 from engram.server.connections import address_of
 from engram.server.jobs import JobStatus
-from engram.server.problems import NoModel
 from engram.server.security import COOKIE
 from engram.server.services import Server, require_model
 from engram.server.uploads import CLASS_NAME, FILE, LONGEST_NEW_NAME, form_description, read_form, read_upload
@@ -39,8 +37,6 @@ def ready(server: Server) -> dict[str, int | None]:
 @health.get("/metrics", response_class=Response)
 def metrics(server: Server) -> Response:
     """Metrics for Prometheus."""
-    with suppress(NoModel):  # update what the metrics say about the model
-        server.loader.current()
     return Response(generate_latest(server.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -124,28 +120,34 @@ def describe_model(server: Server) -> ModelSummary | None:
 @edits.post("/forget")
 def forget_classes(body: Forget, server: Server) -> EditResponse:
     """Remove classes and all earlier versions. This cannot be undone."""
-    edited = forget(server.folder, body.classes)
+    response = _response(server, forget(server.folder, body.classes))
     server.jobs.delete_finished()
     server.webhook.clear()
-    return EditResponse(**edited.to_json())
+    return response
 
 
 @edits.post("/rename")
 def rename_class(body: Rename, server: Server) -> EditResponse:
     """Give a class another name."""
-    return EditResponse(**rename(server.folder, body.old, body.new).to_json())
+    return _response(server, rename(server.folder, body.old, body.new))
 
 
 @edits.post("/merge")
 def merge_classes(body: Merge, server: Server) -> EditResponse:
     """Merge a class into another."""
-    return EditResponse(**merge(server.folder, body.name, body.into).to_json())
+    return _response(server, merge(server.folder, body.name, body.into))
 
 
 @edits.post("/rollback")
 def roll_back(body: Rollback, server: Server) -> EditResponse:
     """Use an earlier version again."""
-    return EditResponse(**rollback(server.folder, body.to).to_json())
+    return _response(server, rollback(server.folder, body.to))
+
+
+def _response(server: Server, edited: EditResult) -> EditResponse:
+    """An edit is acknowledged when the edited version answers."""
+    server.loader.refresh()
+    return EditResponse(**edited.to_json())
 
 
 class SignIn(BaseModel, extra="forbid"):

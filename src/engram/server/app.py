@@ -88,6 +88,7 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        services.loader.start()
         yield
         await run_in_threadpool(services.close)
 

@@ -121,7 +121,10 @@ async def _answers(
 ) -> list[Answer | UnreadableImage]:
     """For each image at least the `top` most probable classes, or why it cannot be read."""
     client = address_of(request.scope)
-    return await _while_connected(request, [_answer(server, loaded, file, top, rejected, client) for file in files])
+    answers = await _while_connected(request, [_answer(server, loaded, file, top, rejected, client) for file in files])
+    if await run_in_threadpool(server.loader.is_deleted, loaded):
+        raise Problem(503, "The model has changed meanwhile. Send the images again.", {"Retry-After": "1"})
+    return answers
 
 
 async def _answer(

@@ -18,10 +18,12 @@ from torch import Tensor
 from engram.errors import DataError, EngramError
 from engram.model import Answer, Model, ModelFolder, Rejection, answers, inconsistencies, load_generation
 from engram.server.config import Config
-from engram.server.problems import NoModel
+from engram.server.problems import NO_MODEL, NoModel
 
+POLL_SECONDS = 0.2  # between two looks at which version is in use
 RETRY_SECONDS = 5.0  # before a version that could not be loaded is tried again
-RETRY_SHARE = 0.1  # of the time, at most, is spent on that: requests wait meanwhile
+RETRY_SHARE = 0.1  # of the time, at most, is spent on that
+DAMAGED = "The model is damaged. Run 'engram verify' on the server."
 
 log = logging.getLogger("engram.server")
 ACCEPT_ALL = Rejection()
@@ -37,14 +39,26 @@ class LoadedModel:
 
 
 class ModelLoader:
-    """Loads the model of a folder, and loads it again when another version is in use."""
+    """The model of a folder. Requests do not wait while a thread loads the version that has come into use."""
 
     def __init__(self, folder: ModelFolder, device: str = "auto") -> None:
         self.folder, self.device = folder, device
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the attributes below, which `current` and the properties only read
         self._seen: tuple[int, str | None] | None = None  # the version last tried, and its checksum
         self._retry = math.inf  # when to try the same version again
         self._loaded: LoadedModel | None = None
+        self._problem = NO_MODEL  # why nothing is loaded
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="model", daemon=True)
+
+    def start(self) -> None:
+        """Follow the changes of other processes."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
 
     @property
     def generation(self) -> int | None:
@@ -59,17 +73,39 @@ class ModelLoader:
         return None if seen is None or seen[0] == self.generation else seen[0]
 
     def current(self) -> LoadedModel:
-        """The model in use. A damaged version never replaces an intact one."""
+        """The version that answers. One that was deleted does not: this waits for the next."""
+        loaded = self._loaded
+        if loaded is None or self.is_deleted(loaded):
+            self.refresh()
+            loaded = self._loaded
+        if loaded is None:
+            raise NoModel(503, self._problem)
+        return loaded
+
+    def is_deleted(self, loaded: LoadedModel) -> bool:
+        """Whether the folder no longer has this version, because one of its classes was forgotten, for example."""
+        try:
+            return loaded.generation not in self.folder.pointer().generations
+        except DataError:
+            return not self.folder.exists()  # which generations a damaged folder has is unknown
+
+    def refresh(self) -> None:
+        """Load the version in use, unless it is loaded. A damaged version never replaces an intact one."""
         with self._lock:
             seen = self._in_use()
             if seen is None:
-                self._loaded = self._seen = None
-                raise NoModel
-            if seen != self._seen or time.monotonic() >= self._retry:
+                self._loaded, self._seen, self._problem = None, None, NO_MODEL
+            elif seen != self._seen or time.monotonic() >= self._retry:
                 self._replace(seen)
-            if self._loaded is None:
-                raise NoModel(503, "The model is damaged. Run 'engram verify' on the server.")
-            return self._loaded
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                self.refresh()
+            except Exception:
+                log.exception("The model's folder cannot be read.")
+            if self._closed.wait(POLL_SECONDS):
+                return
 
     def _in_use(self) -> tuple[int, str | None] | None:
         """The version in use and its checksum, without reading it."""
@@ -85,15 +121,16 @@ class ModelLoader:
         begin = time.monotonic()
         try:
             self._loaded = self._load()
-        except NoModel:
-            raise
         except Exception as error:  # a damaged state may cause any error
             if seen != self._seen:  # log it once, not at every retry
                 log.error("The model was not replaced: %s", error, exc_info=not isinstance(error, EngramError))
+            if self._loaded is not None and self.is_deleted(self._loaded):
+                self._loaded = None
+            self._problem = error.detail if isinstance(error, NoModel) else DAMAGED
             now = time.monotonic()
             self._seen, self._retry = seen, now + max(RETRY_SECONDS, (now - begin) / RETRY_SHARE)
         else:
-            # If yet another version came into use since, the next request looks again.
+            # If yet another version came into use since, it is seen as new at the next look.
             self._seen, self._retry = (seen if self._loaded.generation == seen[0] else None), math.inf
 
     def _load(self) -> LoadedModel:

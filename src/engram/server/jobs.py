@@ -190,6 +190,7 @@ class Jobs:
         job.set(state="learning")
         try:
             result = self._update(job)
+            self.loader.refresh()  # the update is done when its version answers
         except Cancelled:
             self._finish(job, "cancelled")
         except Exception as error:

@@ -19,6 +19,7 @@ from engram.text import printable
 
 MEDIA_TYPE = "application/problem+json"
 LONGEST_MESSAGE = 500  # characters
+NO_MODEL = "There is no model yet. Teach it some images."
 MESSAGES = {
     400: "The request is malformed. See /openapi.json.",
     404: "There is nothing at this address. See /openapi.json.",
@@ -49,7 +50,7 @@ class Problem(HTTPException):
 class NoModel(Problem):
     """There is no model, or no intact one."""
 
-    def __init__(self, status: int = 503, detail: str = "There is no model yet. Teach it some images.") -> None:
+    def __init__(self, status: int, detail: str = NO_MODEL) -> None:
         super().__init__(status, detail)
 
 

@@ -37,6 +37,7 @@ class Services:
     def close(self) -> None:
         """End all processes and threads."""
         self.jobs.close()
+        self.loader.close()
         self.decoders.close()
         self.batcher.close()
         self.webhook.close()
