@@ -53,6 +53,18 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 @contextmanager
+def not_loading(client: TestClient) -> Iterator[None]:
+    """Meanwhile the server loads no version, as if one took that long."""
+    begun, end = threading.Event(), threading.Event()
+    client.app.state.services.loader._thread.submit(lambda: (begun.set(), end.wait()))  # type: ignore[attr-defined]
+    begun.wait()
+    try:
+        yield
+    finally:
+        end.set()
+
+
+@contextmanager
 def listening(folder: ModelFolder, **settings: Any) -> Iterator[int]:
     """The port of a real server."""
     server = make_server(folder, Config(**{"port": 0, "decoders": 1, "device": "cpu", "nice": 0, **settings}))

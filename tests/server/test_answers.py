@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from folders_made import paint
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied
-from server_made import Serve, files, image_bytes, update_form, wait_for_job, wait_until
+from server_made import Serve, files, image_bytes, not_loading, update_form, wait_for_job, wait_until
 from starlette.testclient import TestClient
 
 from engram.data.images import decode
@@ -229,7 +229,7 @@ def loader(client: TestClient) -> ModelLoader:
 
 def test_a_damaged_generation_does_not_replace_an_intact_one(client: TestClient, model: ModelFolder) -> None:
     assert client.get("/readyz").json()["generation"] == 2
-    with loader(client)._lock:
+    with not_loading(client):
         rename(model, TULIP, "tulip")
         tensors = next((model.path / "generations").glob("*3/*.safetensors"))
         tensors.chmod(0o644)
@@ -250,7 +250,7 @@ def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("retry_at_once")
 def test_an_unreadable_generation_is_tried_again(client: TestClient, model: ModelFolder) -> None:
     assert client.get("/readyz").json()["generation"] == 2
-    with loader(client)._lock:
+    with not_loading(client):
         rename(model, TULIP, "tulip")
         tensors = next((model.path / "generations").glob("*3/*.safetensors"))
         away = tensors.rename(model.path.parent / "away")
@@ -279,50 +279,39 @@ def test_a_damaged_generation_is_not_loaded_at_every_request(serve: Serve, model
     assert not tries
 
 
-@pytest.fixture
-def loading(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """From here on, versions are loaded when this is set."""
-    assert client.get("/readyz").json()["generation"] == 2
-    allowed, load = threading.Event(), loader(client)._load
-    monkeypatch.setattr(loader(client), "_load", lambda: (allowed.wait(60), load())[1])
-    return allowed
-
-
 def classified(client: TestClient) -> tuple[int, set[str]]:
     """The version that classifies an image, and its classes."""
     response = client.post("/api/classify", files=files(image_bytes(TULIP))).raise_for_status().json()
     return response["generation"], {each["class"] for each in response["predictions"][0]["top"]}
 
 
-def test_requests_do_not_wait_while_a_version_is_loaded(
-    client: TestClient, model: ModelFolder, loading: threading.Event
-) -> None:
-    rename(model, TULIP, "tulip")
-    wait_until(loader(client)._lock.locked)
+def test_requests_do_not_wait_while_a_version_is_loaded(client: TestClient, model: ModelFolder) -> None:
     assert classified(client) == (2, set(NAMES))
-    assert client.get("/readyz").json() == {"generation": 2, "damaged": None}
-    loading.set()
+    with not_loading(client):
+        rename(model, TULIP, "tulip")
+        assert classified(client) == (2, set(NAMES))
+        assert client.get("/readyz").json() == {"generation": 2, "damaged": None}
     wait_until(lambda: classified(client) == (3, {"tulip", DAISY, FORMULA}))
 
 
-def test_an_update_is_done_when_its_version_answers(client: TestClient, loading: threading.Event) -> None:
-    id = client.post("/api/teach", **update_form("grey")).json()["id"]
-    wait_until(lambda: client.get("/api/model").json()["generation"] == 3)
+def test_an_update_is_done_when_its_version_answers(client: TestClient) -> None:
     assert classified(client) == (2, set(NAMES))
-    assert client.get(f"/api/jobs/{id}").json()["state"] == "learning"
-    loading.set()
+    id = client.post("/api/teach", **update_form("grey")).json()["id"]
+    with not_loading(client):
+        wait_until(lambda: client.get("/api/model").json()["generation"] == 3)
+        assert classified(client) == (2, set(NAMES))
+        assert client.get(f"/api/jobs/{id}").json()["state"] == "learning"
     wait_for_job(client, id)
     assert classified(client) == (3, {*NAMES, "grey"})
 
 
-def test_a_class_that_another_process_forgot_never_answers(
-    client: TestClient, model: ModelFolder, loading: threading.Event
-) -> None:
-    forget(model, [TULIP])
+def test_a_class_that_another_process_forgot_never_answers(client: TestClient, model: ModelFolder) -> None:
+    assert classified(client) == (2, set(NAMES))
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(classified, client)
-        assert not wait([waiting], timeout=0.5).done
-        loading.set()
+        with not_loading(client):
+            forget(model, [TULIP])
+            waiting = threads.submit(classified, client)
+            assert not wait([waiting], timeout=0.5).done
         assert waiting.result() == (3, {DAISY, FORMULA})
 
 
@@ -330,7 +319,7 @@ def test_a_class_that_was_forgotten_never_answers_even_if_the_model_is_damaged(
     client: TestClient, model: ModelFolder
 ) -> None:
     assert classified(client) == (2, set(NAMES))
-    with loader(client)._lock:
+    with not_loading(client):
         forget(model, [TULIP])
         next((model.path / "generations").glob("*3/*.safetensors")).unlink()
     assert client.post("/api/classify", files=files(image_bytes(TULIP))).status_code == 503

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from images_made import chunk, png
 from models_made import TULIP
-from server_made import Serve, files, image_bytes, listening, update_form, wait_for_job, wait_until
+from server_made import Serve, files, image_bytes, listening, not_loading, update_form, wait_for_job, wait_until
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder
@@ -159,9 +159,8 @@ def test_requests_above_the_limit_get_retry_after(serve: Serve) -> None:
 def test_health_checks_do_not_take_the_places_of_other_requests(serve: Serve, tmp_path: Path) -> None:
     """40 of them wait while a first model is looked for."""
     client = serve(ModelFolder(tmp_path / "none"), token="t" * 16)
-    loader = client.app.state.services.loader  # type: ignore[attr-defined]
     with ThreadPoolExecutor(40) as threads:
-        with loader._lock:
+        with not_loading(client):
             checks = [threads.submit(client.get, "/readyz") for _ in range(40)]
             wait_until(lambda: sum(check.done() for check in checks) >= 32)
             response = client.get("/api/jobs", headers={"Authorization": f"Bearer {'t' * 16}"})

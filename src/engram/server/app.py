@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import time
@@ -88,8 +89,9 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        services.loader.start()
+        watching = asyncio.create_task(services.loader.watch())
         yield
+        watching.cancel()
         await run_in_threadpool(services.close)
 
     async def handle(_: Request, error: Exception) -> JSONResponse:

@@ -62,7 +62,7 @@ class Config:
     finished_jobs: int = 100  # to remember
     finished_bytes: int = 8 << 20  # of them, as JSON
     lock_seconds: float = 1_800.0  # an update waits for another process that locks the model
-    nice: int = 10  # added to the niceness of an update's process
+    nice: int = 10  # added to the niceness of the processes of an update, and of the thread that loads its version
 
     token_failures: int = 10  # wrong tokens from one address before it is blocked
     block_seconds: float = 60.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import os
 import queue
 import resource
 import signal
@@ -45,10 +46,10 @@ TOO_COSTLY = "It needs too much time or memory to decode. Make it smaller, or sa
 class Decoders:
     """A pool of decoding processes for use from several threads."""
 
-    def __init__(self, config: Config, on_restart: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, config: Config, on_restart: Callable[[], None] = lambda: None, nice: int = 0) -> None:
         self.config, self.on_restart = config, on_restart
         self.threads = ThreadPoolExecutor(config.decoders, "decoding")  # requests wait here, not in the shared pool
-        self.processes = [DecoderProcess(config) for _ in range(config.decoders)]
+        self.processes = [DecoderProcess(config, nice) for _ in range(config.decoders)]
         self._idle = queue.LifoQueue[DecoderProcess]()
         for process in self.processes:
             self._idle.put(process)
@@ -108,8 +109,8 @@ class Decoders:
 class DecoderProcess:
     """One decoding process, started by the first request."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, nice: int) -> None:
+        self.config, self.nice = config, nice
         self.process: multiprocessing.process.BaseProcess | None = None
         self.pipe: Connection | None = None
 
@@ -131,7 +132,7 @@ class DecoderProcess:
 
     def _start(self) -> Connection:
         self.pipe, theirs = multiprocessing.Pipe()
-        arguments = (theirs, self.config.decode_seconds, self.config.decode_bytes)
+        arguments = (theirs, self.config.decode_seconds, self.config.decode_bytes, self.nice)
         self.process = multiprocessing.get_context("forkserver").Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -141,9 +142,10 @@ class DecoderProcess:
         return self.pipe
 
 
-def _work(pipe: Connection, seconds: int, memory: int) -> None:
+def _work(pipe: Connection, seconds: int, memory: int, nice: int) -> None:
     """Decode one message after another until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(nice)
     torch.set_num_threads(1)
     _limit_memory(memory)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

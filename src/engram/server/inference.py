@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import threading
+import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -39,26 +41,18 @@ class LoadedModel:
 
 
 class ModelLoader:
-    """The model of a folder. Requests do not wait while a thread loads the version that has come into use."""
+    """The model of a folder. A thread of low priority loads each version that comes into use; requests do not wait."""
 
-    def __init__(self, folder: ModelFolder, device: str = "auto") -> None:
-        self.folder, self.device = folder, device
-        self._lock = threading.Lock()  # of the attributes below, which `current` and the properties only read
+    def __init__(self, folder: ModelFolder, config: Config) -> None:
+        self.folder, self.device = folder, config.device
+        self._thread = ThreadPoolExecutor(1, "model", _lower_priority, (config.nice,))  # it alone changes what follows
         self._seen: tuple[int, str | None] | None = None  # the version last tried, and its checksum
         self._retry = math.inf  # when to try the same version again
         self._loaded: LoadedModel | None = None
         self._problem = NO_MODEL  # why nothing is loaded
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="model", daemon=True)
-
-    def start(self) -> None:
-        """Follow the changes of other processes."""
-        self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
 
     @property
     def generation(self) -> int | None:
@@ -84,38 +78,36 @@ class ModelLoader:
 
     def is_deleted(self, loaded: LoadedModel) -> bool:
         """Whether the folder no longer has this version, because one of its classes was forgotten, for example."""
-        try:
-            return loaded.generation not in self.folder.pointer().generations
-        except DataError:
-            return not self.folder.exists()  # which generations a damaged folder has is unknown
+        with suppress(DataError):
+            return not self.folder.exists() or loaded.generation not in self.folder.pointer().generations
+        return False  # which versions a damaged folder has is unknown
 
     def refresh(self) -> None:
         """Load the version in use, unless it is loaded. A damaged version never replaces an intact one."""
-        with self._lock:
-            seen = self._in_use()
-            if seen is None:
-                self._loaded, self._seen, self._problem = None, None, NO_MODEL
-            elif seen != self._seen or time.monotonic() >= self._retry:
-                self._replace(seen)
+        self._thread.submit(self._refresh).result()
 
-    def _watch(self) -> None:
+    async def watch(self) -> None:
+        """Load what other processes change."""
         while True:
-            try:
-                self.refresh()
-            except Exception:
-                log.exception("The model's folder cannot be read.")
-            if self._closed.wait(POLL_SECONDS):
-                return
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._refresh)
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _refresh(self) -> None:
+        seen = self._in_use()
+        if seen is None:
+            self._loaded, self._seen, self._problem = None, None, NO_MODEL
+        elif seen != self._seen or time.monotonic() >= self._retry:
+            self._replace(seen)
 
     def _in_use(self) -> tuple[int, str | None] | None:
         """The version in use and its checksum, without reading it."""
-        if not self.folder.exists():
-            return None
         try:
-            pointer = self.folder.pointer()
+            pointer = self.folder.pointer() if self.folder.exists() else None
         except DataError:
             return (-1, None)
-        return None if pointer.current is None else (pointer.current, pointer.generations.get(pointer.current))
+        if pointer is None or pointer.current is None:
+            return None
+        return pointer.current, pointer.generations.get(pointer.current)
 
     def _replace(self, seen: tuple[int, str | None]) -> None:
         begin = time.monotonic()
@@ -140,6 +132,11 @@ class ModelLoader:
         if model.image_size is None:
             raise NoModel(503, "This model takes vectors, not images. Use it from Python.")
         return LoadedModel(manifest.generation, model, model.image_size)
+
+
+def _lower_priority(nice: int) -> None:
+    if sys.platform == "linux":  # elsewhere, threads have the priority of their process
+        os.nice(nice)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -28,10 +29,11 @@ class Services:
         self.authenticator = Authenticator(config)
         self.connections = Connections(config)
         self.limits = RequestLimits(config)
-        self.loader = ModelLoader(folder, config.device)
-        self.decoders = Decoders(config, lambda: self.metrics.decoder_restarts.inc())
+        self.loader = ModelLoader(folder, config)
+        self.decoders = Decoders(config, self._restarted)
+        self.update_decoders = Decoders(replace(config, decoders=1), self._restarted, nice=config.nice)
         self.batcher = Batcher(config, lambda size: self.metrics.batches.observe(size))
-        self.jobs = Jobs(self.loader, config, self.decoders, self._learned)
+        self.jobs = Jobs(self.loader, config, self.update_decoders, self._learned)
         self.metrics = Metrics(self.jobs, self.loader)
 
     def close(self) -> None:
@@ -39,8 +41,12 @@ class Services:
         self.jobs.close()
         self.loader.close()
         self.decoders.close()
+        self.update_decoders.close()
         self.batcher.close()
         self.webhook.close()
+
+    def _restarted(self) -> None:
+        self.metrics.decoder_restarts.inc()
 
     def _learned(self, status: JobStatus) -> None:
         self.webhook.send("learned", job=STATUS.dump_python(status, mode="json"))
