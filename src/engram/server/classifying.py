@@ -149,15 +149,20 @@ async def _answer(
 async def _while_connected(request: Request, work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """The results in order. An error, or the end of the connection, cancels what is left."""
     tasks = [asyncio.create_task(each) for each in work]
-    results, end = asyncio.gather(*tasks), asyncio.ensure_future(request.receive())  # the body is read: it is the end
+    results = asyncio.create_task(_gather(tasks))
+    end = asyncio.ensure_future(request.receive())  # the body is read: it is the end
     try:
         await asyncio.wait((results, end), return_when=asyncio.FIRST_COMPLETED)
         if results.done():
             return results.result()
         raise Problem(400, "The connection was closed.")
     finally:
-        for task in (*tasks, end):
+        for task in (results, *tasks, end):
             task.cancel()
+
+
+async def _gather(tasks: Sequence[asyncio.Task[Result]]) -> list[Result]:
+    return await asyncio.gather(*tasks)  # in a task: a cancelled future of `gather` would be logged as an error
 
 
 class EvaluatedClass(BaseModel):
