@@ -9,7 +9,7 @@ import { setUpEvidence } from "./evidence.js";
 import { handlePaste } from "./images.js";
 import { setUpRejection, showRejection } from "./rejection.js";
 import { knowClasses, setUpTeach, showJobs } from "./teach.js";
-import { counted, find, megabytes, setText } from "./elements.js";
+import { accuracyText, counted, find, megabytes, setText } from "./elements.js";
 
 const POLL_SECONDS = 15; // between checks whether another client has changed the model
 const connection = find("connection");
@@ -101,7 +101,7 @@ async function showModel() {
 }
 
 function summary({ generation, classes, accuracy, interval, bytes }) {
-  const measured = accuracy === null ? "" : ` Accuracy over all classes ${accuracy.toFixed(3)} (95 % interval ${interval.map((each) => each.toFixed(3)).join(" to ")}).`;
+  const measured = accuracy === null ? "" : ` Accuracy over all classes ${accuracyText(accuracy, interval)}.`;
   return `Version ${generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(bytes.memory)}.${measured}`;
 }
 

@@ -1,12 +1,14 @@
 // Formatting of numbers, and elements made of text only.
 
+const SPACE = "\u00a0"; // between a number and its unit: no line break
+
 export const counted = (number, what) => {
   const plural = what.endsWith("s") ? `${what}es` : `${what}s`;
   return `${number.toLocaleString("en")} ${number === 1 ? what : plural}`;
 };
 
 export const megabytes = (count) =>
-  count >= 100 * 2 ** 10 ? `${(count / 2 ** 20).toFixed(2)} MB` : `${(count / 2 ** 10).toFixed(1)} KB`;
+  count >= 100 * 2 ** 10 ? `${(count / 2 ** 20).toFixed(2)}${SPACE}MB` : `${(count / 2 ** 10).toFixed(1)}${SPACE}KB`;
 
 export const minutes = (seconds) => {
   if (seconds < 90) return `${Math.max(seconds, 1).toFixed(0)} s`;
@@ -14,15 +16,19 @@ export const minutes = (seconds) => {
 };
 
 export const percent = (share) => {
-  if (share > 0 && share < 0.001) return "< 0.1 %";
-  if (share < 1 && share > 0.999) return "> 99.9 %";
-  return `${(100 * share).toFixed(1)} %`;
+  if (share > 0 && share < 0.001) return `<${SPACE}0.1${SPACE}%`;
+  if (share < 1 && share > 0.999) return `>${SPACE}99.9${SPACE}%`;
+  return `${(100 * share).toFixed(1)}${SPACE}%`;
 };
 
+// Accuracy with its interval.
+export const accuracyText = (accuracy, [low, high]) =>
+  `${accuracy.toFixed(3)} (95${SPACE}% interval ${low.toFixed(3)} to ${high.toFixed(3)})`;
+
 // Accuracy with its interval and what it was measured on.
-export const accuracyText = (accuracy, [low, high], measured, classes, images) => {
+export const measuredAccuracy = (accuracy, interval, measured, classes, images) => {
   const over = measured === classes ? "all classes" : `${measured} of ${counted(classes, "class")}`;
-  return `${accuracy.toFixed(3)} (95 % interval ${low.toFixed(3)} to ${high.toFixed(3)}) over ${over}, on ${counted(images, "held-out image")}`;
+  return `${accuracyText(accuracy, interval)} over ${over}, on ${counted(images, "held-out image")}`;
 };
 
 export const moment = (text) => {

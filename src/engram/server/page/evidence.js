@@ -4,7 +4,7 @@ import { get, send } from "./api.js";
 import { folderOf, handleDrop, isImage, thumbnail } from "./images.js";
 import { commands, server } from "./commands.js";
 import { showThresholds } from "./rejection.js";
-import { bar, counted, find, make, named, percent, setText, share, table } from "./elements.js";
+import { accuracyText, bar, counted, find, make, named, percent, setText, share, table } from "./elements.js";
 
 const WRONG = 24; // wrong predictions that are shown
 const ADVICE = {
@@ -66,8 +66,7 @@ async function evaluate(files) {
   setText(status, `Evaluating ${counted(testFiles.length, "image")} …`);
   try {
     const found = await send("/api/evaluate", form, { waiting: (seconds) => setText(status, `The server is busy. Trying again in ${seconds} s.`) });
-    const [low, high] = found.interval;
-    setText(status, `Version ${found.generation}: accuracy ${found.accuracy.toFixed(3)} (95 % interval ${low.toFixed(3)} to ${high.toFixed(3)}) on ${counted(found.images, "test image")}; mean over classes ${found.mean_accuracy.toFixed(3)}. None of the images is stored.`);
+    setText(status, `Version ${found.generation}: accuracy ${accuracyText(found.accuracy, found.interval)} on ${counted(found.images, "test image")}; mean over classes ${found.mean_accuracy.toFixed(3)}. None of the images is stored.`);
     place.replaceChildren(...evaluation(found));
   } catch (error) {
     setText(status, error.message);

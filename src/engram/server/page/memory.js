@@ -4,7 +4,7 @@ import { post } from "./api.js";
 import { loadEvidence } from "./evidence.js";
 import { question } from "./question.js";
 import { addImagesOf, latest, setState } from "./teach.js";
-import { accuracyText, bar, button, counted, find, make, megabytes, moment, named, percent, setText } from "./elements.js";
+import { bar, button, counted, find, make, measuredAccuracy, megabytes, moment, named, percent, setText } from "./elements.js";
 
 const FILTER_FROM = 12; // classes
 
@@ -72,7 +72,7 @@ function accuracy() {
   const { total, estimated } = model.held_out_counts;
   const images = total.reduce((sum, each) => sum + each, 0);
   const measured = total.filter((each) => each > 0).length;
-  const text = accuracyText(model.accuracy, model.interval, measured, model.classes.length, images);
+  const text = measuredAccuracy(model.accuracy, model.interval, measured, model.classes.length, images);
   return estimated ? `${text}; an estimate, because the network has changed since` : text;
 }
 

@@ -4,7 +4,7 @@ import { get, pause, remove, send } from "./api.js";
 import { dropZone, folderOf, isImage, thumbnail } from "./images.js";
 import { commands, quoted, server } from "./commands.js";
 import { doubts } from "./evidence.js";
-import { accuracyText, button, counted, find, make, megabytes, minutes, moment, named, setText, share, table } from "./elements.js";
+import { button, counted, find, make, measuredAccuracy, megabytes, minutes, moment, named, setText, share, table } from "./elements.js";
 
 const THUMBNAILS = 11; // shown per class; the rest is counted
 const SKIPPED = 10; // skipped files that are listed
@@ -374,7 +374,7 @@ function settings(result) {
 function accuracyOf({ accuracy, interval, held_out: images, held_out_classes: measured, classes, estimated }) {
   if (accuracy === null) return "Accuracy is not known: no image was held out.";
   const label = estimated ? "Accuracy, estimated (the network has changed since some of the images were seen):" : "Accuracy:";
-  return `${label} ${accuracyText(accuracy, interval, measured, classes, images)}.`;
+  return `${label} ${measuredAccuracy(accuracy, interval, measured, classes, images)}.`;
 }
 
 function warnings(texts) {
