@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,12 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
     """The ASGI application for a model's folder, which need not exist yet."""
     config = config or Config()
     folder = ModelFolder(folder.path.absolute())  # error messages must not contain it: a relative path is too short
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.set_forkserver_preload(PRELOADED)
     services = Services(folder, config)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        forkserver.ensure_running()  # now, so that the first image does not wait for it
         watching = asyncio.create_task(services.loader.watch())
         yield
         watching.cancel()
