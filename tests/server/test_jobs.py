@@ -14,7 +14,7 @@ from models_made import DAISY, TULIP, draw
 from server_made import Serve, files, image_bytes, update_form, wait_for_job, wait_until
 from starlette.testclient import TestClient
 
-from engram.model import LearnOptions, ModelFolder, learn, rename, verify
+from engram.model import LearnOptions, ModelFolder, forget, learn, rename, verify
 from engram.server import Config
 from engram.server.uploads import Upload
 
@@ -136,10 +136,12 @@ def test_finished_jobs_are_deleted_when_a_class_is_forgotten(
     wait_for_job(client, job)
     if by_command:
         rename(model, "grey", "ash")
+        forget(model, ["ash"])
     else:
         client.post("/api/rename", json={"from": "grey", "to": "ash"})
-    assert client.post("/api/forget", json={"classes": ["ash"]}).status_code == 200
-    assert client.get("/api/jobs").json() == {"jobs": []}
+        assert client.post("/api/forget", json={"classes": ["ash"]}).status_code == 200
+        assert client.get("/api/jobs").json() == {"jobs": []}
+    wait_until(lambda: client.get("/api/jobs").json() == {"jobs": []})
     assert "grey" not in client.get("/api/jobs").text + client.get("/api/model").text
     assert client.get(f"/api/jobs/{job}").status_code == 404
 

@@ -120,10 +120,7 @@ def describe_model(server: Server) -> ModelSummary | None:
 @edits.post("/forget")
 def forget_classes(body: Forget, server: Server) -> EditResponse:
     """Remove classes and all earlier versions. This cannot be undone."""
-    response = _response(server, forget(server.folder, body.classes))
-    server.jobs.delete_finished()
-    server.webhook.clear()
-    return response
+    return _response(server, forget(server.folder, body.classes))
 
 
 @edits.post("/rename")

@@ -43,8 +43,8 @@ class LoadedModel:
 class ModelLoader:
     """The model of a folder. A thread of low priority loads each version that comes into use; requests do not wait."""
 
-    def __init__(self, folder: ModelFolder, config: Config) -> None:
-        self.folder, self.device = folder, config.device
+    def __init__(self, folder: ModelFolder, config: Config, on_deleted: Callable[[], None]) -> None:
+        self.folder, self.device, self.on_deleted = folder, config.device, on_deleted
         self._thread = ThreadPoolExecutor(1, "model", _lower_priority, (config.nice,))  # it alone changes what follows
         self._seen: tuple[int, str | None] | None = None  # the version last tried, and its checksum
         self._retry = math.inf  # when to try the same version again
@@ -93,11 +93,15 @@ class ModelLoader:
             await asyncio.sleep(POLL_SECONDS)
 
     def _refresh(self) -> None:
-        seen = self._in_use()
+        before, seen = self._loaded, self._in_use()
         if seen is None:
             self._loaded, self._seen, self._problem = None, None, NO_MODEL
         elif seen != self._seen or time.monotonic() >= self._retry:
             self._replace(seen)
+        if before is not None and self.is_deleted(before):
+            if self._loaded is before:  # the next one is damaged
+                self._loaded = None
+            self.on_deleted()
 
     def _in_use(self) -> tuple[int, str | None] | None:
         """The version in use and its checksum, without reading it."""
@@ -116,8 +120,6 @@ class ModelLoader:
         except Exception as error:  # a damaged state may cause any error
             if seen != self._seen:  # log it once, not at every retry
                 log.error("The model was not replaced: %s", error, exc_info=not isinstance(error, EngramError))
-            if self._loaded is not None and self.is_deleted(self._loaded):
-                self._loaded = None
             self._problem = error.detail if isinstance(error, NoModel) else DAMAGED
             now = time.monotonic()
             self._seen, self._retry = seen, now + max(RETRY_SECONDS, (now - begin) / RETRY_SHARE)

@@ -160,7 +160,7 @@ class Jobs:
             return job.status
 
     def delete_finished(self) -> None:
-        """Delete finished jobs: they may name a class that was forgotten, even under an earlier name."""
+        """Delete finished jobs."""
         with self._lock:
             self._jobs = {id: job for id, job in self._jobs.items() if not job.finished}
 

@@ -29,7 +29,7 @@ class Services:
         self.authenticator = Authenticator(config)
         self.connections = Connections(config)
         self.limits = RequestLimits(config)
-        self.loader = ModelLoader(folder, config)
+        self.loader = ModelLoader(folder, config, self._forget)
         self.decoders = Decoders(config, self._restarted)
         self.update_decoders = Decoders(replace(config, decoders=1), self._restarted, nice=config.nice)
         self.batcher = Batcher(config, lambda size: self.metrics.batches.observe(size))
@@ -44,6 +44,11 @@ class Services:
         self.update_decoders.close()
         self.batcher.close()
         self.webhook.close()
+
+    def _forget(self) -> None:
+        """A version was deleted: delete what may name a class that was forgotten, even under an earlier name."""
+        self.jobs.delete_finished()
+        self.webhook.clear()
 
     def _restarted(self) -> None:
         self.metrics.decoder_restarts.inc()

@@ -81,7 +81,7 @@ class Webhook:
             self._lock.notify()
 
     def clear(self) -> None:
-        """Drop all events that wait: they may name a class that was forgotten."""
+        """Drop all events that wait."""
         with self._lock:
             self._queue.clear()
 
