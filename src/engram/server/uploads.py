@@ -122,10 +122,14 @@ async def read_upload(form: FormData, config: Config) -> Upload:
         check_class_names(dict.fromkeys(classes, "sent"))
     except DataError as error:
         raise Problem(422, str(error)) from None
+    return await run_in_threadpool(_stored, files, classes)
+
+
+def _stored(files: list[UploadFile], classes: list[str]) -> Upload:
     upload = Upload()
     try:
         for file, class_name in zip(files, classes, strict=True):
-            await run_in_threadpool(upload.add, file_name(file), class_name, await file.read())
+            upload.add(file_name(file), class_name, file.file.read())
     except BaseException:
         upload.close()
         raise
