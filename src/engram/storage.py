@@ -233,6 +233,12 @@ def _finite(text: str) -> float:
     return number
 
 
+def tensors_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The tensors that are named `part.…`, without that prefix."""
+    prefix = f"{part}."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def serialise_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """The content of a safetensors file. The same tensors give the same bytes."""
     from safetensors.torch import save

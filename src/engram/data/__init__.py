@@ -7,9 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from engram.data import arrays, cifar, digits, folder
-from engram.data.samples import Dataset, DecodeOptions, Samples, Source, concatenate, hold_out
+from engram.data.samples import (
+    Dataset,
+    DecodeOptions,
+    Samples,
+    Source,
+    Stream,
+    Task,
+    concatenate,
+    hold_out,
+    split,
+)
 from engram.data.scanning import cache_folder
-from engram.data.tasks import Stream, Task, split
 from engram.errors import UsageError, unknown
 from engram.progress import SILENT, Progress
 from engram.text import printable

@@ -17,9 +17,8 @@ from torch import Tensor
 from engram.data.files import ImageFiles, cache_images
 from engram.data.images import Fit
 from engram.data.labelled import class_folders, folder_labels, refuse_splits, skipped_in
-from engram.data.samples import Dataset, DecodeOptions, Samples, Source, hold_out
+from engram.data.samples import FIELD_SEED, Dataset, DecodeOptions, Samples, Source, hold_out
 from engram.data.scanning import ImageIndex, SkippedFile, at_most, open_index
-from engram.data.tasks import FIELD_SEED
 from engram.errors import DataError, UsageError, unknown
 from engram.progress import Progress
 from engram.text import names_in, printable

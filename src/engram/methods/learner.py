@@ -40,6 +40,7 @@ from engram.network import (
 )
 from engram.progress import SILENT, Progress
 from engram.settings import flatten
+from engram.storage import tensors_of
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 
@@ -513,12 +514,13 @@ class Learner(ABC):
             self.shape_ = tuple(state["shape"].tolist())
             self.tasks_ = int(state["tasks"])
             self.pretrained_ = bool(state["pretrained"])
-            self.network_ = self.restored_network(_part(state, "network"), self.shape_)
-            features = FeatureMemory.restored(_part(state, "memory.features"))  # with the codec that it was saved with
-            images = ImageMemory.restored(_part(state, "memory.images"))
-            statistics = Statistics.restored(_part(state, "memory.statistics"))
+            self.network_ = self.restored_network(tensors_of(state, "network"), self.shape_)
+            # Features have the codec that they were saved with.
+            features = FeatureMemory.restored(tensors_of(state, "memory.features"))
+            images = ImageMemory.restored(tensors_of(state, "memory.images"))
+            statistics = Statistics.restored(tensors_of(state, "memory.statistics"))
             self.memory_ = Memory(features, images, statistics, self.network_.carried.nbytes)
-            self.classifier_ = self.restored_classifier(_part(state, "classifier"))
+            self.classifier_ = self.restored_classifier(tensors_of(state, "classifier"))
         except (KeyError, RuntimeError, TypeError) as error:
             raise DataError(
                 f"The saved state is not of a learner '{self.name}' with these settings: {error}"
@@ -535,10 +537,6 @@ class Learner(ABC):
             self.network, self.head, shape, tensors, last_relu=self.last_relu, crop=self.training.crop
         )
         return network.requires_grad_(False).to(choose_device(self.device))
-
-
-def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{name}."): tensor for key, tensor in state.items() if key.startswith(f"{name}.")}
 
 
 def count_stored(before: Tensor, arriving: Tensor, limit: int) -> int:

@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from engram.errors import DataError, EngramError, UsageError, not_installed
 from engram.network.backbones import Pretrained
 from engram.progress import SILENT, Phase, Progress
-from engram.storage import load_tensors, parse_json
+from engram.storage import load_tensors, parse_json, tensors_of
 
 PREFIX = "hf:"
 MAX_DESCRIPTION_BYTES = 2**16
@@ -111,9 +111,7 @@ class HubExtractor(Pretrained):
         """The extractor with this state dict, whichever version of transformers named its weights. Needs no hub."""
         details = Description.from_tensor(tensors["description"])
         measure(details)
-        prefix = "backbone."
-        weights = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
-        backbone, missing = _load(details, weights)
+        backbone, missing = _load(details, tensors_of(tensors, "backbone"))
         if missing:
             raise DataError(
                 f"The saved weights of {details.source} lack {min(missing)}. They were saved with transformers "

@@ -29,6 +29,7 @@ from engram.network.registry import (
 )
 from engram.progress import SILENT, Progress
 from engram.randomness import seeded
+from engram.storage import tensors_of
 
 # For vectors that are used as features; measured on embeddings of photos, digits and tables (tests/estimator).
 SHIFT = 1.0  # standard deviations by which every column is moved away from 0
@@ -244,15 +245,13 @@ def restore_network(
 ) -> Network:
     """The network with the state dict `tensors`, for samples of this shape."""
     classes, dimension = tensors["head.weight"].shape
-    prefix = "extractor."
-    saved = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+    saved = tensors_of(tensors, "extractor")
     extractor = _channels_last(restore_extractor(network, _cropped_shape(shape, crop), saved, last_relu=last_relu))
     restored = Network(extractor, make_head(head, dimension, scale=1.0), tensors["mean"], tensors["std"], crop)
     restored.head.grow(classes)
-    carried = "carried."
-    restored.carried = Carried({n.removeprefix(carried): t for n, t in tensors.items() if n.startswith(carried)})
-    rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
-    restored.load_state_dict(rest | {f"{prefix}{name}": tensor for name, tensor in extractor.state_dict().items()})
+    restored.carried = Carried(tensors_of(tensors, "carried"))
+    rest = {name: tensor for name, tensor in tensors.items() if not name.startswith("extractor.")}
+    restored.load_state_dict(rest | {f"extractor.{name}": tensor for name, tensor in extractor.state_dict().items()})
     return restored.eval()
 
 

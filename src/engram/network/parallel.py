@@ -210,6 +210,17 @@ def _broadcast_bytes(content: bytes) -> bytes:
     return buffer.numpy().tobytes()
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Inside, torch computes in so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 # The process group of a run under torchrun
 
 
@@ -307,19 +318,16 @@ def _takes_gpu(device: str) -> bool:
 @contextmanager
 def _rank_settings(rank: int) -> Iterator[None]:
     """Each rank uses its share of the cores, rank 0 alone shows warnings, and SIGTERM raises `Terminated`."""
-    threads = torch.get_num_threads()
+    count = torch.get_num_threads()
     if os.environ.get("OMP_NUM_THREADS", "1") == "1":  # torchrun's default; any other value is the user's
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // _variable("LOCAL_WORLD_SIZE", 1)))
+        count = max(1, cores // _variable("LOCAL_WORLD_SIZE", 1))
     in_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere signals cannot be handled
     handler = signal.signal(signal.SIGTERM, _raise_terminated) if in_main_thread else None
-    try:
-        with warnings.catch_warnings():
-            if rank:
-                warnings.simplefilter("ignore", EngramWarning)
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with threads(count), warnings.catch_warnings():
+        if rank:
+            warnings.simplefilter("ignore", EngramWarning)
+        yield
     if in_main_thread:
         signal.signal(signal.SIGTERM, handler)  # not after an error: see `_ignore_signals`
 

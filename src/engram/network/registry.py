@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.errors import DataError, UsageError, unknown
-from engram.network import hub
+from engram.network import hub, parallel
 from engram.network.backbones import (
     MLP,
     VARIANTS,
@@ -196,13 +196,9 @@ def threads_for(shape: tuple[int, ...], network: str | nn.Module = "auto") -> It
     A pretrained network enlarges small images, so it keeps all threads. The choice depends only on the data and the
     network, and so do the results.
     """
-    before = torch.get_num_threads()
-    if len(shape) == 1 or (min(shape[:2]) < SMALL_SIDE and not is_pretrained(network)):
-        torch.set_num_threads(1)
-    try:
+    small = len(shape) == 1 or (min(shape[:2]) < SMALL_SIDE and not is_pretrained(network))
+    with parallel.threads(1 if small else torch.get_num_threads()):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def load_weights(extractor: nn.Module, path: Path) -> tuple[Tensor, Tensor] | None:

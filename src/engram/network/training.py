@@ -22,6 +22,7 @@ from engram.network import parallel
 from engram.network.network import Network, has_bfloat16
 from engram.progress import SILENT, Progress
 from engram.randomness import generator, seeded
+from engram.storage import tensors_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented inputs, class indices (n,)) -> scalar, a mean over the inputs
 GradientHook = Callable[[torch.Generator], None]  # changes the network's gradients between backward and step
@@ -256,12 +257,8 @@ def _resume(network: Network, optimiser: Optimizer, checkpoints: EpochCheckpoint
     state = parallel.broadcast(lambda: checkpoints.load() if checkpoints is not None else None)
     if state is None:
         return 0
-    parts: dict[str, dict[str, Tensor]] = {"network": {}, "momentum": {}, "epoch": {}}
-    for name, tensor in state.items():
-        part, _, own = name.partition(".")
-        parts[part][own] = tensor
-    network.load_state_dict(parts["network"])
-    buffers = {int(index): {"momentum_buffer": tensor} for index, tensor in parts["momentum"].items()}
+    network.load_state_dict(tensors_of(state, "network"))
+    buffers = {int(index): {"momentum_buffer": tensor} for index, tensor in tensors_of(state, "momentum").items()}
     optimiser.load_state_dict({**optimiser.state_dict(), "state": buffers})
     # The fused step needs the same memory layout for a weight and its momentum, and a file has no channels-last layout.
     for parameter, loaded in optimiser.state.items():

@@ -194,14 +194,12 @@ _available: ContextVar[int] = ContextVar("available")  # threads that torch had 
 @contextmanager
 def threads_for(multiplications: int) -> Iterator[None]:
     """Compute in one thread inside, or in all that torch has if there are many multiplications."""
-    before = torch.get_num_threads()
-    available = _available.get(before)
+    available = _available.get(torch.get_num_threads())
     token = _available.set(available)
-    torch.set_num_threads(available if multiplications > SMALL else 1)
     try:
-        yield
+        with parallel.threads(available if multiplications > SMALL else 1):
+            yield
     finally:
-        torch.set_num_threads(before)
         _available.reset(token)
 
 
