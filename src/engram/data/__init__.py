@@ -7,17 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engram.data import arrays, cifar, digits, folder
-from engram.data.samples import (
-    Dataset,
-    DecodeOptions,
-    Samples,
-    Source,
-    Stream,
-    Task,
-    concatenate,
-    hold_out,
-    split,
-)
+from engram.data.samples import Dataset, DecodeOptions, Samples, Source, Stream, Task, concatenate, hold_out, split
 from engram.data.scanning import cache_folder
 from engram.errors import UsageError, unknown
 from engram.progress import SILENT, Progress

@@ -25,15 +25,7 @@ The stored vectors are adapted by pairs of the other two classes, which join the
 1.0
 """
 
-from engram.features.adapters import (
-    ADAPTERS,
-    Adapter,
-    AutoAdapter,
-    IdentityAdapter,
-    MLPAdapter,
-    Pairs,
-    RidgeAdapter,
-)
+from engram.features.adapters import ADAPTERS, Adapter, AutoAdapter, IdentityAdapter, MLPAdapter, Pairs, RidgeAdapter
 from engram.features.classifiers import (
     CLASSIFIERS,
     LDA,

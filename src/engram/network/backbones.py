@@ -261,21 +261,16 @@ class ConvNorm(nn.Module):
         if self.stride > 1:
             down, across = (self._padding(length) for length in x.shape[2:])
             x = F.pad(x, (across // 2, across - across // 2, down // 2, down - down // 2))
-        if self.is_fused:
-            return _convolve_relu6(self.conv, x)
+        if self.is_fused:  # in one pass over the output, by the operator that torch's compiler uses on CPUs
+            geometry = self.conv.padding, self.conv.stride, self.conv.dilation, self.conv.groups
+            fused = torch.ops.mkldnn._convolution_pointwise
+            return fused(x, self.conv.weight, self.conv.bias, *geometry, "hardtanh", [0.0, 6.0], "")  # type: ignore[no-any-return]
         x = self.norm(self.conv(x))
         return x if self.linear else F.relu6(x, inplace=True)
 
     def _padding(self, length: int) -> int:
         """The number of zeros that makes the output ⌈length / stride⌉ pixels; an odd one goes at the end."""
         return max((math.ceil(length / self.stride) - 1) * self.stride + self.size - length, 0)
-
-
-def _convolve_relu6(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """ReLU6 of a convolution in one pass over the output, by the operator that torch's compiler uses on CPUs."""
-    geometry = conv.padding, conv.stride, conv.dilation, conv.groups
-    out = torch.ops.mkldnn._convolution_pointwise(x, conv.weight, conv.bias, *geometry, "hardtanh", [0.0, 6.0], "")
-    return out  # type: ignore[no-any-return]
 
 
 class MBConv(nn.Module):

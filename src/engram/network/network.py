@@ -20,13 +20,7 @@ from engram.network import parallel
 from engram.network.backbones import Pretrained, fold_batch_norms
 from engram.network.cache import Cache
 from engram.network.head import Head, make_head
-from engram.network.registry import (
-    IDENTITY,
-    feature_dimension,
-    load_weights,
-    make_extractor,
-    restore_extractor,
-)
+from engram.network.registry import IDENTITY, feature_dimension, load_weights, make_extractor, restore_extractor
 from engram.progress import SILENT, Progress
 from engram.randomness import seeded
 from engram.storage import tensors_of
