@@ -24,6 +24,8 @@ from engram.randomness import generator
 
 LEVELS = 255  # steps between the lowest and the highest number that a byte can represent
 ENOUGH = 250  # exact vectors of a class; more add little
+
+# Product quantisation
 CENTROIDS = 256  # of each part: as many as a byte can index
 ITERATIONS = 25  # of k-means
 MOST_VECTORS = 2**16  # from which centroids are computed

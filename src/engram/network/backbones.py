@@ -18,6 +18,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from engram.errors import DataError, EngramError
 from engram.storage import checksum
 
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the inputs of most published weights
+
 
 class Pretrained(nn.Module):
     """A feature extractor with published weights: normalised images (n, 3, s, s) to features (n, d).

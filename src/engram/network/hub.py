@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from engram.errors import DataError, EngramError, UsageError, not_installed
-from engram.network.backbones import Pretrained
+from engram.network.backbones import IMAGENET_MEAN, IMAGENET_STD, Pretrained
 from engram.progress import SILENT, Phase, Progress
 from engram.storage import load_tensors, parse_json, tensors_of
 
@@ -51,7 +51,7 @@ FILES = [*JSON_FILES, "README.md", WEIGHTS, INDEX, "model-*-of-*.safetensors"]  
 
 # Mean and standard deviation for checkpoints that do not state them. Only for model types that always use the same
 # ones; published ViT and Swin checkpoints, for example, differ.
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
 OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 HALF = ((0.5,) * 3, (0.5,) * 3)
 STATISTICS = {

@@ -17,7 +17,7 @@ from engram.data.augment import center_crop
 from engram.data.samples import LazyImages
 from engram.errors import EngramError, TrainingError, UsageError
 from engram.network import parallel
-from engram.network.backbones import Pretrained, fold_batch_norms
+from engram.network.backbones import IMAGENET_MEAN, IMAGENET_STD, Pretrained, fold_batch_norms
 from engram.network.cache import Cache
 from engram.network.head import Head, make_head
 from engram.network.registry import IDENTITY, feature_dimension, load_weights, make_extractor, restore_extractor
@@ -30,7 +30,9 @@ SHIFT = 1.0  # standard deviations by which every column is moved away from 0
 PRIOR = 0.1  # samples per dimension that weigh as much as the assumption that all columns have one deviation
 MAX_DEVIATIONS = 4.0  # between a value and its mean
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of most published weights
+BATCH = 500  # samples of which features are extracted at once: enough for every core, and for the processor's cache
+PIXELS = BATCH * 96 * 96  # of such a batch, at most: activations of more would fill the memory
+PRETRAINED_BATCH = 8  # for images of about 224 pixels, as activations of more do not fit the processor's cache
 
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 TrainableWeights = Literal["all", "norms", "head"]  # of the whole network, of norm layers and head, or of the head
@@ -331,13 +333,6 @@ def choose_device(device: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() and not parallel.is_distributed() else "cpu")
 
 
-# Features of many samples
-
-BATCH = 500  # large enough to occupy every core, small enough for the processor's cache
-PIXELS = BATCH * 96 * 96  # of a batch, at most: activations of more would fill the memory
-PRETRAINED_BATCH = 8  # for images of about 224 pixels, as activations of more do not fit the processor's cache
-
-
 def extract(
     network: Network,
     samples: Samples,
@@ -348,11 +343,12 @@ def extract(
 ) -> Tensor:
     """h_θ of all samples, float32 (n, d) on the CPU, not normalised; computed in evaluation mode."""
     network = network.frozen()
-    if cache is None:
-        return _extract(network, samples, progress, phase)
-    return cache.get(
-        "features", _key(network, samples), lambda: {"features": _extract(network, samples, progress, phase)}
-    )["features"]
+
+    def compute() -> dict[str, Tensor]:
+        return {"features": _extract(network, samples, progress, phase)}
+
+    found = compute() if cache is None else cache.get("features", _key(network, samples), compute)
+    return found["features"]
 
 
 def _key(network: Network, samples: Samples) -> Iterator[object]:
