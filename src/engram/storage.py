@@ -18,7 +18,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,6 +89,17 @@ def sweep_old(folder: Path) -> None:
         with suppress(OSError):  # its writer has just finished, or another process removes it too
             if leftover.lstat().st_mtime < time.time() - STALE:
                 leftover.unlink()
+
+
+def evict(files: Iterable[Path], room: int) -> list[Path]:
+    """Delete the least recently used files until the others take at most `room` bytes; the deleted ones."""
+    deleted = []
+    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
+        room -= file.stat().st_size
+        if room < 0:
+            file.unlink()
+            deleted.append(file)
+    return deleted
 
 
 @contextmanager

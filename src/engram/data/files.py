@@ -187,7 +187,10 @@ def cache_images(files: ImageFiles, rows: Tensor, limit: int, progress: Progress
         except FileNotFoundError:
             with storage.waiting(path.parent / ".writing"):
                 if not (path.exists() and _record(path).exists()):  # another process may have written it meanwhile
-                    _make_room(path, limit - size)
+                    images = (each for each in path.parent.glob("images-*") if each.suffix != ".json")
+                    others = (each for each in images if not each.name.startswith(path.name))
+                    for evicted in storage.evict(others, limit - size):
+                        _record(evicted).unlink(missing_ok=True)
                     _write(files, rows, path, progress)
                 cached = CachedImages(files, rows, path)
     except DataError:  # about the images: it would only be raised later
@@ -205,17 +208,6 @@ def cache_images(files: ImageFiles, rows: Tensor, limit: int, progress: Progress
 def _record(path: Path) -> Path:
     """The file that says how many images are safely on disk, and what was wrong with their files."""
     return path.with_name(f"{path.name.removesuffix('.part')}.json")
-
-
-def _make_room(path: Path, room: int) -> None:
-    """Delete the least recently used cache files beside `path` until they take at most `room` bytes."""
-    others = [other for other in path.parent.glob("images-*") if not other.name.startswith(path.name)]
-    for other in sorted(others, key=lambda other: other.stat().st_mtime, reverse=True):
-        if other.suffix != ".json":
-            room -= other.stat().st_size
-            if room < 0:
-                other.unlink()
-                _record(other).unlink(missing_ok=True)
 
 
 def _write(files: ImageFiles, rows: Tensor, path: Path, progress: Progress) -> None:

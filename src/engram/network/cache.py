@@ -74,13 +74,7 @@ class Cache:
             return
         with suppress(OSError):  # the disk is full, or another process evicts the same file
             storage.save_tensors(path, tensors)
-            entries = [file for file in self.folder.glob("*.safetensors") if _is_evictable(file)]
-            total = sum(file.stat().st_size for file in entries)
-            for file in sorted(entries, key=lambda file: file.stat().st_mtime_ns):
-                if total <= self.max_bytes:
-                    break
-                total -= file.stat().st_size
-                file.unlink()
+            storage.evict(filter(_is_evictable, self.folder.glob("*.safetensors")), self.max_bytes)
 
 
 def _is_evictable(path: Path) -> bool:
