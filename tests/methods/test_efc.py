@@ -114,6 +114,23 @@ def test_rotated_images_add_the_loss_of_an_auxiliary_head(objective: str, images
     assert both(inputs, class_indices).item() == pytest.approx(expected.item(), rel=1e-4)
 
 
+def test_rotation_labels_can_be_of_the_first_task_alone(images: Stream) -> None:
+    plain, every = quick("features"), quick("features", rotation_labels=1.0)
+    first = quick("features", rotation_labels=1.0, rotation_tasks="first")
+    assert quick("features", rotation_tasks="first").training_settings(1) == plain.training_settings(1)
+    assert first.training_settings(0) == every.training_settings(0) != plain.training_settings(0)
+    assert first.training_settings(1) != every.training_settings(1)
+    assert [first.work(10, task, tunes=True).passes for task in (0, 1)] == [2, 1]
+    assert [every.work(10, task, tunes=True).passes for task in (0, 1)] == [2, 2]
+    for one in (first, every):
+        one.learn(images.tasks[0])
+    assert first.trained.extracts_like(every.trained)
+    plain.restore(first.state())  # so it trains on the second task from the same network
+    for one in (first, every, plain):
+        one.learn(images.tasks[1])
+    assert first.trained.extracts_like(plain.trained) and not first.trained.extracts_like(every.trained)
+
+
 def test_rotated_images_leave_the_running_statistics_alone() -> None:
     norm = nn.BatchNorm2d(2).train()
     with unchanged_statistics(norm):

@@ -179,6 +179,7 @@ def _source(release: Release, classes: int, megabytes: int, classes_per_task: in
         location="cache",
         classes_per_task=classes_per_task,
         settings={"pad": 4, "flip": True},
+        methods={"engram": {"rotation_labels": 1.0}},
         paper={"eeil": {"epochs": 480}},  # 40 epochs in which its code uses every image twelve times
     )
 

@@ -215,7 +215,8 @@ def _imagenet(name: str, summary: str, classes_per_task: int, **settings: Any) -
         classes_per_task=classes_per_task,
         settings={"network": "resnet18", "pad": 0, "flip": True, "less_forget": LESS_FORGET, **settings},  # §5.1
         crop=7 / 8,  # iCaRL's code: 224 of 256 pixels per side
-        methods={"hybrid": {"images_per_class": 10}},  # Table 1: beside 250 features
+        # Table 1: ten images beside 250 features
+        methods={"hybrid": {"images_per_class": 10}, "engram": {"rotation_labels": 1.0}},
         paper=PAPER,
     )
 
@@ -286,5 +287,6 @@ TINY_IMAGENET = Source(
         **{"network": "resnet18-small", "pad": 8, "flip": True, "less_forget": LESS_FORGET},
         "images_total": 4_000,  # 20 per class at the end, as Table 1 for ImageNet
     },
+    methods={"engram": {"rotation_labels": 1.0}},
     paper=PAPER,
 )

@@ -260,7 +260,7 @@ def data_facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> D
     counts = torch.bincount(dataset.train.labels)
     fewest = int(counts[counts > 0].min())
     fewest = max(1, fewest - max(1, round(validation * fewest))) if validation else fewest
-    features, images = (preset(preset_name, method, dataset) for method in ("features", "gamma-icarl"))
+    features, images, ours = (preset(preset_name, method, dataset) for method in ("features", "gamma-icarl", "engram"))
     return DataFacts(
         classes=len(dataset.train.classes()),
         per_class=fewest,
@@ -269,6 +269,7 @@ def data_facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> D
         features_per_class=min(fewest, features.get("features_per_class", 250)),
         images_per_class=min(fewest, images.get("images_per_class", IMAGES_PER_CLASS)),
         full=preset_name == "paper",
+        rotates="rotation_labels" in ours,
     )
 
 

@@ -35,6 +35,7 @@ class DataFacts:
     features_per_class: int  # L and P of the preset
     images_per_class: int
     full: bool  # everything that the paper varies, or what short runs can show
+    rotates: bool = False  # whether engram trains with rotation labels
 
     def scaled(self, *counts: int) -> list[int]:
         """The paper's numbers per class of CIFAR-100, in proportion for smaller classes."""
@@ -143,6 +144,8 @@ def _frontier(facts: DataFacts) -> Iterable[Variant]:
 
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "engram": {},
+    "without rotation labels": {"rotation_labels": 0.0},
+    "rotation labels in every task": {"rotation_tasks": "every"},
     "LUCIR's training": {"objective": "lucir"},
     "late weight averaging": {"weight_averaging": 0.6, "weight_averaging_from": 0.8},  # from the sixth task on
     "the paper's adapter": {"adapter": "mlp", "adapter_steps": 720, "alpha": 100.0},
@@ -157,7 +160,8 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 def _parts(facts: DataFacts) -> Iterable[Variant]:
     stored = {"features_per_class": facts.features_per_class}
     for label, settings in PARTS.items():
-        yield _variant("engram", label, {**stored, **settings})
+        if facts.rotates or not settings.keys() & {"rotation_labels", "rotation_tasks"}:
+            yield _variant("engram", label, {**stored, **settings})
     yield _variant("features", "features, the paper's", stored, series="features")
 
 
@@ -166,6 +170,7 @@ EXEMPLAR_FREE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{method: (method, {}) for method in ("engram", "features", "features-unadapted")},
     **{f"features, {name}": ("features", {"objective": name}) for name in ("efc", "adagauss", "lucir")},
     "features, rotation labels": ("features", {"rotation_labels": 1.0}),
+    "features, rotation labels in the first task": ("features", {"rotation_labels": 1.0, "rotation_tasks": "first"}),
     **{method: (method, {}) for method in ("dpcr", "gaussian-replay", "adc", "ldc", "sdc")},
     "nearest mean, no compensation": ("sdc", {"compensation": "identity"}),
     "fecam, frozen": ("fecam", {}),

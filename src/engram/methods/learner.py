@@ -43,6 +43,7 @@ from engram.settings import flatten
 from engram.storage import tensors_of
 
 NOTHING = torch.empty(0, dtype=torch.int64)
+OF_LATER_TASKS = ("rotation_tasks", "weight_averaging", "weight_averaging_from")  # without effect on the first task
 
 
 class MemorySources(NamedTuple):
@@ -371,12 +372,13 @@ class Learner(ABC):
 
     def work(self, images: int, task: int, *, tunes: bool) -> Work:
         """What learning so many images, stored ones included, takes as task `task` from 0."""
+        taught = task > 0 and not self.starts_over
         return Work(
             trained=self.training.epochs * images if tunes or self.make_classifier() is None else 0,
-            taught=task > 0 and not self.starts_over,
+            taught=taught,
             head_only=not tunes,
             extracted=images if self.features_limit(1) or self.images_limit(1) else 0,
-            passes=self.objective.passes,
+            passes=2 if self.objective.rotates(taught) else 1,
         )
 
     def classifier_inputs(
@@ -474,9 +476,11 @@ class Learner(ABC):
         elif self.tune != "every":
             own["trains_head"] = self.make_classifier() is None  # of a network that is not tuned
         settings = {**own, **flatten(self.training), **flatten(self.objective)}
+        if not self.objective.rotation_labels:
+            settings["rotation_tasks"] = "every"  # without effect
         if settings["precision"] == "auto":  # which the stream and the device resolve
             settings["precision"] = f"auto, {has_bfloat16(choose_device(self.device))}"
-        later = frozenset() if task else {*self.objective.of_later_tasks, "weight_averaging", "weight_averaging_from"}
+        later = frozenset() if task else {*self.objective.of_later_tasks, *OF_LATER_TASKS}
         used = {name: value for name, value in settings.items() if name not in later}
         return {"objective": self.settings()["objective"], **used}
 

@@ -90,8 +90,9 @@ class Objective(ABC):
     of_later_tasks: ClassVar[frozenset[str]] = frozenset()
 
     # The share of rotated images' loss: an auxiliary head learns class and rotation together (Zhu et al., PASS, CVPR
-    # 2021, §3.2). It doubles the time of training.
+    # 2021, §3.2). It doubles the time of training. Later tasks drift more with it; on the first there is no drift.
     rotation_labels: NonNegativeFloat = 0.0
+    rotation_tasks: Literal["first", "every"] = "every"
 
     def prepare(self, context: TrainingContext) -> None:  # noqa: B027 (most objectives have nothing to prepare)
         """Called before training."""
@@ -106,7 +107,7 @@ class Objective(ABC):
     def training_loss(self, context: TrainingContext) -> Loss:
         """The loss of a batch with that of its rotated images, if the settings ask for it."""
         loss = self.loss(context)
-        return _with_rotations(loss, self, context) if self.rotation_labels else loss
+        return _with_rotations(loss, self, context) if self.rotates(context.teacher is not None) else loss
 
     def training_of(self, training: Training, task: int) -> Training:
         """The settings of training on task `task` from 0: the same for all, unless an objective changes them."""
@@ -116,10 +117,9 @@ class Objective(ABC):
         """What changes the gradients between backward and step, if anything does."""
         return None
 
-    @property
-    def passes(self) -> int:
-        """How often the student sees each image in a step: once, or upright and rotated."""
-        return 2 if self.rotation_labels else 1
+    def rotates(self, taught: bool) -> bool:
+        """Whether rotated images are learned too, with a teacher or without."""
+        return self.rotation_labels > 0 and (not taught or self.rotation_tasks == "every")
 
     def carried_bytes(self, network: Network) -> int:
         """The bytes of what the network carries to the next task."""
