@@ -50,6 +50,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "gamma 0": {"feature_distillation": 0.0},
     "gamma .2": {"feature_distillation": 0.2},
     "rotation": {"rotation_labels": 1.0},
+    "rotation, first": {"rotation_labels": 1.0, "rotation_tasks": "first"},
     "efc 1 .1": {"objective": "efc", "elastic": 1.0, "rigid": 0.1},
     "efc .1 .1": {"objective": "efc", "elastic": 0.1, "rigid": 0.1},
     "adagauss": {"objective": "adagauss"},
