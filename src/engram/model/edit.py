@@ -14,7 +14,6 @@ from engram.model.folder import ModelFolder
 from engram.model.held_out import HeldOutScores, assess
 from engram.model.manifest import Manifest
 from engram.model.model import Model
-from engram.model.reading import FolderReader
 from engram.model.saving import load, save
 from engram.text import composed, printable, unfit
 
@@ -121,7 +120,7 @@ def rollback(folder: ModelFolder, to: int | None = None) -> EditResult:
     return EditResult.of("rollback", manifest, {"from": before, "created": manifest.created})
 
 
-def _preview(folder: FolderReader, model: Model, names: Sequence[str]) -> ForgetPreview:
+def _preview(folder: ModelFolder, model: Model, names: Sequence[str]) -> ForgetPreview:
     everywhere = tuple(dict.fromkeys((*model.names, *(name for each in folder.manifests() for name in each.classes))))
     known = tuple(dict.fromkeys(_known(everywhere, name) for name in names))
     if not known:
@@ -170,7 +169,7 @@ def _known(names: Collection[str], name: str) -> str:
     raise unknown("class", printable(name), map(printable, names))
 
 
-def _check_new_name(folder: FolderReader, model: Model, old: str, new: str) -> None:
+def _check_new_name(folder: ModelFolder, model: Model, old: str, new: str) -> None:
     if new == old:
         raise UsageError(f"The class is called '{printable(new)}' already.")
     twin = next((name for name in model.names if name != old and name_key(name) == name_key(new)), None)
@@ -182,7 +181,7 @@ def _check_new_name(folder: FolderReader, model: Model, old: str, new: str) -> N
         )
 
 
-def _parent(folder: FolderReader) -> int:
+def _parent(folder: ModelFolder) -> int:
     """The generation that the one in use was made from, if it is still there."""
     current, there = folder.current(), folder.generations()
     if current.parent in there:

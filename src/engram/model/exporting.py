@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from engram import storage
 from engram.errors import DataError, EngramError, UsageError, not_installed
-from engram.model.manifest import VERSION
-from engram.model.model import Model
-from engram.model.reading import CURRENT, GENERATIONS
+from engram.model.folder import CURRENT
+from engram.model.manifest import GENERATIONS, VERSION
+from engram.model.model import Model, blank_inputs
 from engram.progress import SILENT, Progress
 from engram.text import printable
 
@@ -162,8 +162,7 @@ def make_graph(model: Model, generation: int | None = None) -> ModelProto:
     import onnx.checker
     import onnx.helper
 
-    dtype = torch.uint8 if model.image_size is not None else torch.float32
-    example = torch.zeros(2, *model.learner.shape_, dtype=dtype)  # with one, the exporter would make the 1 a constant
+    example = blank_inputs(2, model.learner.shape_)  # with one, the exporter would make the 1 a constant
     try:
         with _quietly():
             program = torch.onnx.export(

@@ -25,42 +25,174 @@ import dataclasses
 import hashlib
 import itertools
 import os
+import re
+import shlex
+import stat
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from engram import storage
-from engram.errors import DataError, EngramError, EngramWarning, UsageError
-from engram.model.manifest import MAX_BYTES, TIME, Change, File, Manifest, NewerError, Pointer
-from engram.model.reading import (
-    CURRENT,
+from engram.errors import BusyError, DataError, EngramError, EngramWarning, UsageError
+from engram.model.manifest import (
     GENERATIONS,
     LEARNER,
-    LOCK,
     MANIFEST,
+    MAX_BYTES,
     NETWORKS,
-    WATCH,
-    FolderReader,
+    TIME,
+    Change,
+    CheckShapes,
+    File,
+    GenerationReader,
+    Manifest,
+    NewerError,
+    Pointer,
     accept,
+    find_strays,
     generation_path,
     network_path,
+    read_manifest,
 )
 from engram.text import printable
 
+CURRENT, LOCK = "current.json", ".lock"
+WATCH = "watch"  # the folder of `engram watch`; it may be there before the model
 EXTRACTOR = "network.extractor."  # prefix of the tensors that go into a network file
 KEEP = 5  # generations, including the one in use
+TRIES = 20  # how often a reader starts again because a writer replaced what it was reading
 
+T = TypeVar("T")
 # Raises an error unless a model may have this manifest and these tensors.
 CheckTensors = Callable[[Manifest, Mapping[str, Tensor]], None]
+# Finds problems in an intact generation.
+FindProblems = Callable[[Manifest, Mapping[str, Tensor]], Iterable[str]]
 
 
-class ModelFolder(FolderReader):
-    """A model's folder: read by anyone at any time, changed by one process at a time inside `with folder.writing()`."""
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)
+
+
+def _is_network(entry: os.DirEntry[str]) -> bool:
+    named = re.fullmatch(r"[0-9a-f]{64}\.safetensors", entry.name)
+    return named is not None and entry.is_file(follow_symlinks=False)
+
+
+def _generation_number(name: str) -> int | None:
+    """The number of the generation whose folder has this name."""
+    number = int(name) if re.fullmatch(r"[0-9]{6,18}", name) else 0
+    return number if number and f"{number:06d}" == name else None
+
+
+def _list_folder(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
+    """The wanted entries of a folder; none if it is a link, or cannot be listed."""
+    with suppress(OSError):
+        if not folder.is_symlink():
+            with os.scandir(folder) as entries:
+                return [Path(entry.path) for entry in entries if wanted(entry)]
+    return []
+
+
+class ModelFolder:
+    """A model's folder: read by anyone at any time, changed by one process at a time inside `with folder.writing()`.
+
+    Reading takes no lock: if a writer changes the folder meanwhile, it starts again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def exists(self) -> bool:
+        """Whether there is a model, intact or damaged."""
+        if not self._begun():
+            return False
+        try:
+            return self.pointer().current is not None
+        except DataError:
+            return True
+
+    def require(self) -> None:
+        """Raise DataError if there is no model. Call it before `writing`, which creates the folder."""
+        if not self.exists():
+            raise DataError(f"There is no model in {self.path}. Make one with: engram learn {self._quoted} FOLDER")
+
+    def pointer(self) -> Pointer:
+        """The content of `current.json`."""
+        return Pointer.parse(storage.read_inside(self.path, CURRENT, MAX_BYTES), CURRENT)
+
+    def current(self) -> Manifest:
+        """The manifest of the generation in use."""
+        return self._retry(lambda pointer: self._manifest(pointer, self._number(pointer, None)))
+
+    def generations(self) -> list[int]:
+        """The numbers of the generations there are, oldest first."""
+        return self._retry(lambda pointer: sorted(pointer.generations))
+
+    def history(self) -> tuple[Change, ...]:
+        """How every generation that was ever made came about, oldest first."""
+        return self._retry(self._history)
+
+    def load(self, generation: int | None = None, check: CheckShapes = accept) -> tuple[Manifest, dict[str, Tensor]]:
+        """A generation (default: the one in use), from the very bytes whose checksums were verified.
+
+        `check` gets the types and shapes of its tensors before they are read, and may raise DataError.
+        """
+        return self._retry(lambda pointer: self._intact(pointer, generation, check))
+
+    def number_in_use(self) -> int | None:
+        """The number of the generation in use; None if there is none, or `current.json` is damaged."""
+        with suppress(DataError):
+            return self.pointer().current
+        return None
+
+    def digests(self) -> Mapping[int, str]:
+        """The generations with the SHA-256 of their manifests; if the pointer is damaged, those on disk."""
+        try:
+            return self.pointer().generations
+        except DataError:
+            return self._on_disk()
+
+    def manifests(self) -> list[Manifest]:
+        """The manifests of all generations that can be read, oldest first."""
+        found = []
+        for number, digest in sorted(self._all_digests().items()):
+            with suppress(DataError):
+                found.append(read_manifest(self.path, number, digest)[0])
+        return found
+
+    def newer(self) -> list[int]:
+        """The generations on disk that come after all that `current.json` names."""
+        with suppress(DataError):
+            return sorted(self._on_disk(after=max(self.pointer().generations, default=0)))
+        return []
+
+    def leftovers(self) -> list[str]:
+        """What interrupted writers left, relative to the folder: the next writer removes it."""
+        if not self._begun():
+            return []
+        folders = (self.path, self.path / GENERATIONS, self.path / NETWORKS)
+        asides = [_list_folder(each, lambda entry: entry.name.startswith(storage.ASIDE)) for each in folders]
+        return sorted(str(path.relative_to(self.path)) for path in (*itertools.chain(*asides), *self._unused()))
+
+    def problems(self, find: FindProblems = lambda *intact: (), check: CheckShapes = accept) -> list[str]:
+        """A sentence for each problem of the folder or found by the checks. Unfinished writes are not problems."""
+        if not self._begun():
+            return [f"There is no model in {self.path}."]
+        for _ in range(TRIES):
+            before = self._content()
+            found = self._problems(find, check)
+            if not found or self._content() == before:
+                break
+        return list(dict.fromkeys(map(str, found)))  # generations may share a damaged network file
+
+    def finishing(self) -> str:
+        """A command that changes nothing but removes what an interrupted writer left."""
+        return f"engram rollback {self._quoted} --to {self.number_in_use()}"
 
     @contextmanager
     def writing(self) -> Iterator[Writer]:
@@ -111,8 +243,160 @@ class ModelFolder(FolderReader):
                 (self.path / CURRENT).unlink(missing_ok=True)
                 (self.path / LOCK).unlink()
 
+    @property
+    def _quoted(self) -> str:
+        return shlex.quote(str(self.path))
 
-class Writer(FolderReader):
+    def _begun(self) -> bool:
+        """Whether any part of a model is here, even if no generation was saved yet."""
+        if storage.is_there(self.path / CURRENT) or (self.path / GENERATIONS).is_symlink():
+            return True
+        return bool(self._folders())  # something else, such as a folder of images, may have a folder "generations" too
+
+    def _content(self) -> bytes | str:
+        """The bytes of `current.json`, or why it cannot be read. It changes when a writer replaces the file."""
+        try:
+            return storage.read_inside(self.path, CURRENT, MAX_BYTES)
+        except DataError as error:
+            return str(error)
+
+    def _retry(self, read: Callable[[Pointer], T]) -> T:
+        """Read from the pointer on, and start again if a writer meanwhile removed what it names."""
+        self.require()
+        for _ in range(TRIES):
+            before = self._content()
+            try:
+                return read(self.pointer())
+            except DataError as error:
+                if self._content() == before:
+                    raise self._explained(error) from error
+        raise BusyError(f"The model {self.path} is changed faster than it can be read. Try again.")
+
+    def _explained(self, error: DataError) -> DataError:
+        """An error about a file as one about the model, with the remedy."""
+        if isinstance(error, NewerError):
+            return NewerError(f"The model {self.path} cannot be read: {error}")
+        reader = GenerationReader(self.path)
+        newest_first = sorted(self._all_digests().items(), reverse=True)
+        intact = next((number for number, digest in newest_first if not reader.read(number, digest).problems), None)
+        if intact is None:
+            remedy = "No generation of it is intact. Restore the folder from a copy."
+        else:
+            remedy = f"Generation {intact} is intact. Go back to it with: engram rollback {self._quoted} --to {intact}"
+        return DataError(f"The model {self.path} is damaged: {error} {remedy}")
+
+    def _number(self, pointer: Pointer, generation: int | None) -> int:
+        number = pointer.current if generation is None else generation
+        if number is None or number not in pointer.generations:
+            known = ", ".join(map(str, sorted(pointer.generations))) or "none"
+            raise UsageError(f"There is no generation {number} in {self.path}. There are: {known}.")
+        return number
+
+    def _manifest(self, pointer: Pointer, number: int) -> Manifest:
+        return read_manifest(self.path, number, pointer.generations[number])[0]
+
+    def _intact(
+        self, pointer: Pointer, generation: int | None, check: CheckShapes = accept
+    ) -> tuple[Manifest, dict[str, Tensor]]:
+        number = self._number(pointer, generation)
+        manifest, tensors, problems = GenerationReader(self.path, check).read(number, pointer.generations[number])
+        if manifest is None or problems:
+            raise problems[0]
+        return manifest, tensors
+
+    def _history(self, pointer: Pointer) -> tuple[Change, ...]:
+        """From the newest generation that can be read: going back to an earlier one does not undo history."""
+        newest, *others = sorted(pointer.generations, reverse=True)
+        for number in (newest, *others):
+            with suppress(DataError):
+                return self._manifest(pointer, number).history
+        return self._manifest(pointer, newest).history
+
+    def _folders(self) -> dict[int, Path]:
+        """The folders of generations by number, whether `current.json` names them or not."""
+        paths = _list_folder(self.path / GENERATIONS, _is_folder)
+        return {number: path for path in paths if (number := _generation_number(path.name)) is not None}
+
+    def _all_digests(self) -> dict[int, str]:
+        """`digests`, and generations on disk that are newer than these. The digest of a damaged manifest is ""."""
+        digests = self.digests()
+        return {**digests, **self._on_disk(after=max(digests, default=0))}
+
+    def _with_newer(self, pointer: Pointer) -> Pointer:
+        """The pointer with the generations on disk that are newer than all it names, if their manifests are intact."""
+        newer = self._on_disk(after=max(pointer.generations, default=0)).items()
+        intact = {number: digest for number, digest in newer if digest}
+        return dataclasses.replace(pointer, generations={**pointer.generations, **intact})
+
+    def _on_disk(self, after: int = 0) -> dict[int, str]:
+        """The generations on disk after this number, with "" for those whose manifest is damaged.
+
+        None from before a `forget`: such are there if its writer was killed before removing them.
+        """
+        found: dict[int, str] = {}
+        for number in sorted(number for number in self._folders() if number > after):
+            found[number] = ""
+            with suppress(DataError):
+                manifest, digest = read_manifest(self.path, number)
+                found = {**({} if manifest.parent is None else found), number: digest}
+        return found
+
+    def _unused(self) -> list[Path]:
+        """Folders of older generations that `current.json` does not name, and network files that no generation uses."""
+        try:
+            pointer = self.pointer()
+        except DataError:  # any of them may be in use
+            return []
+        last = max(pointer.generations, default=0)
+        unused = [path for n, path in self._folders().items() if n < last and n not in pointer.generations]
+        with suppress(DataError):  # with a damaged manifest any network may be in use
+            files = [read_manifest(self.path, *each)[0].network for each in self._all_digests().items()]
+            used = {self.path / network_path(file) for file in files if file is not None}
+            unused += [path for path in _list_folder(self.path / NETWORKS, _is_network) if path not in used]
+        return unused
+
+    def _problems(self, find: FindProblems, check: CheckShapes) -> list[DataError]:
+        try:
+            empty = self.pointer().current is None
+            found = [DataError(f"{CURRENT} names no generation: nothing was learned yet.")] if empty else []
+        except NewerError as error:
+            return [error]
+        except DataError as error:
+            found = [error]
+        digests, reader = self.digests(), GenerationReader(self.path, check)
+        for number, digest in sorted(digests.items()):
+            manifest, tensors, damage = reader.read(number, digest)
+            found += damage
+            if manifest is not None and not damage:
+                found += map(DataError, find(manifest, tensors))
+        return found + self._strays(digests)
+
+    def _strays(self, known: Collection[int]) -> list[DataError]:
+        """What does not belong to the model, at the top and in its two folders."""
+
+        def at_top(entry: os.DirEntry[str]) -> bool:
+            return entry.name in (LOCK, CURRENT, GENERATIONS) or (entry.name in (NETWORKS, WATCH) and _is_folder(entry))
+
+        def is_generation(entry: os.DirEntry[str]) -> bool:
+            number = _generation_number(entry.name)
+            return number in known or (number is not None and _is_folder(entry))
+
+        found: list[DataError] = []
+        for folder, belongs in (("", at_top), (GENERATIONS, is_generation), (NETWORKS, _is_network)):
+            if not folder or os.path.isdir(self.path / folder):
+                found += find_strays(
+                    self.path,
+                    folder,
+                    lambda entry, belongs=belongs: entry.name.startswith(storage.ASIDE) or belongs(entry),  # type: ignore[misc]
+                )
+        with suppress(OSError):
+            lock = (self.path / LOCK).lstat()
+            if not stat.S_ISREG(lock.st_mode) or lock.st_size:
+                found.append(DataError(f"{LOCK} is not an empty file. Remove it."))
+        return found
+
+
+class Writer(ModelFolder):
     """A model's folder in the hands of the process that holds its lock."""
 
     def publish(

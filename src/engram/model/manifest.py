@@ -1,7 +1,7 @@
-"""The two JSON files of a model: `Manifest` describes one generation, `Pointer` names the generation in use.
+"""The files of a model: `Manifest` describes a generation, `Pointer` names the one in use; reading a generation.
 
-Both carry their own checksum: the first entry is `sha256`, the digest of every byte after its digits, so any changed
-byte is found without a second file. Parsing is strict: no field may be missing, added or of another type.
+Both JSON files carry their own checksum: the first entry is `sha256`, the digest of every byte after its digits, so any
+changed byte is found without a second file. Parsing is strict: no field may be missing, added or of another type.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
+from torch import Tensor
 
+from engram import storage
 from engram.errors import DataError
-from engram.storage import parse_json
+from engram.storage import TensorShape
 
 SCHEMA = 1
 VERSION = importlib.metadata.version("engram")  # not from the package itself, which imports the rooms above this one
@@ -29,6 +33,8 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 OPENING = b'{\n  "sha256": "'
 DIGITS = 64
 MAX_BYTES = 16 * 2**20  # of either file; the names of a million classes fit
+GENERATIONS, NETWORKS = "generations", "networks"
+MANIFEST, LEARNER = "manifest.json", "learner.safetensors"
 
 
 class NewerError(DataError):
@@ -47,7 +53,7 @@ def unseal(content: bytes, name: str) -> dict[str, Any]:
     digest, rest = content[len(OPENING) :][:DIGITS], content[len(OPENING) + DIGITS :]
     if not content.startswith(OPENING) or hashlib.sha256(rest).hexdigest().encode() != digest:
         raise DataError(f"{name} was changed or cut short: its content does not match its SHA-256.")
-    value: dict[str, Any] = parse_json(content, name)
+    value: dict[str, Any] = storage.parse_json(content, name)
     del value["sha256"]
     return value
 
@@ -199,3 +205,112 @@ class Pointer(_SealedFile):
         if pointer.current not in (pointer.generations or (None,)):
             raise DataError(f"{name} is invalid: it does not list generation {pointer.current}, the one in use.")
         return pointer
+
+
+# Raises DataError unless a model can have tensors of these types and shapes.
+CheckShapes = Callable[[Manifest, Mapping[str, TensorShape]], None]
+
+
+def accept(*checked: Any) -> None:
+    """A check that finds nothing wrong."""
+
+
+class Contents(NamedTuple):
+    """A generation as it was read. It may be used if there are no problems."""
+
+    manifest: Manifest | None
+    tensors: dict[str, Tensor]
+    problems: list[DataError]
+
+
+def generation_path(number: int) -> str:
+    """The folder of a generation, relative to the model's."""
+    return f"{GENERATIONS}/{number:06d}"
+
+
+def network_path(file: File) -> str:
+    """A network file, relative to the model's folder."""
+    return f"{NETWORKS}/{file.sha256}.safetensors"
+
+
+def find_strays(model: Path, folder: str, belongs: Callable[[os.DirEntry[str]], bool]) -> list[DataError]:
+    """An error for each entry of a folder of the model that does not belong there."""
+    try:
+        with os.scandir(model / folder) as entries:
+            names = sorted(entry.name for entry in entries if not belongs(entry) and os.path.lexists(entry.path))
+    except OSError as error:
+        return [DataError(f"{folder or 'The folder'} cannot be listed: {error.strerror}.")]
+    return [DataError(f"{Path(folder, name)} does not belong to the model. Remove it.") for name in names]
+
+
+def read_manifest(model: Path, number: int, digest: str | None = None) -> tuple[Manifest, str]:
+    """The manifest of a generation and its SHA-256, which must be `digest` if that is given."""
+    name = f"{generation_path(number)}/{MANIFEST}"
+    content = storage.read_inside(model, name, MAX_BYTES)
+    manifest, found = Manifest.parse(content, name), hashlib.sha256(content).hexdigest()
+    if manifest.generation != number:
+        raise DataError(f"{name} is the manifest of generation {manifest.generation}.")
+    if digest not in (None, found):
+        raise DataError(f"{name} was changed: it is not the manifest that was saved.")
+    return manifest, found
+
+
+class GenerationReader:
+    """Reads and checks generations of a model; network files, which they share, once each.
+
+    Sizes and checksums of all files are compared, and the types and shapes of their tensors given to `check`, which may
+    raise DataError, before any file is read into memory.
+    """
+
+    def __init__(self, model: Path, check: CheckShapes = accept) -> None:
+        self.model, self.check = model, check
+        self.shapes = functools.cache(functools.partial(_verified_shapes, model))
+        self.networks = functools.cache(functools.partial(_verified_tensors, model))
+
+    def read(self, number: int, digest: str) -> Contents:
+        """A generation, with every file checked."""
+        folder = generation_path(number)
+        manifest: Manifest | None = None
+        tensors: dict[str, Tensor] = {}
+        found: list[DataError] = []
+        try:
+            manifest, _ = read_manifest(self.model, number, digest)
+            files = {} if manifest.network is None else {network_path(manifest.network): manifest.network}
+            files[f"{folder}/{LEARNER}"] = manifest.learner
+            shapes = [self.shapes(name, file) for name, file in files.items()]
+            found += (each for each in shapes if isinstance(each, DataError))
+            if not found:
+                try:
+                    self.check(manifest, {name: each for some in shapes for name, each in some.items()})  # type: ignore[union-attr]
+                except DataError as error:
+                    raise DataError(f"{folder}: {error}") from error
+                for name, file in files.items():
+                    shared = file == manifest.network
+                    tensors |= self.networks(name, file) if shared else _verified_tensors(self.model, name, file)
+        except DataError as error:
+            found.append(error)
+        path = self.model / folder
+        if os.path.isdir(path) and not os.path.islink(path):  # otherwise the manifest could not be read
+            found += find_strays(self.model, folder, lambda entry: entry.name in (MANIFEST, LEARNER))
+        return Contents(manifest, tensors, found)
+
+
+def _verified_shapes(model: Path, name: str, file: File) -> dict[str, TensorShape] | DataError:
+    """The types and shapes of the tensors in a file, or what is wrong with its size, checksum or header."""
+    try:
+        with storage.open_inside(model, name, file.bytes) as (opened, size):
+            if size < file.bytes:
+                return DataError(f"{name} was cut short: it has {size} of {file.bytes} bytes.")
+            if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
+                return DataError(f"{name} was changed: it does not have the SHA-256 it was saved with.")
+            opened.seek(0)
+            return storage.read_shapes(opened, size, name)
+    except DataError as error:
+        return error
+
+
+def _verified_tensors(model: Path, name: str, file: File) -> dict[str, Tensor]:
+    content = storage.read_inside(model, name, file.bytes)
+    if hashlib.sha256(content).hexdigest() != file.sha256:  # the very bytes that are used
+        raise DataError(f"{name} was changed while it was read.")
+    return storage.parse_tensors(content, name)

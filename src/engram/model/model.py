@@ -117,14 +117,18 @@ class Model:
     @property
     def blank_input(self) -> Tensor:
         """A black image, or a vector of zeros, as a batch of one."""
-        shape = self.learner.shape_
-        return torch.zeros(1, *shape, dtype=torch.uint8 if len(shape) == 3 else torch.float32)
+        return blank_inputs(1, self.learner.shape_)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As in a folder: settings and tensors, from which the learner is built again.
         settings = {**_settings(self.learner), "network": self.learner.network, "device": self.learner.device}
         tensors = {name: tensor.cpu() for name, tensor in self.learner.state().items()}
         return _unpickle, (self.learner.name, settings, tensors, self.names, self.metadata)
+
+
+def blank_inputs(count: int, shape: tuple[int, ...]) -> Tensor:
+    """Black images (count, h, w, c), or vectors of zeros (count, d)."""
+    return torch.zeros(count, *shape, dtype=torch.uint8 if len(shape) == 3 else torch.float32)
 
 
 def _unpickle(

@@ -20,7 +20,7 @@ from engram.errors import DataError, UsageError
 from engram.features import ImageMemory
 from engram.methods import Learner, Tuning, decide, make, measure_costs, setting_names
 from engram.methods.budget import MOST, fit_update
-from engram.model.model import Metadata, Model, settings_of, unlearned, with_settings
+from engram.model.model import Metadata, Model, blank_inputs, settings_of, unlearned, with_settings
 from engram.network import (
     DEFAULT_PRETRAINED,
     NETWORKS,
@@ -205,8 +205,7 @@ def check_validation(options: LearnOptions, arriving: Iterable[int]) -> None:
 
 
 def _blank(count: int, shape: tuple[int, ...]) -> Samples:
-    inputs = torch.zeros(count, *shape, dtype=torch.uint8 if len(shape) == 3 else torch.float32)
-    return Samples.of(inputs, torch.zeros(count, dtype=torch.int64))
+    return Samples.of(blank_inputs(count, shape), torch.zeros(count, dtype=torch.int64))
 
 
 def _tuning(learner: Learner, options: LearnOptions, fresh: int, arriving: list[int]) -> Tuning | None:
@@ -353,11 +352,7 @@ def choose_size(found: LabelledFiles, weights: Path | None) -> int:
             sides.append(min(extent(path)))
         except UnreadableImage:
             continue
-    return choose_side(sides, len(found.paths), weights)
-
-
-def choose_side(sides: Sequence[int], images: int, weights: Path | None = None) -> int:
-    """The image side for so many images, given the smaller sides of some of them."""
+    images = len(found.paths)
     if weights is not None:
         largest = TRAINED_AT[extractor_for_weights(weights)]
     else:

@@ -20,11 +20,10 @@ from torch import Tensor
 from engram.errors import DataError, EngramError, TrainingError, UsageError, unknown
 from engram.features import FeatureMemory, ImageMemory
 from engram.methods import METHODS, make
-from engram.model.folder import KEEP, ModelFolder, Writer
-from engram.model.manifest import Manifest
+from engram.model.folder import ModelFolder, Writer
+from engram.model.manifest import Manifest, generation_path
 from engram.model.model import NOT_SAVED, Metadata, Model, settings_of
 from engram.model.plan import LARGEST_SIDE
-from engram.model.reading import FolderReader, generation_path
 from engram.network import NETWORKS
 from engram.network.hub import PREFIX
 from engram.storage import TensorShape
@@ -59,14 +58,12 @@ PARTS = ("network.", "classifier.", "memory.")  # in which a network, classifier
 PLAIN_TYPES = ("float32", "float16", "int64", "uint8", "bool")
 
 
-def load(folder: FolderReader, *, generation: int | None = None, device: str = "auto") -> Model:
+def load(folder: ModelFolder, *, generation: int | None = None, device: str = "auto") -> Model:
     """The model in a folder, from the generation in use or an earlier one."""
     return load_generation(folder, generation, device=device)[1]
 
 
-def load_generation(
-    folder: FolderReader, generation: int | None = None, device: str = "auto"
-) -> tuple[Manifest, Model]:
+def load_generation(folder: ModelFolder, generation: int | None = None, device: str = "auto") -> tuple[Manifest, Model]:
     """`load`, with the manifest of the generation."""
     manifest, tensors = folder.load(generation, check_shapes)
     return manifest, restore_model(manifest, tensors, device)
@@ -113,7 +110,6 @@ def save(
     *,
     action: str,
     record: Mapping[str, Any] | None = None,
-    keep: int = KEEP,
     alone: bool = False,
 ) -> Manifest:
     """Publish a model as the next generation of its folder; see `Writer.publish`.
@@ -138,7 +134,6 @@ def save(
         classes=model.names,
         details=_METADATA.dump_python(model.metadata, mode="json"),
         record=record,
-        keep=keep,
         alone=alone,
     )
 

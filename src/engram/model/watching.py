@@ -27,11 +27,10 @@ from engram import storage
 from engram.data.labelled import LabelledFiles, decode_files, scan
 from engram.data.scanning import SkippedFile
 from engram.errors import BusyError, DataError, EngramError, UsageError
-from engram.model.folder import ModelFolder
+from engram.model.folder import WATCH, ModelFolder
 from engram.model.held_out import STRICT
 from engram.model.learning import UpdateRejected, UpdateResult, learn_files
 from engram.model.plan import LearnOptions
-from engram.model.reading import WATCH
 from engram.progress import SILENT, Progress
 from engram.text import printable
 
