@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from commands import ENVIRONMENT
 from models_made import DAISY, FORMULA, NAMES, SIDE, TULIP, copied
 from terminals import Watched, run, tree
 
+from engram.cli.predict import parse_reject
 from engram.data.images import decode
 from engram.model import ModelFolder, load, rename
 
@@ -350,3 +352,16 @@ def test_a_list_that_is_closed_is_empty(place: Path) -> None:
         ["sh", "-c", 'exec "$@" <&-', "sh", *command], cwd=place, capture_output=True, text=True, env=ENVIRONMENT
     )
     assert done.returncode == 1 and "no image in -" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text, expected", [("auto", "auto"), ("5%", "5%"), (" 0.5%", "0.5%"), ("0.9", 0.9), ("1", 1.0)]
+)
+def test_a_threshold_is_a_probability_a_rate_or_auto(text: str, expected: float | str) -> None:
+    assert parse_reject(text) == expected
+
+
+@pytest.mark.parametrize("text", ["half", "%", "-5%", "100%", "5 %", "", "1e9%"])
+def test_anything_else_is_no_threshold(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_reject(text)

@@ -17,7 +17,7 @@ from models_made import NAMES, SIDE, TULIP
 from engram.data.images import decode
 from engram.data.labelled import SkippedFile
 from engram.errors import DataError, UsageError
-from engram.model import Model, ModelFolder, Prediction, find_images, load, predict, top_classes
+from engram.model import Model, ModelFolder, Prediction, answers, find_images, load, predict
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +117,8 @@ def test_top_is_limited_to_the_number_of_classes(top: int, model: Model, tmp_pat
 
 def test_ties_are_broken_by_order_of_learning() -> None:
     output = Told((0.2, 0.3, 0.2, 0.3), (0.25, 0.25, 0.25, 0.25))
-    answers = top_classes(output, torch.zeros(2, SIDE, SIDE, 3), top=3)  # type: ignore[arg-type]
-    assert [[each.name for each in row] for row in answers] == [
+    found = answers(output, torch.zeros(2, SIDE, SIDE, 3), top=3)  # type: ignore[arg-type]
+    assert [[each.name for each in answer.top] for answer in found] == [
         ["class 1", "class 3", "class 0"],
         ["class 0", "class 1", "class 2"],
     ]

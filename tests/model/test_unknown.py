@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.errors import UsageError
-from engram.model import ModelFolder, Prediction, inspect, learn, load, parse_reject, predict
+from engram.model import ModelFolder, Prediction, inspect, learn, load, predict
 from engram.model.held_out import ClassSimilarity
 
 COLOURS = ("red", "green", "blue", "yellow")
@@ -103,16 +103,3 @@ def test_there_is_no_rate_for_few_classes_or_a_network_trained_on_them(
     for rate in ("0%", "0.0%"):
         with pytest.raises(UsageError, match="found 0"):
             predict(load(colours), [], reject=rate)
-
-
-@pytest.mark.parametrize(
-    "text, expected", [("auto", "auto"), ("5%", "5%"), (" 0.5%", "0.5%"), ("0.9", 0.9), ("1", 1.0)]
-)
-def test_a_threshold_is_a_probability_a_rate_or_auto(text: str, expected: float | str) -> None:
-    assert parse_reject(text) == expected
-
-
-@pytest.mark.parametrize("text", ["half", "%", "-5%", "100%", "5 %", "", "1e9%"])
-def test_anything_else_is_no_threshold(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_reject(text)

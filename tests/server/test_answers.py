@@ -15,7 +15,7 @@ from server_made import Serve, files, image_bytes, not_loading, update_form, wai
 from starlette.testclient import TestClient
 
 from engram.data.images import decode
-from engram.model import Answer, ModelFolder, answers, forget, inspect, learn, load, predict, rename, top_classes
+from engram.model import Answer, ModelFolder, answers, forget, inspect, learn, load, predict, rename
 from engram.server.inference import ModelLoader
 
 
@@ -26,7 +26,7 @@ def test_predictions_match_the_model(client: TestClient, model: ModelFolder) -> 
     assert response.json()["generation"] == model.current().generation
     loaded = load(model, device="cpu")
     for number, (content, prediction) in enumerate(zip(contents, response.json()["predictions"], strict=True)):
-        (expected,) = top_classes(loaded, decode(content, size=16)[None], top=2)
+        ((expected, _),) = answers(loaded, decode(content, size=16)[None], top=2)
         assert prediction["name"] == f"{number}.png"
         assert [each["class"] for each in prediction["top"]] == [each.name for each in expected]
         probabilities = [each["probability"] for each in prediction["top"]]

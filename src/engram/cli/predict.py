@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv as csv_format
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import engram
 from engram.cli.imports import importing
 from engram.cli.options import Device, Generation, Json, ModelPath, Quiet
 from engram.cli.output import Display, print_json, print_skipped
@@ -59,7 +59,7 @@ def predict(
         import engram.model
         from engram.data.scanning import SkippedFile
 
-    rejected = _parse_reject(reject)
+    rejected = parse_reject(reject)
     loaded = engram.model.load(engram.model.ModelFolder(model), generation=generation, device=device)
     images, skipped = engram.model.find_images(_with_stdin(paths))
     predictions: list[Prediction] = []
@@ -88,9 +88,13 @@ def predict(
         raise typer.Exit(1)
 
 
-def _parse_reject(text: str | None) -> float | str | None:
+def parse_reject(text: str | None) -> float | str | None:
+    """`auto`, a rate such as `5%`, or a probability."""
+    text = None if text is None else text.strip()
+    if text is None or text == "auto" or re.fullmatch(r"\d{1,2}(\.\d{1,6})?%", text):
+        return text
     try:
-        return None if text is None else engram.model.parse_reject(text)
+        return float(text)
     except ValueError:
         what = f"'{printable(text)}' is not a probability, a rate such as 5%, or auto."
         raise typer.BadParameter(what, param_hint="'--reject'") from None

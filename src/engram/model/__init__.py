@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from engram.model.edit import EditResult, ForgetPreview, forget, merge, preview_forget, rename, rollback
-from engram.model.evidence import DoubtfulImage, Evidence, evidence
+from engram.model.evidence import Evidence, evidence
 from engram.model.exporting import export
 from engram.model.folder import ModelFolder
 from engram.model.held_out import Calibration, RejectionThreshold
 from engram.model.inspection import Generation, ModelSummary, inspect
 from engram.model.learning import (
     ClassAccuracy,
+    DoubtfulImage,
     UpdateRejected,
     UpdateResult,
     learn,
@@ -30,10 +31,8 @@ from engram.model.prediction import (
     evaluate,
     evaluate_scores,
     find_images,
-    parse_reject,
     predict,
     rejection,
-    top_classes,
 )
 from engram.model.saving import inconsistencies, load, load_generation, restore_model, save, verify
 from engram.model.watching import WatchEvent, watch
@@ -44,7 +43,7 @@ __all__ += ["Generation", "LearnOptions", "Metadata", "Model", "ModelFolder", "M
 __all__ += ["Rejection", "RejectionThreshold", "UnknownClass", "UpdatePlan", "UpdateRejected", "UpdateResult"]
 __all__ += ["answers", "evaluate", "evaluate_scores", "evidence", "expected_seconds", "export", "find_images"]
 __all__ += ["forget", "inconsistencies"]
-__all__ += ["inspect", "learn", "learn_images", "load", "load_generation", "merge", "parse_reject", "plan_update"]
+__all__ += ["inspect", "learn", "learn_images", "load", "load_generation", "merge", "plan_update"]
 __all__ += ["plan_update_of_samples", "predict", "preview_forget", "rejection", "rename", "restore_model", "rollback"]
-__all__ += ["save", "settings_of", "top_classes", "train_update", "verify", "with_metadata", "with_settings"]
+__all__ += ["save", "settings_of", "train_update", "verify", "with_metadata", "with_settings"]
 __all__ += ["WatchEvent", "learn_files", "watch"]

@@ -74,6 +74,11 @@ class Accuracy:
         return f"{self.value:.3f} ({low:.3f} to {high:.3f}, {self.total:,} {images})"
 
 
+def value_and_interval(accuracy: Accuracy | None) -> tuple[float | None, tuple[float, float] | None]:
+    """Both numbers of an accuracy; None without held-out images."""
+    return (None, None) if accuracy is None else (accuracy.value, accuracy.interval)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """The temperature of a model's probabilities, found on held-out images."""
@@ -124,6 +129,11 @@ class HeldOutScores(NamedTuple):
         if not len(rows) or len(memory.counts) < 2:
             return None
         return cls(classifier.held_out_scores(memory.rows, class_indices, rows), class_indices[rows], rows)
+
+
+def confusion_matrix(class_indices: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """How often (K, K) each class was predicted (columns) for samples of each true class (rows)."""
+    return torch.bincount(class_indices * classes + predicted, minlength=classes**2).reshape(classes, classes)
 
 
 def assess(
@@ -186,12 +196,12 @@ def fit_temperature(scores: Tensor, class_indices: Tensor) -> float:
     return math.exp((low + high) / 2)
 
 
-def calibration_error(probabilities: Tensor, class_indices: Tensor, bins: int = BINS) -> float:
+def calibration_error(probabilities: Tensor, class_indices: Tensor) -> float:
     """The expected calibration error: |accuracy − confidence|, averaged over bins of confidence by their samples."""
     confidence, predicted = probabilities.double().max(dim=1)
     correct = (predicted == class_indices).double()
-    which = (confidence * bins).long().clamp(max=bins - 1)  # (n,)
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, which, correct - confidence)
+    which = (confidence * BINS).long().clamp(max=BINS - 1)  # (n,)
+    gaps = torch.zeros(BINS, dtype=torch.float64).index_add(0, which, correct - confidence)
     return float(gaps.abs().sum() / len(class_indices))
 
 

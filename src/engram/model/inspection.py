@@ -11,7 +11,7 @@ import torch
 from engram.data import Samples
 from engram.methods import METHODS, make
 from engram.model.folder import ModelFolder
-from engram.model.held_out import Calibration, HeldOutCounts, RejectionThreshold
+from engram.model.held_out import Calibration, HeldOutCounts, RejectionThreshold, value_and_interval
 from engram.model.model import Adaptation, Model, settings_of
 from engram.model.saving import folder_bytes, load_generation
 from engram.network import choose_extractor
@@ -91,7 +91,7 @@ def inspect(folder: ModelFolder) -> ModelSummary:
     """Summarise the model in a folder."""
     manifest, model = load_generation(folder, device="cpu")
     learner, metadata, settings = model.learner, model.metadata, settings_of(model.learner)
-    memory, accuracy = learner.memory, metadata.held_out_counts.accuracy()
+    memory, (accuracy, interval) = learner.memory, value_and_interval(metadata.held_out_counts.accuracy())
     tensors, defaults = learner.state(), _defaults(model)
 
     def nbytes(prefix: str) -> int:
@@ -123,8 +123,8 @@ def inspect(folder: ModelFolder) -> ModelSummary:
         changed={name: value for name, value in settings.items() if value != defaults.get(name)},
         classifier=learner.classifier_description,
         held_out_counts=metadata.held_out_counts,
-        accuracy=None if accuracy is None else accuracy.value,
-        interval=None if accuracy is None else accuracy.interval,
+        accuracy=accuracy,
+        interval=interval,
         calibration=metadata.calibration,
         rejection=model.rejection,
         adaptation=metadata.adaptation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from engram.data.scanning import SkippedFile
 from engram.errors import EngramError, EngramWarning, UsageError
 from engram.features import adapt
 from engram.methods import BudgetError, Learner, MemorySources, Tuning, class_indices_of
-from engram.model.evidence import DoubtfulImage, doubtful_images, warning_signs
 from engram.model.folder import ModelFolder, Writer
 from engram.model.held_out import (
     Calibration,
@@ -31,6 +30,7 @@ from engram.model.held_out import (
     falls_sharply,
     mark_held_out,
     replays,
+    value_and_interval,
 )
 from engram.model.model import Adaptation, Metadata, Model, with_settings
 from engram.model.plan import (
@@ -45,6 +45,24 @@ from engram.model.plan import (
 from engram.model.saving import load, save
 from engram.network import Network, threads_for
 from engram.progress import SILENT, Progress
+from engram.text import printable
+
+UNEQUAL = 10  # times as many images of one class as of another
+# The cosine between the features of two images, in a pretrained network, above which they are nearly the same image:
+# among 40 classes of Caltech-101 no two images of different classes exceed .79.
+NEAR_DUPLICATE = 0.95
+MOST_DOUBTFUL = 12  # images that are listed
+LISTED = 5  # classes, or pairs of them, that a warning names
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubtfulImage:
+    """An image of an update that is predicted as another class if its own feature is left out: perhaps mislabelled."""
+
+    index: int  # its position among the images of the update
+    name: str  # of its class
+    predicted: str
+    probability: float  # of the predicted class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,26 +231,25 @@ def train_update(
     )
     updated = Model(learner, plan.names, metadata)
     result = replace(
-        _result(updated, plan, tuning, before.held_out_counts, warning_signs(learner, plan, sources, paths)),
-        doubtful=doubtful_images(scores, sources, plan.names, calibration.temperature),
+        _result(updated, plan, tuning, before.held_out_counts),
+        warnings=(*_class_sizes(plan), *_near_duplicates(learner, plan, sources, paths)),
+        doubtful=_doubtful_images(scores, sources, plan.names, calibration.temperature),
     )
     if not options.force and (reason := _rejection(result, before.held_out_counts, counts, options.at_least)):
         raise UpdateRejected(f"The update was not published: {reason}", result.class_accuracies, result.warnings)
     return updated, result
 
 
-def _result(
-    model: Model, plan: UpdatePlan, tuning: Tuning, before: HeldOutCounts, warnings: tuple[str, ...]
-) -> UpdateResult:
+def _result(model: Model, plan: UpdatePlan, tuning: Tuning, before: HeldOutCounts) -> UpdateResult:
     counts, learner = model.metadata.held_out_counts, model.learner
-    accuracy = counts.accuracy()
+    accuracy, interval = value_and_interval(counts.accuracy())
     return UpdateResult(
         new=plan.new,
         more=plan.more,
         classes=len(plan.names),
         memory_bytes=learner.memory.nbytes,
-        accuracy=None if accuracy is None else accuracy.value,
-        interval=None if accuracy is None else accuracy.interval,
+        accuracy=accuracy,
+        interval=interval,
         held_out=sum(counts.total),
         held_out_classes=counts.classes,
         estimated=counts.estimated,
@@ -244,7 +261,6 @@ def _result(
         tuned=tuning.tunes,
         tuning=tuning.reason,
         classifier=learner.classifier_description,
-        warnings=warnings,
     )
 
 
@@ -317,14 +333,13 @@ def _class_accuracies(plan: UpdatePlan, before: HeldOutCounts, after: HeldOutCou
     found = []
     for class_index, name in enumerate(plan.names):
         earlier = before.accuracy([class_index]) if class_index < len(before.total) else None
-        later = after.accuracy([class_index])
         found.append(
             ClassAccuracy(
                 name=name,
                 kind="new" if name in plan.new else "more" if name in plan.more else "old",
                 images=after.total[class_index],
-                before=None if earlier is None else earlier.value,
-                after=None if later is None else later.value,
+                before=value_and_interval(earlier)[0],
+                after=value_and_interval(after.accuracy([class_index]))[0],
                 estimated=after.estimated,
             )
         )
@@ -350,6 +365,69 @@ def _rejection(result: UpdateResult, before: HeldOutCounts, after: HeldOutCounts
     if mean < at_least:
         return f"accuracy, a mean over {len(known)} classes, would be {mean:.3f}, below {at_least:g}. More images help."
     return None
+
+
+def _doubtful_images(
+    found: HeldOutScores | None, sources: MemorySources, names: tuple[str, ...], temperature: float
+) -> tuple[DoubtfulImage, ...]:
+    """The images of an update that leave-one-out predictions contradict most."""
+    if found is None or found.rows is None:
+        return ()
+    probabilities = torch.softmax(found.scores.double() / temperature, dim=1)
+    positions, truth = sources.features[found.rows], found.class_indices[:, None]
+    margins = probabilities.max(1).values - probabilities.gather(1, truth).squeeze(1)
+    margins[positions < 0] = 0  # of an earlier update
+    worst = margins.argsort(descending=True, stable=True)[:MOST_DOUBTFUL]
+    return tuple(
+        DoubtfulImage(
+            index=int(positions[row]),
+            name=names[int(found.class_indices[row])],
+            predicted=names[int(probabilities[row].argmax())],
+            probability=float(probabilities[row].max()),
+        )
+        for row in worst.tolist()
+        if margins[row] > 0
+    )
+
+
+def _class_sizes(plan: UpdatePlan) -> Iterator[str]:
+    if len(plan.names) == 1:
+        yield "The model knows only one class, and so predicts it for any image. Teach it a second one."
+    single = [name for name, count in plan.new.items() if count == 1]
+    if single:
+        others = f" and {len(single) - LISTED} more" if len(single) > LISTED else ""
+        yield f"Only one image: {', '.join(map(printable, single[:LISTED]))}{others}. Give at least five of a class."
+    counts = {name: count for name, count in {**plan.new, **plan.more}.items() if count}
+    most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
+    if counts[most] >= UNEQUAL * counts[fewest]:
+        sizes = f"{counts[most]} images of {printable(most)}, {counts[fewest]} of {printable(fewest)}"
+        yield f"Classes are very unequal: {sizes}. Small classes are recognised less reliably."
+
+
+def _near_duplicates(learner: Learner, plan: UpdatePlan, stored: MemorySources, paths: Sequence[Path]) -> Iterator[str]:
+    """Images of the update whose features are almost those of an image of another class."""
+    memory, sources = learner.memory.features, stored.features
+    if not learner.is_pretrained or len(learner.shape_) != 3 or not len(memory):
+        return
+    # Some networks give all images similar features; without their mean they differ.
+    rows, class_indices = F.normalize(memory.rows - memory.rows.mean(0)), memory.class_indices
+    found: dict[frozenset[int], tuple[int, int]] = {}  # two classes -> two rows
+    for some in (sources >= 0).nonzero().squeeze(1).split(1024):
+        cosines = rows[some] @ rows.T  # (r, n)
+        cosines[class_indices[some][:, None] == class_indices] = -1
+        nearest = cosines.max(1)
+        for place in (nearest.values > NEAR_DUPLICATE).nonzero().squeeze(1).tolist():
+            row, other = int(some[place]), int(nearest.indices[place])
+            found.setdefault(frozenset(class_indices[[row, other]].tolist()), (row, other))
+
+    def named(row: int) -> str:
+        name, source = printable(plan.names[int(class_indices[row])]), int(sources[row])
+        return f"{printable(paths[source])} ({name})" if 0 <= source < len(paths) else f"an image of {name}"
+
+    for row, other in list(found.values())[:LISTED]:
+        yield f"Nearly the same image in two classes: {named(row)} and {named(other)}. Is one of them mislabelled?"
+    if (others := len(found) - LISTED) > 0:
+        yield f"Nearly the same image in two classes: {others} more {'pair' if others == 1 else 'pairs'} of classes."
 
 
 def _count(images: LabelledImages) -> dict[str, int]:

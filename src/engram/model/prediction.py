@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from engram.model.held_out import (
     Accuracy,
     RejectionThreshold,
     calibration_error,
+    confusion_matrix,
 )
 from engram.model.model import Model
 from engram.progress import SILENT, Progress
@@ -75,14 +75,6 @@ class Rejection:
         return probability < self.probability or (similarity is not None and similarity < self.similarity)
 
 
-def parse_reject(text: str) -> float | str:
-    """`auto`, a rate such as `5%`, or a probability. ValueError if it is none of these."""
-    text = text.strip()
-    if text == "auto" or re.fullmatch(r"\d{1,2}(\.\d{1,6})?%", text):
-        return text
-    return float(text)
-
-
 def predict(
     model: Model,
     paths: Sequence[Path],
@@ -97,7 +89,8 @@ def predict(
     rejects images so that about this share of those of unknown classes is accepted. See `rejection`.
     """
     size = _image_size(model)
-    _check_top(top)
+    if top < 1:
+        raise UsageError(f"The number of classes to predict must be at least 1; found {top}.")
     return _predictions(model, paths, size, top, rejection(model, reject), progress)
 
 
@@ -144,14 +137,11 @@ def _predictions(
                 phase.advance()
 
 
-def top_classes(model: Model, inputs: Tensor, top: int = 5) -> list[tuple[ClassProbability, ...]]:
-    """The `top` most likely classes of each raw input; of equal ones the one learned first."""
-    return [answer.top for answer in answers(model, inputs, top)]
-
-
 def answers(model: Model, inputs: Tensor, top: int = 5, rejections: Iterable[Rejection] = ()) -> list[Answer]:
-    """`top_classes` of each raw input, with its similarity to the nearest class mean if a rejection needs it."""
-    _check_top(top)
+    """The `top` most likely classes of each raw input; of equal ones the one learned first.
+
+    With its similarity to the nearest class mean if a rejection needs it.
+    """
     similarities: Tensor | None = None
     if any(each.needs_similarity for each in rejections):
         probabilities, similarities = model.classify(inputs)
@@ -182,11 +172,6 @@ def find_images(arguments: Iterable[Path]) -> tuple[list[Path], list[SkippedFile
         else:
             images.append(argument)
     return images, skipped
-
-
-def _check_top(top: int) -> None:
-    if top < 1:
-        raise UsageError(f"The number of classes to predict must be at least 1; found {top}.")
 
 
 def _image_size(model: Model) -> int:
@@ -304,11 +289,9 @@ def evaluate_scores(
     unknown: tuple[UnknownClass, ...] = (),
 ) -> Evaluation:
     """Compare scores (n, K) of images with their classes (n,)."""
-    classes = len(model.names)
-    cells = torch.bincount(class_indices * classes + scores.argmax(dim=1), minlength=classes**2)
     return Evaluation(
         names=model.names,
-        confusion=cells.reshape(classes, classes),
+        confusion=confusion_matrix(class_indices, scores.argmax(dim=1), len(model.names)),
         error_uncalibrated=calibration_error(torch.softmax(scores, dim=1), class_indices),
         error_calibrated=calibration_error(model.calibrated(scores), class_indices),
         skipped=skipped,
