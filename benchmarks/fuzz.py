@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 WORK = HERE / "work" / "fuzz"
 sys.path.append(str(HERE.parent / "tests"))
 LIMITS = ("-timeout=25", "-rss_limit_mb=4096", "-max_len=2048", "-verbosity=0")
-BRANCHES = ("engram.storage", "engram.model.manifest", "engram.server.api", "engram.data", "engram.text")
+BRANCHES = ("engram.storage", "engram.model.manifest", "engram.server.uploads", "engram.data", "engram.text")
 BRANCHES += ("PIL", "python_multipart", "starlette.formparsers")  # whose branches guide the mutations
 
 
@@ -49,7 +49,8 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, default=None)
     options = parser.parse_args()
     corpus = options.corpus or WORK / options.parser
-    corpus.mkdir(parents=True, exist_ok=True)
+    for folder in (corpus, WORK):
+        folder.mkdir(parents=True, exist_ok=True)
     import atheris
     import torch
 
@@ -88,25 +89,7 @@ def main() -> None:
 
 
 EDITS = b"\x01"
-ODD: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    1,
-    2**31,
-    2**63,
-    2**64,
-    10**30,
-    0.5,
-    -0.0,
-    1e308,
-    "",
-    "a",
-    "0",
-    "\0",
-    "\u3164",
-)
+ODD: tuple[Any, ...] = (None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308)
 ODD += ("", "a", "0", "\0", "\u3164", [], {}, [[]], [0], {"": 0}, ["F32"], {"a": {"b": [1]}})
 
 
@@ -227,9 +210,9 @@ def forms() -> tuple[list[bytes], Execute]:
     """A form with images and classes, as `POST /api/teach` reads it."""
     from starlette.requests import Request
 
-    from engram.server.api import _read_upload, read_form
     from engram.server.config import Config
     from engram.server.problems import Problem
+    from engram.server.uploads import read_form, read_upload
 
     def part(fields: str, content: bytes = b"x") -> bytes:
         return b"--b\r\nContent-Disposition: form-data; " + fields.encode() + b"\r\n\r\n" + content + b"\r\n"
@@ -252,7 +235,7 @@ def forms() -> tuple[list[bytes], Execute]:
 
         try:
             async with read_form(Request(scope, receive), config) as form:
-                (await _read_upload(form, config)).close()
+                (await read_upload(form, config)).close()
         except Problem as problem:
             assert 400 <= problem.status_code < 500
             return False
