@@ -28,7 +28,7 @@ from engram.model import ModelFolder
 from engram.server.api import api, edits, health
 from engram.server.classifying import classifying
 from engram.server.config import Config
-from engram.server.connections import CLOSE, Server, address_of
+from engram.server.connections import CLOSE, HTTPServer, address_of
 from engram.server.evidence import measures
 from engram.server.problems import HEADERS, MEDIA_TYPE, as_problem, problem_response
 from engram.server.services import Services
@@ -120,8 +120,8 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
     return app
 
 
-def make_server(folder: ModelFolder, config: Config) -> Server:
+def make_server(folder: ModelFolder, config: Config) -> HTTPServer:
     """A server to `run()`. SIGINT and SIGTERM end it after the responses in progress."""
     os.environ.pop(TOKEN, None)  # decoders inherit the environment, and decode untrusted images
     app = make_app(folder, config)
-    return Server(app, config, app.state.services.connections)
+    return HTTPServer(app, config, app.state.services.connections)

@@ -102,7 +102,7 @@ class _CountedSocket(socket.socket):
         super().close()
 
 
-class Server(uvicorn.Server):
+class HTTPServer(uvicorn.Server):
     """uvicorn on sockets that limit connections: its `limit_concurrency` leaves idle ones open and knows no address."""
 
     def __init__(self, app: FastAPI, config: Config, connections: Connections) -> None:

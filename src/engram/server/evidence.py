@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field
@@ -22,8 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
 from engram.errors import EngramError
-from engram.model import Evidence, ModelFolder, RejectionThreshold, evidence, export, inspect, load
-from engram.server.inference import LoadedModel
+from engram.model import Evidence, ModelFolder, RejectionThreshold, export, inspect, load
 from engram.server.problems import too_many
 from engram.server.services import Server, Services, require_model
 from engram.text import format_bytes
@@ -38,7 +36,6 @@ EXAMPLE = Path(__file__).with_name("example.py.txt")
 SUMMARY = Path(__file__).with_name("summary.html")
 
 measures = APIRouter(prefix="/api", dependencies=[Depends(require_model)])
-_known: WeakKeyDictionary[LoadedModel, Evidence] = WeakKeyDictionary()
 _computing = threading.Lock()  # one computation at a time
 _exporting = threading.Lock()  # an export takes seconds of computation: others are refused
 
@@ -56,11 +53,10 @@ def get_evidence(server: Server) -> VersionEvidence:
     """How well each class is recognised, what it is confused with, and whether more images would help."""
     loaded = server.loader.current()
     with _computing:
-        if loaded not in _known:
-            _known[loaded] = evidence(loaded.model)
+        found = loaded.evidence
         similarity = loaded.model.class_similarity
     rejections = [] if similarity is None else [similarity.threshold(rate) for rate in RATES]
-    return VersionEvidence(generation=loaded.generation, evidence=_known[loaded], rejections=rejections)
+    return VersionEvidence(generation=loaded.generation, evidence=found, rejections=rejections)
 
 
 @measures.get("/summary", response_class=Response, responses={200: {"content": {"text/html": {}}}})

@@ -12,15 +12,26 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from engram.errors import DataError, EngramError
-from engram.model import Answer, Model, ModelFolder, Rejection, answers, inconsistencies, load_generation
+from engram.model import (
+    Answer,
+    Evidence,
+    Model,
+    ModelFolder,
+    Rejection,
+    answers,
+    evidence,
+    inconsistencies,
+    load_generation,
+)
 from engram.server.config import Config
-from engram.server.problems import NO_MODEL, NoModel
+from engram.server.problems import NO_MODEL, Problem
 
 POLL_SECONDS = 0.2  # between two looks at which version is in use
 RETRY_SECONDS = 5.0  # before a version that could not be loaded is tried again
@@ -38,6 +49,11 @@ class LoadedModel:
     generation: int
     model: Model
     image_size: int
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """How well each class is recognised. This takes seconds at first."""
+        return evidence(self.model)
 
 
 class ModelLoader:
@@ -73,7 +89,7 @@ class ModelLoader:
             self.refresh()
             loaded = self._loaded
         if loaded is None:
-            raise NoModel(503, self._problem)
+            raise Problem(503, self._problem)
         return loaded
 
     def is_deleted(self, loaded: LoadedModel) -> bool:
@@ -120,7 +136,7 @@ class ModelLoader:
         except Exception as error:  # a damaged state may cause any error
             if seen != self._seen:  # log it once, not at every retry
                 log.error("The model was not replaced: %s", error, exc_info=not isinstance(error, EngramError))
-            self._problem = error.detail if isinstance(error, NoModel) else DAMAGED
+            self._problem = error.detail if isinstance(error, Problem) else DAMAGED
             now = time.monotonic()
             self._seen, self._retry = seen, now + max(RETRY_SECONDS, (now - begin) / RETRY_SHARE)
         else:
@@ -132,7 +148,7 @@ class ModelLoader:
         if problems := list(inconsistencies(model)):
             raise DataError(" ".join(problems))
         if model.image_size is None:
-            raise NoModel(503, "This model takes vectors, not images. Use it from Python.")
+            raise Problem(503, "This model takes vectors, not images. Use it from Python.")
         return LoadedModel(manifest.generation, model, model.image_size)
 
 

@@ -30,7 +30,7 @@ from engram.server.config import Config
 from engram.server.decoding import COSTLY_IMAGES, Decoders
 from engram.server.inference import ModelLoader
 from engram.server.problems import Problem, as_problem, too_many
-from engram.server.updating import WAITING, JobProgress, UpdateRequest, current_generation, run_update
+from engram.server.updating import WAITING, JobProgress, UpdateRequest, run_update
 from engram.server.uploads import Upload
 from engram.text import printable
 
@@ -296,7 +296,7 @@ class Jobs:
         if "failed" in messages:
             raise EngramError(messages["failed"])
         if "done" not in messages:
-            generation = current_generation(self.folder)
+            generation = self.folder.number_in_use()
             job.saved = "locked" in messages and generation != messages["locked"]
             if job.cancelled.is_set() and not job.saved:
                 raise Cancelled

@@ -47,13 +47,6 @@ class Problem(HTTPException):
     """An error response whose `detail` is written for the client."""
 
 
-class NoModel(Problem):
-    """There is no model, or no intact one."""
-
-    def __init__(self, status: int, detail: str = NO_MODEL) -> None:
-        super().__init__(status, detail)
-
-
 def too_many(detail: str, seconds: float, headers: Mapping[str, str] | None = None) -> Problem:
     """A 429 response that asks the client to retry after some seconds."""
     return Problem(429, detail, {"Retry-After": str(max(1, round(seconds))), **(headers or {})})

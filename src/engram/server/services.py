@@ -1,23 +1,54 @@
-"""What the routes of a server share."""
+"""What the routes of a server share, and its metrics."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.types import Scope
 
 from engram.model import ModelFolder
 from engram.server.config import Config
 from engram.server.connections import Connections
 from engram.server.decoding import Decoders
 from engram.server.inference import Batcher, ModelLoader
-from engram.server.jobs import STATUS, Jobs, JobStatus
+from engram.server.jobs import STATES, STATUS, Jobs, JobStatus
 from engram.server.limits import RequestLimits
-from engram.server.metrics import Metrics
-from engram.server.problems import NoModel
+from engram.server.problems import NO_MODEL, Problem
 from engram.server.security import Authenticator
 from engram.server.webhook import Webhook
+
+METHODS = ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS")
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Metrics:
+    """The metrics of one server."""
+
+    def __init__(self, jobs: Jobs, loader: ModelLoader) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("engram_requests", "Requests.", ("method", "path", "status"), registry=registry)
+        self.seconds = Histogram("engram_request_seconds", "Until the response ended.", ("path",), registry=registry)
+        self.images = Counter("engram_images", "Images to classify.", ("outcome",), registry=registry)
+        self.batches = Histogram("engram_batch_images", "Batch sizes.", buckets=BATCH_SIZES, registry=registry)
+        self.decoder_restarts = Counter("engram_decoder_restarts", "Decoders that died.", registry=registry)
+        states = Gauge("engram_jobs", "Jobs that are remembered.", ("state",), registry=registry)
+        for state in STATES:
+            states.labels(state).set_function(partial(jobs.count, state))
+        generation = Gauge("engram_generation", "Version in use; 0 without a model.", registry=registry)
+        generation.set_function(lambda: loader.generation or 0)
+        damaged = Gauge("engram_damaged", "1 if the newest version is damaged.", registry=registry)
+        damaged.set_function(lambda: loader.damaged is not None)
+
+    def record(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count and time a request."""
+        path = getattr(scope.get("route"), "path", "other")  # as declared: clients must not make up labels
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self.requests.labels(method, path, str(status)).inc()
+        self.seconds.labels(path).observe(seconds)
 
 
 class Services:
@@ -68,4 +99,4 @@ Server = Annotated[Services, Depends(_services)]
 def require_model(server: Server) -> None:
     """Without a model, there is nothing to edit or to measure."""
     if not server.folder.exists():
-        raise NoModel(404)
+        raise Problem(404, NO_MODEL)

@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from engram.data import Samples
 from engram.data.labelled import LabelledImages
-from engram.errors import BusyError, DataError, EngramError
+from engram.errors import BusyError, EngramError
 from engram.model import LearnOptions, ModelFolder, UpdateResult, learn_images
 from engram.progress import Phase
 from engram.server.problems import as_problem
@@ -73,7 +73,7 @@ class PipeProgress:
     @contextmanager
     def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
         if self.progress is None:  # the model is locked from here on: a later version is from this update
-            send(self.pipe, locked=current_generation(self.folder))
+            send(self.pipe, locked=self.folder.number_in_use())
         self.progress, self.reported = JobProgress(name, 0, steps), 0.0
         self.advance(0)
         yield self
@@ -106,14 +106,6 @@ def run_update(pipe: Connection, request: UpdateRequest) -> None:
         return
     except Exception as error:
         send(pipe, failed=as_problem(error, request.folder.path).detail)
-
-
-def current_generation(folder: ModelFolder) -> int | None:
-    """The number of the version in use, if it is readable."""
-    try:
-        return folder.pointer().current if folder.exists() else None
-    except DataError:
-        return None
 
 
 def send(pipe: Connection, **message: Any) -> None:
