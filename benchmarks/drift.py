@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 import engram
 from engram.data import Samples, concatenate
-from engram.experiments.checkpoint import RunFolder
-from engram.experiments.plan import Plan
+from engram.experiments.folder import RunFolder
+from engram.experiments.running import Plan
 from engram.methods import Learner
 from engram.methods.learner import class_indices_of
 from engram.storage import read_json, write_json

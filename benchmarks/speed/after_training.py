@@ -7,7 +7,7 @@ import time
 
 from side_by_side import Outcome, cifar100, show, two_tasks
 
-from engram.experiments.plan import preset
+from engram.experiments.running import preset
 from engram.methods import make
 
 EPOCHS = 2  # trained and counted five times: the preset's ten are alike

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -40,20 +39,3 @@ class Silent(Progress):
 
 
 SILENT = Silent()
-
-
-class Stopwatch:
-    """Adds up the seconds of each phase and passes everything on to `inner`."""
-
-    def __init__(self, inner: Progress = SILENT, seconds: dict[str, float] | None = None) -> None:
-        self.inner = inner
-        self.seconds: dict[str, float] = dict(seconds or {})
-
-    @contextmanager
-    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        start = time.perf_counter()
-        try:
-            with self.inner.phase(name, steps) as phase:
-                yield phase
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from commands import engram
 from engram.data import Stream
 from engram.errors import EngramError, TrainingError
 from engram.experiments import Measurement, Result, TensorBoard, run
+from engram.experiments.folder import RunProgress
 from engram.methods import Learner, make
 from engram.network import Cache
+from engram.progress import SILENT, Phase
 
 
 def small(method: str = "features", **settings: object) -> Learner:
@@ -189,6 +193,60 @@ def test_a_refused_run_logs_nothing(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(EngramError, match=r"rate: 0\.2, now 0\.1"):
         run(small(learning_rate=0.1), vectors.first(1), out=tmp_path, resume=True)
     assert (tmp_path / "events.jsonl").read_bytes() == before
+
+
+# Phases
+
+
+class Passed:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    @contextmanager
+    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+        self.heard.append((name, steps))
+        yield self
+        self.heard.append("left")
+
+    def tell(self, **values: float) -> None:
+        pass
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.heard.append((steps, note))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_seconds_add_up_by_phase_and_onto_those_of_before(clock: list[float]) -> None:
+    watch = RunProgress(SILENT, [])
+    watch.seconds = {"train": 10.0}
+    for seconds in (1.5, 2.0):
+        with watch.phase("train"):
+            clock[0] += seconds
+    with watch.phase("herd"):
+        clock[0] += 0.25
+    assert watch.seconds == {"train": 13.5, "herd": 0.25}
+
+
+def test_a_phase_left_by_an_error_is_counted_too(clock: list[float]) -> None:
+    watch = RunProgress(SILENT, [])
+    with pytest.raises(ValueError, match="stop"), watch.phase("train"):
+        clock[0] += 3
+        raise ValueError("stop")
+    assert watch.seconds == {"train": 3.0}
+
+
+def test_phases_and_steps_are_passed_on() -> None:
+    listener = Passed()
+    with RunProgress(listener, []).phase("train", 4) as phase:
+        phase.advance(3, "loss 1")
+        phase.advance()
+    assert listener.heard == [("train", 4), (3, "loss 1"), (1, ""), "left"]
 
 
 # Listeners

@@ -13,8 +13,7 @@ from engram.data import Dataset, Samples, load
 from engram.data.samples import LazyImages
 from engram.errors import UsageError
 from engram.experiments import PRESETS, Plan
-from engram.experiments.plan import classes_per_task, preset
-from engram.experiments.running import class_counts
+from engram.experiments.running import class_counts, classes_per_task, preset
 from engram.experiments.suite_plan import SuiteOptions, data_facts, runs_of, variants
 from engram.methods import METHODS, OBJECTIVES, setting_names
 

@@ -12,7 +12,7 @@ import torch
 from engram.data import Stream, load
 from engram.errors import DataError, EngramError, TrainingError, UsageError
 from engram.experiments import Plan, Result, run, summarise
-from engram.experiments.checkpoint import RunFolder
+from engram.experiments.folder import RunFolder
 from engram.methods import METHODS, Learner, make, setting_names
 from engram.network import Cache
 from engram.network.registry import make_extractor

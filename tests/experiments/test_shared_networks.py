@@ -10,7 +10,6 @@ import torch
 
 from engram.data import Stream
 from engram.experiments import Result, run
-from engram.experiments.running import network_path
 from engram.methods import make, override, setting_names
 from engram.network import Cache, CorrectedHead
 
@@ -137,7 +136,7 @@ def test_a_cached_network_keeps_its_correction_and_features_of_both_signs(
     learner.learn(images.tasks[0])
     network, names = learner.train(images.tasks[1]), images.fingerprints()
     cache = Cache(tmp_path)
-    path = network_path(cache, learner, names)
+    path = cache.path("network", names)
     assert cache.load(path) is None
     cache.save(path, network.state_dict())
     tensors = cache.load(path)

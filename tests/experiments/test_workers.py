@@ -29,7 +29,7 @@ from engram import storage
 from engram.data import Dataset, load
 from engram.errors import UsageError
 from engram.experiments import Plan, Result
-from engram.experiments.checkpoint import RunFolder
+from engram.experiments.folder import RunFolder
 from engram.experiments.suite_plan import SuiteOptions, SuitePlan, SuiteRun, estimate, plan_suite, runs_of
 from engram.experiments.suites import Variant
 from engram.experiments.workers import FAILED, Outcome, execute, run_in_processes, run_suite, start_process

@@ -22,12 +22,13 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from engram.data import Samples, Stream, Task
 from engram.errors import DataError, EngramError, UsageError
+from engram.experiments.folder import RunProgress
 from engram.features import CLASSIFIERS, Ridge
 from engram.methods import METHODS, Learner, make
 from engram.model import Calibration, Metadata, Model, ModelFolder, export, load, save
 from engram.model.exporting import OPSET, ExportResult, Graph, metadata
 from engram.network import CorrectedHead, extractor_for_weights, make_network
-from engram.progress import Stopwatch
+from engram.progress import SILENT
 
 BATCHES = (1, 2, 7)
 
@@ -382,6 +383,6 @@ def test_full_disk_leaves_the_existing_file(
 
 
 def test_a_phase_is_reported(features: Model, tmp_path: Path) -> None:
-    watch = Stopwatch()
+    watch = RunProgress(SILENT, [])
     assert isinstance(export(features, tmp_path / "model.npz", progress=watch), ExportResult)
     assert list(watch.seconds) == ["export"]

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from engram.data import Samples
 from engram.data.augment import random_crop, random_resized_crop
 from engram.errors import TrainingError, UsageError
+from engram.experiments.folder import RunProgress
 from engram.methods import make
 from engram.methods.objectives import Classification, Distillation
 from engram.network import Network, Training, make_network
 from engram.network.losses import softmax_cross_entropy
-from engram.progress import Phase, Stopwatch
+from engram.progress import SILENT, Phase
 from engram.randomness import generator
 
 
@@ -427,7 +428,7 @@ def test_progress_is_reported_under_the_name_of_the_phase() -> None:
     samples = numbered(4)
     for given, named in (({}, "train"), ({"phase": "fine-tune"}, "fine-tune")):
         network = make_network("mlp", "linear", samples, seed=0).grown(2, 0)
-        watch = Stopwatch()
+        watch = RunProgress(SILENT, [])
         loss = cross_entropy(network)
         Training(epochs=1, learning_rate=0.01).fit(
             network, samples, samples.labels, loss, seed=0, task=0, progress=watch, **given

@@ -100,7 +100,7 @@ def run(options: RunOptions) -> None:
 def _run(options: RunOptions, out: Path, display: Display) -> list[Result]:
     from engram.data import load
     from engram.experiments import TensorBoard
-    from engram.experiments.plan import RunOptions
+    from engram.experiments.running import RunArguments
     from engram.network import Cache, parallel
 
     plan, decoding = options.plan(), options.decoding()
@@ -111,7 +111,7 @@ def _run(options: RunOptions, out: Path, display: Display) -> list[Result]:
         stream = plan.stream(dataset)
         chosen = _chosen(plan.chosen(dataset, stream))
         display.say(f"{options.budget} for {len(stream.classes)} classes: {chosen}")
-    given = RunOptions(
+    given = RunArguments(
         resume=options.resume,
         cache=None if options.trainings is None else Cache(options.trainings),
         listeners=[_Heading(display), *([TensorBoard()] if options.track else [])],
@@ -185,7 +185,7 @@ def _print(options: RunOptions, out: Path, results: list[Result]) -> None:
 
 def _default_folder(name: str, resume: bool) -> Path:
     """runs/NAME, or the next free runs/NAME-N; to resume, the last one."""
-    from engram.experiments.checkpoint import NOT_THE_RUN
+    from engram.experiments.folder import NOT_THE_RUN
 
     def is_taken(path: Path) -> bool:
         return not path.is_dir() or not {each.name for each in path.iterdir()} <= NOT_THE_RUN

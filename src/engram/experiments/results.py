@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from engram import storage
+from engram.data import Stream
 from engram.errors import DataError
+from engram.experiments.folder import RunState
+from engram.experiments.measuring import average_incremental_accuracy, forgetting
+from engram.features import MEGABYTE
+from engram.methods import Learner
 
 SCHEMA = 1
 BY_TASK = (  # fields with a value for each task
@@ -52,7 +59,7 @@ class Result:
     classes_per_task: int | None
     class_order: list[str]
     classes_seen: list[int]
-    settings: dict[str, Any]  # resolved: see `engram.experiments.running.resolved_settings`
+    settings: dict[str, Any]  # resolved: see `Learner.resolved_settings`
     curve: list[float]  # top-1 accuracy on all classes seen
     average_incremental_accuracy: float
     curve_top5: list[float]
@@ -114,3 +121,57 @@ class Result:
         if missing := known - set(values):
             raise DataError(f"{path} is not a complete result: {', '.join(sorted(missing))} missing.")
         return cls(**{name: values[name] for name in known})
+
+
+def result_of(learner: Learner, stream: Stream, settings: dict[str, Any], state: RunState) -> Result:
+    """The result of a run: `state` after the last task."""
+
+    def column(name: str) -> list[Any]:
+        return [getattr(each, name) for each in state.measurements]
+
+    curve, top5, matrix = column("accuracy"), column("accuracy_top5"), column("by_task")
+    stored = state.measurements[-1].omega is not None  # features
+    ceilings = column("ceiling") if state.measurements[-1].ceiling is not None else None  # features or statistics
+    return Result(
+        method=learner.name,
+        dataset=stream.name,
+        seed=learner.seed,
+        classes_per_task=stream.classes_per_task,
+        class_order=[stream.class_names[label] for label in stream.classes],
+        classes_seen=column("classes"),
+        settings=settings,
+        curve=curve,
+        average_incremental_accuracy=average_incremental_accuracy(curve),
+        curve_top5=top5,
+        average_incremental_accuracy_top5=average_incremental_accuracy(top5),
+        head_curve=column("head_accuracy") if state.measurements[-1].head_accuracy is not None else None,
+        accuracy_matrix=matrix,
+        forgetting=forgetting(matrix),
+        omega=column("omega") if stored else None,
+        omega_previous=column("omega_previous") if stored else None,
+        omega_first=column("omega_first") if stored else None,
+        ceiling_curve=ceilings,
+        drift_gap=[ceiling - reached for ceiling, reached in zip(ceilings, curve, strict=True)] if ceilings else None,
+        memory_bytes=learner.memory.nbytes,
+        memory_mb=learner.memory.nbytes / MEGABYTE,
+        seconds=state.seconds,
+        environment=state.environment,
+        split=dict(stream.split),
+        networks_reused=state.networks_reused,
+    )
+
+
+def summarise(results: Sequence[Result]) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of one plan."""
+    summary: dict[str, Any] = {
+        "schema": SCHEMA,
+        "method": results[0].method,
+        "dataset": results[0].dataset,
+        "seeds": [result.seed for result in results],
+    }
+    for name in ("average_incremental_accuracy", "average_incremental_accuracy_top5", "forgetting", "memory_mb"):
+        values = [float(getattr(result, name)) for result in results]
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "values": values}
+    summary["curve"] = [statistics.fmean(points) for points in zip(*(each.curve for each in results), strict=True)]
+    return summary

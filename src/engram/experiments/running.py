@@ -1,37 +1,196 @@
-"""Running an experiment: a learner learns a stream, is measured after every task, and may be killed at any moment."""
+"""Running an experiment: a learner learns a stream, is measured after every task, and may be killed at any moment.
+
+`Plan` names the experiment as a command line or a suite does; `run` takes a learner and a stream.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engram import __version__, storage
-from engram.data import Stream, Task
-from engram.errors import DataError, UsageError
-from engram.experiments.checkpoint import FileEpochCheckpoints, RunFolder, RunState, environment, open_run
-from engram.experiments.events import EventLog, Listener, RunProgress
-from engram.experiments.measuring import Measurement, average_incremental_accuracy, forgetting, measure, origin_of
-from engram.experiments.results import Result
-from engram.features import MEGABYTE
-from engram.methods import Learner
-from engram.network import Cache, Network, choose_device, parallel, threads_for
+from engram.data import DATASETS, Dataset, Stream, Task, split
+from engram.errors import DataError, UsageError, unknown
+from engram.experiments.folder import (
+    FOREIGN,
+    TAKEN,
+    EventLog,
+    FileEpochCheckpoints,
+    Listener,
+    RunFolder,
+    RunProgress,
+    RunState,
+    environment,
+    open_run,
+)
+from engram.experiments.measuring import Measurement, measure, origin_of
+from engram.experiments.results import Result, result_of, summarise
+from engram.methods import METHODS, Learner, fit_budget, make, override, setting_names
+from engram.network import Cache, Network, choose_device, is_pretrained, parallel, threads_for
 from engram.progress import SILENT, Progress
-from engram.settings import unused
+from engram.settings import unused, with_none
 from engram.text import printable
+
+PRESETS = ("paper", "short")
+OWN = DATASETS["folder"]  # stands for every data set that is not in the registry
+COPIES = 3  # of the stored images exist for a moment: themselves, and what is made of them to be saved
+GIGABYTE = 2**30
+
+# A pretrained network has features of about a thousand numbers: an MLP of 16 d would have 470 million weights.
+PRETRAINED = {"adapter_width": 1024}
 
 # (task, measurement, seconds by phase so far; empty for a task that was done before the run was resumed)
 AfterTask = Callable[[int, Measurement, dict[str, float]], None]
 
-COPIES = 3  # of the stored images exist for a moment: themselves, and what is made of them to be saved
-GIGABYTE = 2**30
+
+class RunArguments(TypedDict, total=False):
+    """The arguments of `engram.run` beside the learner, the stream and the folder."""
+
+    resume: bool
+    cache: Cache | None
+    listeners: Sequence[Listener]
+    progress: Progress
+    after_task: AfterTask | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which method learns which stream, with which settings."""
+
+    method: str = "features"
+    preset: str = "short"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # these override the preset's
+    classes_per_task: int | None = None  # None: the field's usual number for the data set
+    first_task: int | None = None  # classes of the first task, if another number
+    tasks: int | None = None  # None: all
+    class_order: str | Sequence[int] = "seed"
+    validation: float = 0.0
+    budget: int | None = None  # bytes for everything stored, of all classes: chooses how much is stored
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", with_none(self.settings))
+        if "seed" in self.settings:
+            raise UsageError("The seed also determines the class order, so it is not a setting. Use --seed.")
+        make(self.method, **self.settings)  # an unknown name is an error before any data is read
+
+    def stream(self, dataset: Dataset) -> Stream:
+        """The tasks."""
+        stream = split(
+            dataset,
+            classes_per_task=self.classes_per_task if self.classes_per_task is not None else classes_per_task(dataset),
+            first_task=self.first_task,
+            class_order=self.class_order,
+            seed=self.seed,
+            validation=self.validation,
+        )
+        return stream if self.tasks is None else stream.first(self.tasks)
+
+    def learner(self, dataset: Dataset, stream: Stream | None = None) -> Learner:
+        """A new learner. Pass the stream if you have it: splitting a large data set takes a while."""
+        return make(self.method, seed=self.seed, **override(self._settings(dataset), self.chosen(dataset, stream)))
+
+    def chosen(self, dataset: Dataset, stream: Stream | None = None) -> dict[str, Any]:
+        """The numbers of images and features, and the codec, that the budget allows; empty without a budget."""
+        if self.budget is None:
+            return {}
+        learner, stream = make(self.method, **self._settings(dataset)), stream or self.stream(dataset)
+        most = max(int(torch.bincount(task.train.labels).max()) for task in stream)
+        return fit_budget(learner, self.settings, self.budget, len(stream.classes), stream.tasks[0].train, most)
+
+    def _settings(self, dataset: Dataset) -> dict[str, Any]:
+        asked = self.settings
+        defaults = preset(self.preset, self.method, dataset, asked.get("objective"), asked.get("network"))
+        return override(defaults, asked)
+
+    @overload
+    def run(self, dataset: Dataset, out: Path | None = None, **options: Unpack[RunArguments]) -> Result: ...
+
+    @overload
+    def run(
+        self, dataset: Dataset, out: Path | None = None, *, seeds: int, **options: Unpack[RunArguments]
+    ) -> list[Result]: ...
+
+    def run(
+        self, dataset: Dataset, out: Path | None = None, *, seeds: int | None = None, **options: Unpack[RunArguments]
+    ) -> Result | list[Result]:
+        """Run the plan in the folder `out`; see `engram.run`.
+
+        With `seeds`, run so many seeds from `seed` up, each in its folder `seed-N` of `out`, and write `summary.json`.
+        """
+        if seeds is None:
+            stream = self.stream(dataset)
+            return run(self.learner(dataset, stream), stream, out=out, **options)
+        plans = [self.with_seed(seed) for seed in range(self.seed, self.seed + seeds)]
+        if out is None:
+            return [plan.run(dataset, **options) for plan in plans]
+        folders = [out / f"seed-{plan.seed}" for plan in plans]
+        parallel.on_main(lambda: _refuse_another(out, folders, options.get("resume", False)))
+        results = [plan.run(dataset, folder, **options) for plan, folder in zip(plans, folders, strict=True)]
+        parallel.on_main(lambda: storage.write_json(out / "summary.json", summarise(results)))
+        return results
+
+    def with_seed(self, seed: int) -> Plan:
+        """The same plan with another seed."""
+        return replace(self, seed=seed)
+
+
+def preset(
+    name: str, method: str, dataset: Dataset, objective: str | None = None, network: str | nn.Module | None = None
+) -> dict[str, Any]:
+    """The settings of this preset for a method on a data set, as flat names; only those that the method has.
+
+    `network` is the one that was asked for, if any.
+    """
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    entry, source = METHODS[method], DATASETS.get(dataset.name, OWN)
+    known = setting_names(method, objective)
+    if "images" not in entry.keeps:
+        known -= {"images_per_class"}  # the method stores images only where the user asks for them
+    if "images_total" not in entry.settings:
+        known -= {"images_total"}
+    settings = {"expected_classes": len(dataset.class_names), **source.settings, **source.methods.get(method, {})}
+    if source.crop is not None:
+        settings["crop"] = int(source.crop * min(dataset.train.shape[:2]))
+    if network is not None and is_pretrained(network):
+        settings |= PRETRAINED
+    by_objective = source.paper if name == "paper" else source.short
+    settings |= {**by_objective.get("all", {}), **by_objective.get(objective or entry.objective, {})}
+    return {setting: value for setting, value in settings.items() if setting in known}
+
+
+def classes_per_task(dataset: Dataset) -> int:
+    """The usual number for this data set; a fifth of the classes of others, or of a few chosen ones."""
+    usual, classes = DATASETS.get(dataset.name, OWN).classes_per_task, len(dataset.class_names)
+    return usual if usual is not None and usual < classes else max(1, classes // 5)
+
+
+def _refuse_another(out: Path, folders: Sequence[Path], resume: bool) -> None:
+    """Refuse, before anything is run, a folder for several seeds that holds anything else."""
+    found = [path.name for path in out.iterdir()] if out.is_dir() else []
+    if foreign := [name for name in found if not re.fullmatch(r"seed-\d+|summary\.json|\..*", name)]:
+        raise UsageError(FOREIGN.format(out, min(foreign)))
+    for folder in folders:
+        if not resume and folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(TAKEN.format(folder))
+    summary = storage.read_json(out / "summary.json") if "summary.json" in found else {"seeds": []}
+    if not isinstance(summary, dict) or not isinstance(summary.get("seeds"), list):
+        raise UsageError(FOREIGN.format(out, "a summary.json that is not engram's"))
+    if others := [seed for seed in summary["seeds"] if out / f"seed-{seed}" not in folders]:
+        raise UsageError(
+            f"{out / 'summary.json'} also has the seeds {', '.join(map(str, others))}. Include them, or choose another "
+            "--out."
+        )
 
 
 def run(
@@ -72,7 +231,7 @@ def run(
         stack.enter_context(events.run(method=learner.name, dataset=stream.name, seed=learner.seed, folder=place))
         state = _learn(learner, stream, tasks, folder, events, after_task)
         return Result(
-            **parallel.broadcast(lambda: _finish(folder, _result(learner, stream, settings, state)).to_json())
+            **parallel.broadcast(lambda: _finish(folder, result_of(learner, stream, settings, state)).to_json())
         )
 
 
@@ -200,7 +359,8 @@ def _train(
     if cache is None or not learner.trains(task, task.index):
         network = learner.train(task, progress, checkpoints)
     else:
-        path = network_path(cache, learner, fingerprints)
+        settings = json.dumps(learner.training_settings(task.index), sort_keys=True)
+        path = cache.path("network", (settings, *fingerprints))
         with cache.locked(path):
             if (tensors := cache.load(path)) is not None:
                 state.networks_reused += 1
@@ -210,45 +370,3 @@ def _train(
     if checkpoints is not None and checkpoints.seconds_before:
         state.seconds["train"] += checkpoints.seconds_before
     return network
-
-
-def network_path(cache: Cache, learner: Learner, tasks: list[str]) -> Path:
-    """The cached network of this learner, trained up to the last of these tasks (their fingerprints)."""
-    settings = learner.training_settings(len(tasks) - 1)
-    return cache.path("network", (json.dumps(settings, sort_keys=True), *tasks))
-
-
-def _result(learner: Learner, stream: Stream, settings: dict[str, Any], state: RunState) -> Result:
-    def column(name: str) -> list[Any]:
-        return [getattr(each, name) for each in state.measurements]
-
-    curve, top5, matrix = column("accuracy"), column("accuracy_top5"), column("by_task")
-    stored = state.measurements[-1].omega is not None  # features
-    ceilings = column("ceiling") if state.measurements[-1].ceiling is not None else None  # features or statistics
-    return Result(
-        method=learner.name,
-        dataset=stream.name,
-        seed=learner.seed,
-        classes_per_task=stream.classes_per_task,
-        class_order=[stream.class_names[label] for label in stream.classes],
-        classes_seen=column("classes"),
-        settings=settings,
-        curve=curve,
-        average_incremental_accuracy=average_incremental_accuracy(curve),
-        curve_top5=top5,
-        average_incremental_accuracy_top5=average_incremental_accuracy(top5),
-        head_curve=column("head_accuracy") if state.measurements[-1].head_accuracy is not None else None,
-        accuracy_matrix=matrix,
-        forgetting=forgetting(matrix),
-        omega=column("omega") if stored else None,
-        omega_previous=column("omega_previous") if stored else None,
-        omega_first=column("omega_first") if stored else None,
-        ceiling_curve=ceilings,
-        drift_gap=[ceiling - reached for ceiling, reached in zip(ceilings, curve, strict=True)] if ceilings else None,
-        memory_bytes=learner.memory.nbytes,
-        memory_mb=learner.memory.nbytes / MEGABYTE,
-        seconds=state.seconds,
-        environment=state.environment,
-        split=dict(stream.split),
-        networks_reused=state.networks_reused,
-    )

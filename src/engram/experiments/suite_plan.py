@@ -15,10 +15,9 @@ import torch
 from engram import storage
 from engram.data import Dataset, DecodeOptions, Stream, load
 from engram.errors import UsageError, nearest, unknown
-from engram.experiments.checkpoint import RunFolder
-from engram.experiments.plan import Plan, classes_per_task, preset
+from engram.experiments.folder import RunFolder
 from engram.experiments.results import SCHEMA, Result, SuiteFile, SuiteRow
-from engram.experiments.running import class_counts, identifying
+from engram.experiments.running import Plan, class_counts, classes_per_task, identifying, preset
 from engram.experiments.suites import SUITES, DataFacts, Variant
 from engram.methods import BudgetError, Costs, Learner, make, measure_costs, setting_names
 from engram.network.cache import MAX_BYTES

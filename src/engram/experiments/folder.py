@@ -1,10 +1,11 @@
-"""The folder of a run, from which a killed run resumes.
+"""The folder of a run, from which a killed run resumes, and the events of a run as they happen.
 
 run.json             the identity of the run; written first
 checkpoint-003/      the learner after three tasks, and everything measured so far
 training.safetensors the training of the current task, saved between epochs
 result.json          written last
-events.jsonl         the event log
+events.jsonl         the event log: one JSON line per event
+tensorboard/         scalars for TensorBoard, if asked for
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 import torch
 from torch import Tensor
 
 from engram import __version__, storage
-from engram.errors import UsageError
+from engram.errors import EngramError, UsageError, not_installed
 from engram.experiments.measuring import Measurement
 from engram.methods import Learner
 from engram.network import parallel
+from engram.progress import Phase, Progress
 from engram.settings import differences
 
 NOT_THE_RUN = frozenset({".lock", "events.jsonl", "failed.json", "tensorboard"})  # may lie in a folder without a run
@@ -41,7 +43,7 @@ SAVING_SHARE = 0.05  # of the training time may be spent on saving
 class RunState:
     """What a run has measured so far; a checkpoint holds it beside the learner."""
 
-    origins: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))  # see `metrics.origin_of`
+    origins: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))  # see `origin_of`
     measurements: list[Measurement] = field(default_factory=list)  # one per task
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
     networks_reused: int = 0  # trained by other runs, whose seconds do not count here
@@ -193,3 +195,95 @@ class FileEpochCheckpoints:
         storage.save_tensors(self.path, {**collect(), "task": torch.tensor(self.task), "seconds": seconds})
         end = time.monotonic()
         self.next = end + (end - start) / SAVING_SHARE
+
+
+class Listener(Protocol):
+    """Receives the events of a run: begin, epoch, phase, task, and end or stop."""
+
+    def on_event(self, event: str, values: dict[str, Any]) -> None:
+        """Handle one event."""
+
+
+class EventLog:
+    """`events.jsonl`: one line is appended per event; lines written before a kill stay."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_event(self, event: str, values: dict[str, Any]) -> None:
+        """Append a line."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        with self.path.open("ab") as file:
+            file.write(storage.json_bytes({"time": now, "event": event, **values}))
+
+
+class TensorBoard:
+    """Scalars for TensorBoard: loss and learning rate by epoch; measurements and seconds by task.
+
+    They go to `folder`; by default to the folder `tensorboard` in that of each run.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise not_installed("TensorBoard", "track") from error
+        self.folder, self.make_writer = folder, SummaryWriter
+
+    def on_event(self, event: str, values: dict[str, Any]) -> None:
+        """Write the numbers of the event and flush them."""
+        if event == "begin":
+            self.writer = self.make_writer(str(self.folder or Path(values["folder"] or "") / "tensorboard"))
+        task = values.get("task", 0)
+        names = {"epoch": ("loss", "learning_rate"), "task": tuple(values), "phase": ("seconds",)}.get(event, ())
+        for name in names:
+            if isinstance(values[name], int | float) and name != "task":
+                tag = name if event == "task" else f"task {task}/{values['phase']}/{name}"
+                self.writer.add_scalar(tag, values[name], values["epoch"] if event == "epoch" else task)
+        self.writer.flush()
+
+
+class RunProgress:
+    """Adds up the seconds of each phase, sends events to listeners, and passes everything on to `inner`."""
+
+    def __init__(self, inner: Progress, listeners: Sequence[Listener]) -> None:
+        self.inner, self.listeners = inner, listeners
+        self.seconds: dict[str, float] = {}  # by phase
+        self.task = 0  # the current task, counted from 1
+
+    def log(self, event: str, **values: Any) -> None:
+        """Send an event to all listeners."""
+        for listener in self.listeners:
+            listener.on_event(event, values)
+
+    @contextmanager
+    def run(self, **values: Any) -> Iterator[None]:
+        """Log the begin of a run, and its end or why it stopped."""
+        self.log("begin", **values)
+        try:
+            yield
+        except BaseException as error:
+            self.log("stop", why=str(error) if isinstance(error, EngramError) else type(error).__name__)
+            raise
+        self.log("end")
+
+    @contextmanager
+    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+        """A phase of the inner progress; unless an error ends it, its end is logged with its seconds."""
+        before, start = self.seconds.get(name, 0.0), time.perf_counter()
+        try:
+            with self.inner.phase(name, steps) as phase:
+                yield _RunPhase(phase, self, name)
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        self.log("phase", task=self.task, phase=name, seconds=round(self.seconds[name] - before, 3))
+
+
+class _RunPhase:
+    def __init__(self, inner: Phase, progress: RunProgress, name: str) -> None:
+        self.inner, self.progress, self.name = inner, progress, name
+        self.advance = inner.advance
+
+    def tell(self, **values: float) -> None:
+        self.inner.tell(**values)
+        self.progress.log("epoch", task=self.progress.task, phase=self.name, **values)
