@@ -68,8 +68,6 @@ class LearnCommandOptions:
     quiet: option.Quiet = False
 
     def learn_options(self) -> LearnOptions:
-        """What `engram.model.learn` is called with."""
-        from engram.methods import parse_bytes
         from engram.model import LearnOptions
 
         settings = option.parse_settings(self.set)
@@ -81,7 +79,7 @@ class LearnCommandOptions:
             weights=self.from_weights,
             at_least=LEAST_ACCURACY if self.validate and self.at_least is None else self.at_least,
             epochs=_parse_epochs(settings.pop("epochs", self.epochs)),
-            budget=None if self.budget is None else parse_bytes(self.budget),
+            budget=option.parse_optional_bytes(self.budget),
             settings=settings,
         )
 

@@ -67,6 +67,13 @@ def parse_settings(texts: list[str] | None) -> dict[str, Any]:
     return settings
 
 
+def parse_optional_bytes(text: str | None) -> int | None:
+    """A number of bytes such as 6MB, if one is given."""
+    from engram.methods import parse_bytes
+
+    return None if text is None else parse_bytes(text)
+
+
 def command(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
     """Turn a function of a dataclass into a command whose options are the fields of the dataclass."""
     hints = get_type_hints(options, include_extras=True)
@@ -129,11 +136,12 @@ class ExperimentOptions:
     quiet: Quiet = False
 
     def decoding(self) -> DecodeOptions:
-        """How image files are decoded."""
         from engram.data import DecodeOptions
-        from engram.methods import parse_bytes
 
-        cache = None if self.cache is None else parse_bytes(self.cache)
         return DecodeOptions(
-            size=self.image_size, fit=self.fit, class_list=self.class_list, cache=cache, workers=self.workers
+            size=self.image_size,
+            fit=self.fit,
+            class_list=self.class_list,
+            cache=parse_optional_bytes(self.cache),
+            workers=self.workers,
         )

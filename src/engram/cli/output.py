@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import warnings
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -93,7 +95,6 @@ class Display:
             self.bars.remove_task(task)
 
     def say(self, line: str) -> None:
-        """Print a line."""
         if not self.quiet:
             self.console.print(line, markup=False)
 
@@ -102,6 +103,12 @@ class Display:
             print(f"{category.__name__}: {message}", file=sys.stderr)
         elif not self.mute:
             self.console.print(f"note: {message}", style="yellow", markup=False)
+
+
+def stopped(display: Display, out: Path) -> typer.Exit:
+    """Say how to continue an experiment that Ctrl-C stopped; the exit to raise."""
+    display.say(f"Stopped. To continue, run the same command with --out {shlex.quote(str(out))} --resume")
+    return typer.Exit(130)
 
 
 def print_json(value: object) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv as csv_format
+import gc
 import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.imports import importing
 from engram.cli.options import Device, Generation, Json, ModelPath, Quiet
 from engram.cli.output import Display, print_json, print_skipped
 from engram.errors import DataError, UsageError
@@ -55,7 +56,7 @@ def predict(
     """Classify images. Exits with 1 if any of them cannot be read."""
     if json and csv:
         raise UsageError("Choose one of --json and --csv.")
-    with importing():
+    with _without_collection():
         import engram.model
         from engram.data.scanning import SkippedFile
 
@@ -86,6 +87,19 @@ def predict(
         raise DataError(f"There is no image in {', '.join(map(printable, paths))}.")
     if unreadable:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage collection inside: imports leave no garbage, but several searches among 300,000 objects (0.2 s)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # nor is it searched for later
+        if was_enabled:
+            gc.enable()
 
 
 def parse_reject(text: str | None) -> float | str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,9 +17,10 @@ from engram.cli.options import (
     Network,
     Tune,
     command,
+    parse_optional_bytes,
     parse_settings,
 )
-from engram.cli.output import Display, print_json, share, skipped_lines
+from engram.cli.output import Display, print_json, share, skipped_lines, stopped
 from engram.text import format_bytes
 
 if TYPE_CHECKING:
@@ -62,14 +62,12 @@ class RunOptions(ExperimentOptions):
     track: Annotated[bool, typer.Option("--track", help="Also write TensorBoard scalars to the run's folder.")] = False
 
     def plan(self) -> Plan:
-        """The plan of the run."""
         from engram.experiments import Plan
-        from engram.methods import parse_bytes
 
         given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
         return Plan(
             settings={**given, **parse_settings(self.set)},
-            budget=None if self.budget is None else parse_bytes(self.budget),
+            budget=parse_optional_bytes(self.budget),
             **{name: getattr(self, name) for name in PLANNED},
         )
 
@@ -90,9 +88,7 @@ def run(options: RunOptions) -> None:
             results = _run(options, out, display)
             is_main = parallel.is_main()
     except KeyboardInterrupt:
-        again = f"--out {shlex.quote(str(out))} --resume"
-        Display(quiet=options.quiet).say(f"Stopped. To continue, run the same command with {again}")
-        raise typer.Exit(130) from None
+        raise stopped(Display(quiet=options.quiet), out) from None
     if is_main:
         _print(options, out, results)
 

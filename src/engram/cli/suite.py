@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from engram.cli.options import ExperimentOptions, command, parse_settings
-from engram.cli.output import Display, print_json, skipped_lines, table
+from engram.cli.output import Display, print_json, skipped_lines, stopped, table
 from engram.text import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class SuiteCommandOptions(ExperimentOptions):
     on: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local"
 
     def suite_options(self) -> SuiteOptions:
-        """What to run."""
         from engram.experiments.suite_plan import SuiteOptions
 
         same = ("dataset", "data", "out", "preset", "seeds", "seed", "tasks")
@@ -71,9 +70,7 @@ def suite(options: SuiteCommandOptions) -> None:
             display.say(f"{options.name} on {options.dataset}, in {wanted.folder}: {_costs(plan)}")
             outcomes = run_suite(plan, dataset, workers=options.jobs, on=options.on, progress=display)
         except KeyboardInterrupt:
-            again = f"--out {shlex.quote(str(wanted.folder))} --resume"
-            display.say(f"Stopped. To continue, run the same command with {again}")
-            raise typer.Exit(130) from None
+            raise stopped(display, wanted.folder) from None
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     _print_results(plan, failed, options.json)
     for run, error in failed:
