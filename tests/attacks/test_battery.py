@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ FEW = [
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kills with strace, and reads /proc")
 @pytest.mark.parametrize(("section", "name", "count"), FEW, ids=[f"{section}: {name}" for section, name, _ in FEW])
-def test_attacks_find_nothing(section: str, name: str, count: int, tmp_path: Path) -> None:
-    found = SECTIONS[section][name].run(count, tmp_path)
+def test_attacks_find_nothing(section: str, name: str, count: int) -> None:
+    with tempfile.TemporaryDirectory() as place:  # a short path: a server's sockets lie in it
+        found = SECTIONS[section][name].run(count, Path(place))
     assert found["bad"] == 0, found
     assert found["attempts"] >= count

@@ -71,3 +71,12 @@ def test_unsafe_options_are_refused(
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 2
     assert words in stderr and "Traceback" not in stderr
+
+
+def test_a_temporary_folder_that_is_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    process = engram("serve", tmp_path / "model", TMPDIR=str(deep))
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert str(deep) in stderr and "TMPDIR" in stderr and "Traceback" not in stderr

@@ -374,7 +374,7 @@ def test_an_unforeseen_error_is_marked_with_its_traceback(file: Path, tmp_path: 
     kept = json.loads((tmp_path / bad.folder / FAILED).read_text())
     assert (bad.label, kept["label"], kept["error"]) == ("P = 0", "P = 0", error)
     assert error is not None and "IsADirectoryError" in error
-    assert "Traceback" in kept["trace"] and "events.py" in kept["trace"]
+    assert "Traceback" in kept["trace"] and "events.jsonl" in kept["trace"]
     assert well is None
 
 

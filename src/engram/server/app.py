@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ from engram.server.connections import CLOSE, HTTPServer, address_of
 from engram.server.evidence import measures
 from engram.server.problems import HEADERS, MEDIA_TYPE, as_problem, problem_response
 from engram.server.services import Services
+from engram.text import printable
 
 PAGE = Path(__file__).parent / "page"
 PRELOADED = ["engram.server.decoding", "engram.server.updating"]  # by the fork server
@@ -89,7 +91,6 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        forkserver.ensure_running()  # now, so that the first image does not wait for it
         watching = asyncio.create_task(services.loader.watch())
         yield
         watching.cancel()
@@ -124,4 +125,11 @@ def make_server(folder: ModelFolder, config: Config) -> HTTPServer:
     """A server to `run()`. SIGINT and SIGTERM end it after the responses in progress."""
     os.environ.pop(TOKEN, None)  # decoders inherit the environment, and decode untrusted images
     app = make_app(folder, config)
+    try:
+        forkserver.ensure_running()  # now, so that the first image does not wait for it
+    except OSError as error:  # the path of its socket may have a hundred characters
+        place = printable(tempfile.gettempdir())
+        raise EngramError(
+            f"The temporary folder {place} cannot be used: {error}. Name a shorter path in TMPDIR."
+        ) from error
     return HTTPServer(app, config, app.state.services.connections)
