@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
-import pydantic
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 
 from engram.errors import UsageError
 from engram.methods import Learner, MemorySources, decide
+from engram.model.manifest import Strict
 
 Z = 1.959964  # standard deviations of a normal distribution within which 95 % lie
 MIN_FEATURES = 2  # of a class: a single one cannot be left out
@@ -42,7 +42,6 @@ NARROW = 0.01  # similarities are limited to this and 1 minus this, so that thei
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,9 @@ def value_and_interval(accuracy: Accuracy | None) -> tuple[float | None, tuple[f
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(Strict):
     """The temperature of a model's probabilities, found on held-out images."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = STRICT
     temperature: Annotated[float, Field(gt=0)] = 1.0  # divides the scores before the softmax
     images: Count = 0  # held out; with none, the temperature is the last one found
     error_before: Share | None = None  # expected calibration error with the previous temperature
@@ -91,10 +89,9 @@ class Calibration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutCounts:
+class HeldOutCounts(Strict):
     """The held-out features of each class, by class index, and how many of them are classified correctly."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="forbid")
     correct: tuple[int, ...] = ()
     total: tuple[int, ...] = ()
     estimated: bool = False  # whether features were adapted since they were stored

@@ -102,35 +102,36 @@ Number = Annotated[int, Field(strict=True, ge=1)]
 Digest = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
 Time = Annotated[Text, AfterValidator(_time)]
 Plain = dict[Text, JsonValue]
-FORBID_OTHERS = pydantic.ConfigDict(extra="forbid")
+
+
+class Strict:
+    """Base of dataclasses that are parsed from JSON: other fields, NaN and infinity are errors."""
+
+    __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
-class File:
+class File(Strict):
     """A file as it was saved."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = FORBID_OTHERS
     sha256: Digest
     bytes: Annotated[int, Field(strict=True, ge=0)]
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Strict):
     """An entry of the history: how a generation was made."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = FORBID_OTHERS
     generation: Number
     created: Time
     action: Text
     details: Annotated[Plain, AfterValidator(_counted)]
 
 
-@functools.cache
-def _adapter(cls: type) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(cls)
+_adapter = functools.cache(pydantic.TypeAdapter)
 
 
-class _SealedFile:
+class _SealedFile(Strict):
     """Serialises a dataclass to the content of a sealed JSON file, and parses it."""
 
     def serialise(self) -> bytes:
@@ -162,7 +163,6 @@ class _SealedFile:
 class Manifest(_SealedFile):
     """One generation of a model."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = FORBID_OTHERS
     schema: Annotated[Number, Field(le=SCHEMA)] = SCHEMA
     generation: Number
     parent: Number | None  # the generation that was in use before; None: no earlier generation may be restored
@@ -192,7 +192,6 @@ class Manifest(_SealedFile):
 class Pointer(_SealedFile):
     """The generations there are, with the SHA-256 of their manifests, and the one in use (None before the first)."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = FORBID_OTHERS
     schema: Annotated[Number, Field(le=SCHEMA)] = SCHEMA
     engram: Text = VERSION
     current: Number | None

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-import pydantic
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from engram.errors import DataError, UsageError, unknown
 from engram.methods import Learner, make
-from engram.model.held_out import STRICT, Calibration, ClassSimilarity, Count, HeldOutCounts, RejectionThreshold
+from engram.model.held_out import Calibration, ClassSimilarity, Count, HeldOutCounts, RejectionThreshold
+from engram.model.manifest import Strict
 from engram.network import portable_name, threads_for
 
 NOT_SAVED = ("weights", "unlabelled", "device")  # settings about where files are, or the machine, not about the model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adaptation:
+class Adaptation(Strict):
     """How well stored features were adapted, estimated on held-out images of the new classes."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = STRICT
     images: Count
     omega: float  # the mean cosine between adapted features and those of the new network
     omega_unadapted: float  # the same without adaptation
@@ -31,10 +30,9 @@ class Adaptation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metadata:
+class Metadata(Strict):
     """What is known of a model beside its tensors, settings and class names."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = STRICT
     seen: tuple[Count, ...] = ()  # samples learned of each class, by class index
     budget: Annotated[int, Field(ge=1)] | None = None  # bytes that stored features and exemplars may take
     features_per_class: Annotated[int, Field(ge=1)] | None = None  # as requested; the budget may allow fewer

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -28,8 +28,8 @@ from engram.data.labelled import LabelledFiles, decode_files, scan
 from engram.data.scanning import SkippedFile
 from engram.errors import BusyError, DataError, EngramError, UsageError
 from engram.model.folder import WATCH, ModelFolder
-from engram.model.held_out import STRICT
 from engram.model.learning import UpdateRejected, UpdateResult, learn_files
+from engram.model.manifest import Strict
 from engram.model.plan import LearnOptions
 from engram.progress import SILENT, Progress
 from engram.text import printable
@@ -62,10 +62,9 @@ class WatchEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchState:
+class WatchState(Strict):
     """The files that need no more attention, and those of the update under way, by digests of their paths."""
 
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = STRICT
     done: Mapping[str, Signature] = field(default_factory=dict)
     pending: Mapping[str, Signature] = field(default_factory=dict)
     batch: str | None = None  # of the update under way
