@@ -36,7 +36,7 @@ def test_a_centre_crop_is_centred_and_keeps_smaller_images() -> None:
 
 def test_a_random_crop_is_a_window_anywhere_in_its_image() -> None:
     images = numbered(200, 9, 12)
-    crops = random_crop(images, 7, draws())
+    crops = random_crop(images, (7, 7), draws())
     assert crops.shape == (200, 7, 7, 3) and crops.is_contiguous()
     tops, lefts = crops[:, 0, 0, 0].tolist(), crops[:, 0, 0, 1].tolist()
     for number, (top, left) in enumerate(zip(tops, lefts, strict=True)):
@@ -46,7 +46,7 @@ def test_a_random_crop_is_a_window_anywhere_in_its_image() -> None:
 
 def test_a_crop_as_large_as_the_image_is_the_image() -> None:
     images = numbered(5, 8, 8)
-    assert torch.equal(random_crop(images, 8, draws()), images)
+    assert torch.equal(random_crop(images, (8, 8), draws()), images)
     whole = random_resized_crop(images, 8, (1.0, 1.0), (1.0, 1.0), draws())
     assert torch.equal(whole, images)
 
@@ -57,7 +57,7 @@ def test_crops_are_a_function_of_the_generator_alone(crop: str) -> None:
 
     def cropped(seed: int) -> torch.Tensor:
         if crop == "random":
-            return random_crop(images, 9, draws(seed))
+            return random_crop(images, (9, 9), draws(seed))
         return random_resized_crop(images, 9, (0.1, 1.0), (3 / 4, 4 / 3), draws(seed))
 
     torch.manual_seed(5)
@@ -68,8 +68,8 @@ def test_crops_are_a_function_of_the_generator_alone(crop: str) -> None:
 def test_a_shard_gets_the_same_windows_as_in_the_whole_batch() -> None:
     images, rows = torch.from_numpy(RANDOM.integers(0, 256, (7, 16, 16, 3), dtype=np.uint8)), slice(2, 5)
     area, ratio = (0.1, 1.0), (3 / 4, 4 / 3)
-    part = random_crop(images[rows], 9, draws(), (rows, 7))
-    assert torch.equal(part, random_crop(images, 9, draws())[rows])
+    part = random_crop(images[rows], (9, 9), draws(), (rows, 7))
+    assert torch.equal(part, random_crop(images, (9, 9), draws())[rows])
     part = random_resized_crop(images[rows], 9, area, ratio, draws(), (rows, 7))
     assert torch.equal(part, random_resized_crop(images, 9, area, ratio, draws())[rows])
 

@@ -246,7 +246,7 @@ def test_a_class_list_may_have_any_line_ends_and_blanks_around_names(tmp_path: P
 def test_a_class_with_one_image_is_reported(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data", classes=2, per_class=3)
     write(root / "single" / "1.jpg", 0, 0)
-    with pytest.raises(DataError, match=r"'single' .* 1 "):
+    with pytest.raises(DataError, match="single"):
         load("folder", root)
 
 
@@ -293,6 +293,6 @@ def test_impossible_decode_options_are_refused(wrong: dict[str, int]) -> None:
 
 
 def test_data_sets_of_files_are_listed() -> None:
-    assert [name for name, source in DATASETS.items() if source.of_files] == [
+    assert [name for name, source in DATASETS.items() if source.location == "folder"] == [
         *("folder", "imagenet100", "imagenet1000", "tiny-imagenet-200")
     ]

@@ -188,7 +188,7 @@ def test_crops_are_drawn_for_every_batch() -> None:
         for number, (inputs, positions) in enumerate(training.batches(samples, 3, 1, 2)):
             draws, images = generator(3, "augment", 1, 2, number), samples.batch(positions)
             if area is None:
-                expected = random_crop(images, 5, draws)
+                expected = random_crop(images, (5, 5), draws)
             else:
                 expected = random_resized_crop(images, 5, area, (3 / 4, 4 / 3), draws)
             assert inputs.shape == (6, 5, 5, 1) and torch.equal(inputs, expected)

@@ -36,15 +36,14 @@ def load(
 ) -> Dataset:
     """The data set `name` of `DATASETS`.
 
-    `root` is the .npz file of arrays, the folder of data sets of files, or the folder that has or receives the files of
-    cifar100 and cifar10 (by default $ENGRAM_DATA, or `engram` in the user's cache). `options` are for data sets of
-    files.
+    `root` is the .npz file of `arrays`, the folder of a data set of image files (only these have `options`), or the
+    folder that has or receives the files of CIFAR (by default $ENGRAM_DATA, or `engram` in the user's cache).
     """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS, "engram datasets")
     source, options = DATASETS[name], options or DecodeOptions()
-    if options != DecodeOptions() and not source.of_files:
-        others = ", ".join(other for other, each in DATASETS.items() if each.of_files)
+    if options != DecodeOptions() and source.location != "folder":
+        others = ", ".join(other for other, each in DATASETS.items() if each.location == "folder")
         raise UsageError(
             f"{name} does not consist of image files: image size, fit, class list, cache and workers are for {others}."
         )

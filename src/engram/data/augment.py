@@ -38,11 +38,8 @@ def crop_and_flip(
     count, height, width, _ = images.shape
     rows, batch = shard or Shard(slice(0, count), count)
     if pad:
-        corners = torch.randint(0, 2 * pad + 1, (2, batch), generator=generator)[:, rows]
         padded = pad_borders(images, (0, 0, pad, pad, pad, pad))
-        # Every window as a view, (n, 2 pad + 1, 2 pad + 1, c, h, w); one gather then copies the chosen ones.
-        windows = padded.unfold(1, height, 1).unfold(2, width, 1)
-        images = windows[torch.arange(count), corners[0], corners[1]].permute(0, 2, 3, 1)
+        images = random_crop(padded, (height, width), generator, shard)
     if flip:
         mirrored = torch.rand(batch, generator=generator)[rows] < 0.5
         images = torch.where(mirrored[:, None, None, None], images.flip(2), images)
@@ -74,14 +71,16 @@ def center_crop(images: Tensor, side: int) -> Tensor:
     return images[:, top : top + side, left : left + side]
 
 
-def random_crop(images: Tensor, side: int, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
-    """A random window (side, side, c) of each image."""
+def random_crop(
+    images: Tensor, size: tuple[int, int], generator: torch.Generator, shard: Shard | None = None
+) -> Tensor:
+    """A random window of this size (height, width) of each image."""
     count, height, width, _ = images.shape
     rows, batch = shard or Shard(slice(0, count), count)
-    tops = torch.randint(0, height - side + 1, (batch,), generator=generator)[rows]
-    lefts = torch.randint(0, width - side + 1, (batch,), generator=generator)[rows]
+    tops = torch.randint(0, height - size[0] + 1, (batch,), generator=generator)[rows]
+    lefts = torch.randint(0, width - size[1] + 1, (batch,), generator=generator)[rows]
     windows = zip(images, tops.tolist(), lefts.tolist(), strict=True)
-    return torch.stack([image[top : top + side, left : left + side] for image, top, left in windows])
+    return torch.stack([image[top : top + size[0], left : left + size[1]] for image, top, left in windows])
 
 
 def random_resized_crop(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,39 +46,34 @@ REPLACED = "A grey image replaces it."
 CHANGED = "Its present content is used; the next run will see different data."
 
 
-class _Problem(NamedTuple):
-    row: int
-    reason: str
-    consequence: str
-
-
 class ImageFiles(LazyImages):
     """Images (N, size, size, 3) of all files of an index."""
 
     def __init__(self, index: ImageIndex, size: int, fit: Fit, workers: int | None = None) -> None:
         self.index, self.size, self.fit, self.workers = index, size, fit, workers
         self.shape = (len(index), size, size, 3)
-        self.problems: dict[int, str] = {}  # found so far, by row
+        self.problems: dict[int, str] = {}  # found so far, by row: the file, what is wrong with it, what is done
         self._lock = threading.Lock()
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        wanted, problems = rows.tolist(), []
+        wanted: list[int] = rows.tolist()
+        problems: dict[int, str] = {}
 
         def write(number: int, pixels: Pixels) -> None:
             if problem := self._decode(wanted[number], pixels):
-                problems.append(problem)
+                problems[wanted[number]] = f"{printable(self.index.path(wanted[number]))}: {problem}"
 
         images = fill(len(wanted), self.shape[1:], write, self.workers)
         if problems:
-            self._report(sorted(problems), len(wanted))
+            self._report(dict(sorted(problems.items())), len(wanted))
         return images
 
     def identity(self, rows: Tensor) -> Iterator[bytes]:
         yield f"decoded by {DECODER} to {self.size}, {self.fit}".encode()
         yield from self.index.identity(rows)
 
-    def _decode(self, row: int, pixels: Pixels) -> _Problem | None:
-        """Write the image of a row; return what is wrong with its file."""
+    def _decode(self, row: int, pixels: Pixels) -> str | None:
+        """Write the image of a row; return what is wrong with its file, and what is done about it."""
         content = b""
         try:
             content = read_file(self.index.path(row))
@@ -86,34 +81,29 @@ class ImageFiles(LazyImages):
         except UnreadableImage as error:
             try:
                 pixels[:] = decode(content + JPEG_END, size=self.size, fit=self.fit).numpy()
-                return _Problem(row, str(error), PARTLY)
+                return f"{error} {PARTLY}"
             except UnreadableImage:
                 pixels[:] = GREY
-                return _Problem(row, str(error), REPLACED)
+                return f"{error} {REPLACED}"
         before = int(self.index.sizes[row])
         if len(content) == before:
             return None
         self.index.drop()
-        return _Problem(row, f"It had {before:,} bytes when the folder was scanned, now {len(content):,}.", CHANGED)
+        return f"It had {before:,} bytes when the folder was scanned, now {len(content):,}. {CHANGED}"
 
-    def _report(self, problems: list[_Problem], requested: int) -> None:
+    def _report(self, problems: dict[int, str], requested: int) -> None:
         """Warn of files that were not warned of before; too many that cannot be read at all are an error."""
-        unreadable = [problem for problem in problems if problem.consequence == REPLACED]
+        unreadable = [problem for problem in problems.values() if problem.endswith(REPLACED)]
         if len(unreadable) > max(TOLERATED, requested // 10):
-            first = unreadable[0]
             raise DataError(
-                f"Of {requested:,} files, {len(unreadable):,} cannot be read. {printable(self.index.path(first.row))}: "
-                f"{first.reason} Check that {printable(self.index.root)} is mounted and complete."
+                f"Of {requested:,} files, {len(unreadable):,} cannot be read. {unreadable[0].removesuffix(REPLACED)}"
+                f"Check that {printable(self.index.root)} is mounted and complete."
             )
         with self._lock:
             room = MAX_WARNINGS - len(self.problems)
-            new = {
-                row: f"{printable(self.index.path(row))}: {reason} {consequence}"
-                for row, reason, consequence in problems
-                if row not in self.problems
-            }
-            self.problems |= new
-        for message in list(new.values())[: max(room, 0)]:
+            new = [problem for row, problem in problems.items() if row not in self.problems]
+            self.problems |= problems
+        for message in new[: max(room, 0)]:
             warnings.warn(message, EngramWarning, stacklevel=2)
         if 0 <= room < len(new):
             more = f"More files in {printable(self.index.root)} have such problems; they are not named."
@@ -127,12 +117,7 @@ def fill(count: int, shape: tuple[int, ...], write: Callable[[int, Pixels], None
     """
     images = torch.empty((count, *shape), dtype=torch.uint8)
     pixels = images.numpy()  # numpy copies start no threads; torch's could, in every worker
-    threads = min(count, workers or torch.get_num_threads())
-    if threads < 2:
-        for number in range(count):
-            write(number, pixels[number])
-        return images
-    with ThreadPoolExecutor(threads, "decode") as pool:
+    with ThreadPoolExecutor(workers or torch.get_num_threads(), "decode") as pool:
         list(pool.map(write, range(count), pixels))  # raises the first error; the rest is not started
     return images
 

@@ -10,16 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engram.data.files import ImageFiles, cache_images
 from engram.data.images import Fit
 from engram.data.labelled import class_folders, folder_labels, refuse_splits, skipped_in
-from engram.data.samples import FIELD_SEED, Dataset, DecodeOptions, Samples, Source, hold_out
+from engram.data.samples import Dataset, DecodeOptions, Samples, Source, field_order, hold_out, listed_classes
 from engram.data.scanning import ImageIndex, SkippedFile, at_most, open_index
-from engram.errors import DataError, UsageError, unknown
+from engram.errors import DataError, UsageError
 from engram.progress import Progress
 from engram.text import names_in, printable
 
@@ -30,7 +29,7 @@ SHOWN = 5  # entries of a folder that an error names
 def load(root: Path, options: DecodeOptions, progress: Progress) -> Dataset:
     """Any folder, named after it: with `train` and `val`, or with one folder per class, a fifth of each held out."""
     _check_folder(root)
-    name = printable(Path(os.path.abspath(root)).name)  # the folder's own name, also where root is "."
+    name = printable(Path(os.path.abspath(root)).name)  # also where root is "."
     if (root / TRAIN).is_dir() and any((root / part).is_dir() for part in TESTS):
         return _load_split(name, root, options, 64, "middle", progress)
     files = _files(root, (), options, 64, "middle", progress)
@@ -40,12 +39,7 @@ def load(root: Path, options: DecodeOptions, progress: Progress) -> Dataset:
     refuse_splits(root, files.index, classes)
     names = _listed(options.class_list, sorted(classes))
     samples = _samples(files, folder_labels(files.index, classes, names))
-    for each, count in zip(names, _counts(samples, names), strict=True):
-        if count < 2:
-            raise DataError(
-                f"In {printable(root)}, the class '{printable(each)}' has {count} images that are not empty. It needs "
-                "two, one for training and one for testing."
-            )
+    _refuse_missing(root, samples, names, "Each needs two, one for training and one for testing.", least=2)
     train, test = hold_out(samples, share=0.2, seed=0, purpose="test")
     return _dataset(name, names, train, test, files, options, progress, empty)
 
@@ -101,18 +95,7 @@ def _files(
 
 def _listed(path: Path | None, names: list[str]) -> list[str]:
     """The names that a file lists, one per line, sorted; each must be one of `names`. All of them without a file."""
-    if path is None:
-        return names
-    try:
-        wanted = sorted(set(names_in(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The class list {printable(path)} cannot be read. Expected one name per line.") from error
-    for name in wanted:
-        if name not in names:
-            raise unknown("class", name, names, f"the lines of {path}")
-    if not wanted:
-        raise UsageError(f"The class list {printable(path)} is empty. Expected one name per line.")
-    return wanted
+    return names if path is None else sorted(set(listed_classes(path, names, "class list")))
 
 
 def _samples(files: ImageFiles, labels: Tensor) -> Samples:
@@ -121,19 +104,16 @@ def _samples(files: ImageFiles, labels: Tensor) -> Samples:
     return Samples(files, rows, labels[rows])
 
 
-def _refuse_missing(place: Path, samples: Samples, names: Sequence[str], advice: str) -> None:
-    """Refuse a split, at `place`, without an image of some class."""
-    missing = [name for name, count in zip(names, _counts(samples, names), strict=True) if not count]
+def _refuse_missing(place: Path, samples: Samples, names: Sequence[str], advice: str, least: int = 1) -> None:
+    """Refuse the folder `place` if it has fewer than `least` images of some class."""
+    counts = torch.bincount(samples.labels, minlength=len(names)).tolist()
+    missing = [name for name, count in zip(names, counts, strict=True) if count < least]
     if missing:
+        few = "no images" if least == 1 else f"fewer than {least} images that are not empty"
         raise DataError(
-            f"{printable(place)} has no images of {len(missing):,} of the {len(names):,} classes, such as "
+            f"{printable(place)} has {few} of {len(missing):,} of the {len(names):,} classes, such as "
             f"{printable(missing[0])}. {advice}"
         )
-
-
-def _counts(samples: Samples, names: Sequence[str]) -> list[int]:
-    counts: list[int] = torch.bincount(samples.labels, minlength=len(names)).tolist()
-    return counts
 
 
 def _dataset(
@@ -203,8 +183,7 @@ def field_subset(names: list[str]) -> list[str]:
             f"The usual {CHOSEN} classes are drawn from {CLASSES:,}; found {len(names):,}. List the classes to load, "
             f"one per line, in {SUBSET}.txt in the folder or with --class-list FILE; or use --dataset {WHOLE}."
         )
-    # The legacy generator on purpose: its permutation is what "seed 1993" means in published code.
-    return [names[i] for i in sorted(np.random.RandomState(FIELD_SEED).permutation(CLASSES)[:CHOSEN])]
+    return [names[i] for i in sorted(field_order(CLASSES)[:CHOSEN])]
 
 
 def _imagenet(name: str, summary: str, classes_per_task: int, **settings: Any) -> Source:

@@ -137,7 +137,7 @@ def decode(
             result = _square(result, size, extent, fit)
         if result.mode == "RGBA":  # on white, the paper that drawings and cut-outs are made for
             result = Image.alpha_composite(Image.new("RGBA", result.size, "white"), result).convert("RGB")
-        orientation = _orientation(_exif(image.info))
+        orientation = _orientation(image.info)
         if orientation in TRANSPOSITIONS:
             result = result.transpose(TRANSPOSITIONS[orientation])
         return torch.from_numpy(np.array(result))
@@ -351,33 +351,23 @@ def _square(image: Image.Image, size: int, extent: tuple[float, float], fit: Fit
     return image.resize((size, size), Image.Resampling.BICUBIC, (left, top, width - left, height - top))
 
 
-def _exif(information: Mapping[Any, object]) -> object:
-    """The EXIF block, also where ImageMagick has stored it as a text: a name, a length, and hexadecimal digits."""
-    text = information.get(EXIF_AS_TEXT)  # Pillow limits its length
-    if "exif" in information or not isinstance(text, str):
-        return information.get("exif")
-    try:
-        return bytes.fromhex("".join(text.split("\n")[3:]))
-    except ValueError:
-        return None
-
-
-def _orientation(exif: object) -> int:
-    """EXIF's orientation, 1 to 8; 1 where the block has none or is damaged.
+def _orientation(information: Mapping[Any, Any]) -> int:
+    """EXIF's orientation, 1 to 8; 1 where it is missing or damaged.
 
     Pillow's `getexif` reads every tag: thousands of them may refer to the same megabytes.
     """
-    if not isinstance(exif, bytes):  # none, or a text that a PNG has under this name
-        return 1
-    block = exif.removeprefix(b"Exif\0\0")
-    order = "<" if block.startswith(b"II") else ">"
     try:
+        if "exif" in information:
+            block = information["exif"].removeprefix(b"Exif\0\0")
+        else:  # a name, a length, and hexadecimal digits; Pillow limits the length
+            block = bytes.fromhex("".join(information[EXIF_AS_TEXT].split("\n")[3:])).removeprefix(b"Exif\0\0")
+        order = "<" if block.startswith(b"II") else ">"
         (start,) = struct.unpack_from(order + "I", block, 4)
         (entries,) = struct.unpack_from(order + "H", block, start)
         for place in range(start + 2, start + 2 + 12 * entries, 12):
             tag, kind = struct.unpack_from(order + "HH", block, place)
             if tag == ExifTags.Base.Orientation and kind in EXIF_INTEGERS:
                 return int(struct.unpack_from(order + EXIF_INTEGERS[kind], block, place + 8)[0])
-    except struct.error:
+    except (struct.error, KeyError, ValueError, TypeError, AttributeError):  # no EXIF, or another kind of text
         pass
     return 1

@@ -6,7 +6,7 @@ import csv
 import os
 import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,11 +36,8 @@ class LabelledFiles:
 
     def where(self, wanted: Callable[[Path, str], bool]) -> LabelledFiles:
         """The files whose path and class are wanted, and their classes."""
-        files = [(path, self.class_names[label]) for path, label in zip(self.paths, self.labels, strict=True)]
-        files = [(path, name) for path, name in files if wanted(path, name)]
-        index = {name: label for label, name in enumerate(dict.fromkeys(name for _, name in files))}
-        labels = tuple(index[name] for _, name in files)
-        return replace(self, class_names=tuple(index), paths=tuple(path for path, _ in files), labels=labels)
+        files = zip((self.class_names[label] for label in self.labels), self.paths, strict=True)
+        return _sorted(self.source, [(name, path) for name, path in files if wanted(path, name)], self.skipped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +160,8 @@ def folder_labels(index: ImageIndex, classes: Mapping[str, Sequence[int]], names
 
 def refuse_splits(folder: Path, index: ImageIndex, classes: Mapping[str, Sequence[int]]) -> None:
     """Refuse a folder of splits: they would be learned as the classes 'train' and 'test'."""
-    filled = set(index.folder_of.unique().tolist())
-    direct = any(b"/" not in index.folders[number] for own in classes.values() for number in own if number in filled)
+    filled = (index.folders[number] for number in index.folder_of.unique().tolist())
+    direct = any(folder and b"/" not in folder for folder in filled)
     if not direct and {name.lower() for name in classes} <= SPLIT_NAMES:
         likely = next((name for name in sorted(classes) if name.lower().startswith("train")), min(classes))
         raise DataError(
@@ -176,9 +173,9 @@ def refuse_splits(folder: Path, index: ImageIndex, classes: Mapping[str, Sequenc
 
 def skipped_in(index: ImageIndex) -> list[SkippedFile]:
     """The skipped files of an index, and the images that lie beside the class folders."""
-    tops = [number for number, folder in enumerate(index.folders) if b"/" not in folder]
-    tops = [0] if index.folders[0] == b"" else tops  # the folders that were scanned
-    beside = torch.isin(index.folder_of, torch.tensor(tops, dtype=torch.int32)).nonzero().squeeze(1).tolist()
+    is_whole = index.folders[0] == b""  # otherwise only some sub-folders of the root were scanned
+    tops = [not folder if is_whole else b"/" not in folder for folder in index.folders]
+    beside = torch.tensor(tops)[index.folder_of.long()].nonzero().squeeze(1).tolist()
     reason = "It lies beside the class folders, so it has no class."
     return at_most([*index.skipped, *(SkippedFile(index.path(row), reason) for row in beside)], index.root)
 

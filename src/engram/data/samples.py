@@ -8,7 +8,7 @@ import operator
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 BATCHES = 2  # prefetched while another is used
 HASHED_ROWS = 4096  # in memory at a time
-FIELD_SEED = 1993  # the class order of iCaRL's code, which most of the field has used since
+FIELD_SEED = 1993  # of the class order in iCaRL's code, which most of the field has used since
 NAMED_ORDERS = ("seed", str(FIELD_SEED))
 
 
@@ -91,11 +91,10 @@ class Samples:
 
         Close it (`contextlib.closing`) if it may not be exhausted.
         """
-        if not isinstance(self.inputs, LazyImages):
+        if isinstance(self.inputs, LazyImages):  # one worker: several threads already decode each batch
+            yield from prefetch(self.batch, parts, workers=1, ahead=BATCHES)
+        else:
             yield from map(self.batch, parts)
-            return
-        # One thread: several already decode each batch.
-        yield from prefetch(self.batch, parts, workers=1, ahead=BATCHES)
 
     def select(self, positions: Tensor) -> Samples:
         """The samples at these positions, in this order; only row numbers are copied."""
@@ -210,11 +209,8 @@ def concatenate(*parts: Samples) -> Samples:
     labels = torch.cat([part.labels for part in parts])
     if all(part.inputs is parts[0].inputs for part in parts):
         return Samples(parts[0].inputs, torch.cat([part.rows for part in parts]), labels)
-    inputs: Tensor | LazyImages
-    if any(isinstance(part.inputs, LazyImages) for part in parts):
-        inputs = Joined(parts)
-    else:
-        inputs = torch.cat([part.batch(torch.arange(len(part))) for part in parts])
+    is_lazy = any(isinstance(part.inputs, LazyImages) for part in parts)
+    inputs = Joined(parts) if is_lazy else torch.cat([part.inputs[part.rows] for part in parts])
     return Samples(inputs, torch.arange(len(labels)), labels)
 
 
@@ -280,8 +276,8 @@ class DecodeOptions:
             check_side(self.size)
         if self.fit is not None and self.fit not in get_args(Fit):
             raise unknown("fit", self.fit, get_args(Fit))
-        for name in ("cache", "workers"):
-            if (value := getattr(self, name)) is not None and value < 1:
+        for name, value in (("cache", self.cache), ("workers", self.workers)):
+            if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1; found {value}.")
         if self.class_list is not None:
             object.__setattr__(self, "class_list", Path(self.class_list))
@@ -310,10 +306,6 @@ class Source:
     short: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: {"all": {"epochs": 10, "schedule": "one-cycle"}}
     )
-
-    @property
-    def of_files(self) -> bool:
-        return self.location == "folder"
 
 
 # Tasks
@@ -391,21 +383,21 @@ def split(
     """
     present = dataset.train.classes()
     order = _class_order(class_order, present, dataset.class_names, seed)
-    if not 1 <= classes_per_task <= len(order):
-        raise UsageError(f"{dataset.name} has {len(order)} classes; classes-per-task cannot be {classes_per_task}.")
-    if first_task is not None and not 1 <= first_task <= len(order):
-        raise UsageError(f"{dataset.name} has {len(order)} classes; first-task cannot be {first_task}.")
+    first = classes_per_task if first_task is None else first_task
+    for option, count in (("classes-per-task", classes_per_task), ("first-task", first)):
+        if not 1 <= count <= len(order):
+            raise UsageError(f"{dataset.name} has {len(order)} classes; {option} cannot be {count}.")
     if not 0 <= validation < 1:
         raise UsageError(f"The validation share must lie between 0 and 1; found {validation}.")
     train, test = dataset.train, dataset.test
     if validation:
         train, test = hold_out(train, validation, seed, "validation")
-    first = first_task or classes_per_task
     groups = [order[:first], *(order[i : i + classes_per_task] for i in range(first, len(order), classes_per_task))]
     tasks = (Task(index, group, train.of_classes(group), test.of_classes(group)) for index, group in enumerate(groups))
-    arguments = {  # of a class order in a file, its content and not its path
+    named = isinstance(class_order, str) and class_order in NAMED_ORDERS
+    arguments = {
         "first_task": first_task,
-        "class_order": class_order if isinstance(class_order, str) and class_order in NAMED_ORDERS else list(order),
+        "class_order": class_order if named else list(order),  # of a file, its content and not its path
         "validation": validation,
         **({"data": dataset.identity} if dataset.identity is not None else {}),
         **({"source": dict(dataset.source)} if dataset.source else {}),
@@ -422,10 +414,12 @@ def _class_order(
         drawn = torch.randperm(len(present), generator=generator(seed, "class order"))
         return tuple(present[i] for i in drawn.tolist())
     elif order == str(FIELD_SEED):
-        # The legacy generator on purpose: its permutation is what "seed 1993" means in published code.
-        return tuple(present[i] for i in np.random.RandomState(FIELD_SEED).permutation(len(present)))
-    else:
-        labels = _read_order(Path(order), names)
+        return tuple(present[i] for i in field_order(len(present)))
+    else:  # names, and labels where no class has that name
+        label_of = {str(label): label for label in range(len(names))}
+        label_of |= {name: label for label, name in enumerate(names)}
+        entries = listed_classes(Path(order), label_of, "class order", f"'seed', '{FIELD_SEED}' or a file")
+        labels = tuple(label_of[entry] for entry in entries)
     if sorted(labels) != list(present):
         wrong = {
             "missing": sorted(set(present) - set(labels)),
@@ -438,14 +432,23 @@ def _class_order(
     return labels
 
 
-def _read_order(path: Path, names: tuple[str, ...]) -> tuple[int, ...]:
-    """One class per line, by name; by label where no class has that name."""
+def field_order(count: int) -> list[int]:
+    """What "seed 1993" means in published code: a permutation of numpy's legacy generator."""
+    order: list[int] = np.random.RandomState(FIELD_SEED).permutation(count).tolist()
+    return order
+
+
+def listed_classes(path: Path, known: Collection[str], what: str, expected: str = "a file") -> list[str]:
+    """The classes that the file of this kind lists, one per line; each must be one of `known`."""
     try:
-        entries = names_in(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The class order '{path}' is neither 'seed', '1993' nor a readable file.") from error
-    labels = {str(label): label for label in range(len(names))} | {name: label for label, name in enumerate(names)}
-    for entry in entries:
-        if entry not in labels:
-            raise unknown("class", entry, names, f"the lines of {path}")
-    return tuple(labels[entry] for entry in entries)
+        names = names_in(path)
+    except (OSError, UnicodeDecodeError):
+        names = []
+    if not names:
+        raise UsageError(
+            f"The {what} {printable(path)} is empty or cannot be read. Expected {expected} with one class per line."
+        )
+    for name in names:
+        if name not in known:
+            raise unknown("class", name, known, f"the lines of {path}")
+    return names

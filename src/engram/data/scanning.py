@@ -138,7 +138,7 @@ class _Listing(NamedTuple):
     ancestors: tuple[Identity, ...]  # of the folders in it: the folders above, and itself
     folders: list[bytes]
     names: bytes
-    numbers: Tensor  # int64 (3, n): the length of each name, size, modification time
+    numbers: Tensor  # int64 (n, 3): the length of each name, size, modification time
     skipped: list[tuple[bytes, str]]
 
 
@@ -162,7 +162,7 @@ def build_index(root: Path, parts: Sequence[str] = (), progress: Progress = SILE
                 for folder in listing.folders:
                     submit(os.path.join(listing.folder, folder), listing.ancestors)
                 listings.append(listing)
-                phase.advance(listing.numbers.shape[1])
+                phase.advance(len(listing.numbers))
         finally:
             pool.shutdown(cancel_futures=True)
     return _combine(root, _place(root, parts), sorted(listings, key=lambda listing: listing.folder), begin)
@@ -177,11 +177,8 @@ def _list(root: bytes, folder: bytes, ancestors: tuple[Identity, ...]) -> _Listi
     try:
         status = os.stat(path)
         identity = status.st_dev, status.st_ino
-        if identity in ancestors:
-            skipped = [(folder, "This link leads to a folder that contains it.")]
-            return _Listing(folder, status.st_mtime_ns, (), [], b"", torch.empty((3, 0), dtype=torch.int64), skipped)
         with os.scandir(path) as entries:
-            for entry in entries:
+            for entry in () if identity in ancestors else entries:
                 if entry.name.startswith(b".") or entry.name.lower() in SYSTEM_NAMES:
                     continue
                 found = _inspect(entry)
@@ -193,12 +190,13 @@ def _list(root: bytes, folder: bytes, ancestors: tuple[Identity, ...]) -> _Listi
                     images.append((entry.name, found.st_size, found.st_mtime_ns))
     except OSError as error:
         raise DataError(f"The folder {printable(os.fsdecode(path))} cannot be read: {error.strerror}.") from error
+    if identity in ancestors:
+        skipped = [(folder, "This link leads to a folder that contains it.")]
     images.sort()
-    names = [name for name, _, _ in images]
-    columns = [[len(name) for name in names], [size for _, size, _ in images], [changed for _, _, changed in images]]
-    numbers = torch.from_numpy(np.array(columns, dtype=np.int64))
+    names = b"".join(name for name, _, _ in images)
+    numbers = np.array([(len(name), size, changed) for name, size, changed in images], dtype=np.int64).reshape(-1, 3)
     above = (*ancestors, identity)
-    return _Listing(folder, status.st_mtime_ns, above, folders, b"".join(names), numbers, sorted(skipped))
+    return _Listing(folder, status.st_mtime_ns, above, folders, names, torch.from_numpy(numbers), sorted(skipped))
 
 
 def _inspect(entry: os.DirEntry[bytes]) -> os.stat_result | str:
@@ -217,8 +215,8 @@ def _inspect(entry: os.DirEntry[bytes]) -> os.stat_result | str:
 
 
 def _combine(root: Path, place: Path, listings: list[_Listing], begin: int) -> ImageIndex:
-    counts = torch.tensor([listing.numbers.shape[1] for listing in listings])
-    lengths, sizes, times = torch.cat([listing.numbers for listing in listings], dim=1)
+    counts = torch.tensor([len(listing.numbers) for listing in listings])
+    lengths, sizes, times = torch.cat([listing.numbers for listing in listings]).T.contiguous()
     changed = [listing.changed if listing.changed < begin - SETTLED else 0 for listing in listings]
     skipped = [SkippedFile(root / os.fsdecode(path), why) for listing in listings for path, why in listing.skipped]
     return ImageIndex(

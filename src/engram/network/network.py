@@ -17,7 +17,7 @@ from engram.data.augment import center_crop
 from engram.data.samples import LazyImages
 from engram.errors import EngramError, TrainingError, UsageError
 from engram.network import parallel
-from engram.network.backbones import IMAGENET_MEAN, IMAGENET_STD, Pretrained, fold_batch_norms
+from engram.network.backbones import IMAGENET_MEAN, IMAGENET_STD, Pretrained, channels_last, fold_batch_norms
 from engram.network.cache import Cache
 from engram.network.head import Head, make_head
 from engram.network.registry import IDENTITY, feature_dimension, load_weights, make_extractor, restore_extractor
@@ -79,10 +79,9 @@ class Carried(nn.Module):
 
 
 class Network(nn.Module):
-    """A feature extractor and a head, with the normalisation of their inputs.
+    """A feature extractor and a head, for uint8 images (n, h, w, c) or float vectors (n, d), as `Samples` hold them.
 
-    It takes uint8 images (n, h, w, c) or float vectors (n, d), as `Samples` hold them. With `crop`, it sees the centre
-    of images. A pretrained extractor sees images resized to its input size.
+    Inputs are normalised; images are cropped to their centre if `crop` is set, and resized for a pretrained extractor.
     """
 
     mean: Tensor
@@ -215,7 +214,7 @@ def make_network(
     with seeded(seed, "weights"):
         extractor = make_extractor(network, shape, last_relu=last_relu, progress=progress)
     published = None if weights is None else load_weights(extractor, Path(weights))
-    extractor = _channels_last(extractor)
+    extractor = channels_last(extractor)
     one = torch.zeros(1, *shape, dtype=samples.inputs.dtype)
     if isinstance(extractor, Pretrained):
         mean, std = torch.tensor(extractor.input_mean), torch.tensor(extractor.input_std)
@@ -242,7 +241,7 @@ def restore_network(
     """The network with the state dict `tensors`, for samples of this shape."""
     classes, dimension = tensors["head.weight"].shape
     saved = tensors_of(tensors, "extractor")
-    extractor = _channels_last(restore_extractor(network, _cropped_shape(shape, crop), saved, last_relu=last_relu))
+    extractor = channels_last(restore_extractor(network, _cropped_shape(shape, crop), saved, last_relu=last_relu))
     restored = Network(extractor, make_head(head, dimension, scale=1.0), tensors["mean"], tensors["std"], crop)
     restored.head.grow(classes)
     restored.carried = Carried(tensors_of(tensors, "carried"))
@@ -257,11 +256,6 @@ def _cropped_shape(shape: tuple[int, ...], crop: int | None) -> tuple[int, ...]:
     if crop > min(shape[:2]):
         raise UsageError(f"Images of {shape[0]} x {shape[1]} pixels cannot be cropped to {crop}. Lower crop.")
     return crop, crop, shape[2]
-
-
-def _channels_last(extractor: nn.Module) -> nn.Module:
-    """Channels-last memory makes convolutions on a CPU fastest."""
-    return extractor.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def _statistics(samples: Samples) -> tuple[Tensor, Tensor]:
@@ -343,12 +337,10 @@ def extract(
 ) -> Tensor:
     """h_θ of all samples, float32 (n, d) on the CPU, not normalised; computed in evaluation mode."""
     network = network.frozen()
-
-    def compute() -> dict[str, Tensor]:
-        return {"features": _extract(network, samples, progress, phase)}
-
-    found = compute() if cache is None else cache.get("features", _key(network, samples), compute)
-    return found["features"]
+    if cache is None:
+        return _extract(network, samples, progress, phase)
+    key = _key(network, samples)
+    return cache.get("features", key, lambda: {"features": _extract(network, samples, progress, phase)})["features"]
 
 
 def _key(network: Network, samples: Samples) -> Iterator[object]:

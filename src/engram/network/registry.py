@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from engram.network.backbones import (
     resnet32,
 )
 from engram.progress import SILENT, Progress
-from engram.storage import check_file, load_tensors
+from engram.storage import check_file, load_tensors, tensors_of
 from engram.text import printable
 
 DEFAULT_PRETRAINED = "efficientnet-lite0"
@@ -66,9 +66,11 @@ class NetworkEntry:
         }
 
 
-def _efficientnet(variant: Variant, summary: str) -> NetworkEntry:
+def _efficientnet(variant: Variant) -> NetworkEntry:
     return NetworkEntry(
-        *(f"EfficientNet-Lite, {summary}", lambda channels, last_relu=True: EfficientNetLite(variant), 1280),
+        f"EfficientNet-Lite, {'larger' if variant.number else 'the default for photos'}",
+        make=lambda channels, last_relu=True: EfficientNetLite(variant),
+        dimension=1280,
         input_size=variant.size,
         load=lambda: load_efficientnet(variant.name),
         weights=f"ImageNet, from the package {variant.package}",
@@ -78,9 +80,7 @@ def _efficientnet(variant: Variant, summary: str) -> NetworkEntry:
 
 
 NETWORKS = {
-    "efficientnet-lite0": _efficientnet(VARIANTS["efficientnet-lite0"], "the default for photos"),
-    "efficientnet-lite1": _efficientnet(VARIANTS["efficientnet-lite1"], "larger"),
-    "efficientnet-lite2": _efficientnet(VARIANTS["efficientnet-lite2"], "larger"),
+    **{name: _efficientnet(variant) for name, variant in VARIANTS.items()},
     "resnet32": NetworkEntry("ResNet-32 for small images (CIFAR), as in the paper", resnet32, 64),
     "resnet18": NetworkEntry("ResNet-18 (ImageNet), as in the paper", resnet18, 512),
     "resnet18-small": NetworkEntry(
@@ -89,7 +89,9 @@ NETWORKS = {
     "small": NetworkEntry("three convolutions for images of a few pixels", SmallCNN, 64),
     "mlp": NetworkEntry("two hidden layers, for vectors", MLP, 64, takes_vectors=True),
     IDENTITY: NetworkEntry(
-        *("vectors are used as features, only scaled", lambda inputs, last_relu=True: PaddedVectors(inputs), None),
+        "vectors are used as features, only scaled",
+        make=lambda inputs, last_relu=True: PaddedVectors(inputs),
+        dimension=None,
         takes_vectors=True,
         weights="not needed",
     ),
@@ -112,10 +114,7 @@ def check_name(network: str) -> None:
 
 
 def portable_name(network: str) -> str:
-    """The name of the network in a saved model; for a local folder, without its parents.
-
-    A saved model contains all that is needed to rebuild the network, so the folder may be gone.
-    """
+    """The name of the network in a saved model, which can be rebuilt without the folder of a local network."""
     is_local = network not in (*NETWORKS, "auto") and not network.startswith(hub.PREFIX)
     return f"{hub.PREFIX}{Path(network).name}" if is_local else network
 
@@ -189,16 +188,14 @@ def describe_network(network: str) -> dict[str, Any]:
     return hub.describe(network)
 
 
-@contextmanager
-def threads_for(shape: tuple[int, ...], network: str | nn.Module = "auto") -> Iterator[None]:
+def threads_for(shape: tuple[int, ...], network: str | nn.Module = "auto") -> AbstractContextManager[None]:
     """Compute in one thread for vectors and small images, where a second one costs more than it gains.
 
     A pretrained network enlarges small images, so it keeps all threads. The choice depends only on the data and the
     network, and so do the results.
     """
     small = len(shape) == 1 or (min(shape[:2]) < SMALL_SIDE and not is_pretrained(network))
-    with parallel.threads(1 if small else torch.get_num_threads()):
-        yield
+    return parallel.threads(1 if small else torch.get_num_threads())
 
 
 def load_weights(extractor: nn.Module, path: Path) -> tuple[Tensor, Tensor] | None:
@@ -210,7 +207,7 @@ def load_weights(extractor: nn.Module, path: Path) -> tuple[Tensor, Tensor] | No
     if problem := _mismatch(extractor.state_dict(), found):
         raise DataError(f"{printable(path)} does not fit {type(extractor).__name__}: {problem}.")
     extractor.load_state_dict(found, strict=False)
-    return (statistics["input.mean"], statistics["input.std"]) if len(statistics) == 2 else None
+    return (statistics["mean"], statistics["std"]) if statistics.keys() >= {"mean", "std"} else None
 
 
 def extractor_for_weights(path: Path) -> str:
@@ -226,10 +223,10 @@ def extractor_for_weights(path: Path) -> str:
 
 
 def _read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights of the extractor in a file, and the statistics of its inputs."""
+    """The weights of the extractor in a file, and the mean and deviation of its inputs if the file states them."""
     tensors = _read_pytorch(path) if path.suffix.lower() in PYTORCH else load_tensors(path)
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(("fc.", "input."))}
-    return weights, {name: tensors[name] for name in ("input.mean", "input.std") if name in tensors}
+    return weights, tensors_of(tensors, "input")
 
 
 def _read_pytorch(path: Path) -> dict[str, Tensor]:

@@ -180,7 +180,7 @@ class Training:
         if self.crop is not None and self.crop_area is not None:
             images = random_resized_crop(images, self.crop, self.crop_area, self.crop_ratio, draws, shard)
         elif self.crop is not None:
-            images = random_crop(images, self.crop, draws, shard)
+            images = random_crop(images, (self.crop, self.crop), draws, shard)
         images = crop_and_flip(images, self.pad, self.flip, draws, shard)
         if self.brightness or self.contrast:
             images = jitter(images, self.brightness, self.contrast, draws, shard)
