@@ -1,4 +1,4 @@
-"""Samples of which no image is in memory until it is asked for."""
+"""Samples whose images are loaded when they are indexed."""
 
 from __future__ import annotations
 

@@ -117,16 +117,16 @@ def test_a_full_disk_is_reported_before_anything_is_decoded(root: Path, monkeypa
 
 
 def test_the_least_recently_used_cache_is_deleted_first(root: Path) -> None:
-    old, kept = (cache_images(files_of(root, size=size), ROWS, PLENTY) for size in (4, 5))
-    assert isinstance(old, CachedImages) and isinstance(kept, CachedImages)
+    old, recent = (cache_images(files_of(root, size=size), ROWS, PLENTY) for size in (4, 5))
+    assert isinstance(old, CachedImages) and isinstance(recent, CachedImages)
     os.utime(old.path, (1, 1))
-    os.utime(kept.path, (2, 2))
-    before = kept[ROWS]
+    os.utime(recent.path, (2, 2))
+    before = recent[ROWS]
     new = cache_images(files_of(root), ROWS, 8 * LENGTH + 8 * 5 * 5 * 3)
     assert isinstance(new, CachedImages)
-    assert not old.path.exists() and kept.path.exists() and new.path.exists()
-    assert torch.equal(kept[ROWS], before)
-    assert len(old[ROWS]) == 8  # whoever has it open keeps it
+    assert not old.path.exists() and recent.path.exists() and new.path.exists()
+    assert torch.equal(recent[ROWS], before)
+    assert len(old[ROWS]) == 8  # still readable where it is open
 
 
 def test_damaged_files_are_reported_each_time_the_cache_is_opened(root: Path) -> None:

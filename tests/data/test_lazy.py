@@ -35,15 +35,15 @@ def test_concatenated_parts_of_one_lazy_source_stay_views() -> None:
 
 
 def test_tensors_and_lazy_images_are_concatenated_without_loading() -> None:
-    kept, files = Samples.of(IMAGES[:3] + 1, torch.tensor([9, 9, 8])), lazy()
-    together = concatenate(kept, files.select(torch.tensor([19, 4])), kept.select(torch.tensor([2])))
+    exemplars, files = Samples.of(IMAGES[:3] + 1, torch.tensor([9, 9, 8])), lazy()
+    together = concatenate(exemplars, files.select(torch.tensor([19, 4])), exemplars.select(torch.tensor([2])))
     assert files.inputs.made == []  # type: ignore[union-attr]
     expected = torch.cat([IMAGES[:3] + 1, IMAGES[[19, 4]], IMAGES[2:3] + 1])
     assert together.labels.tolist() == [9, 9, 8, 3, 0, 8]
     assert together.shape == (4, 5, 3) and len(together) == 6
     assert torch.equal(content(together), expected)
     assert torch.equal(together.batch(torch.tensor([5, 3, 0, 3])), expected[[5, 3, 0, 3]])
-    assert torch.equal(content(concatenate(together, kept)), torch.cat([expected, IMAGES[:3] + 1]))
+    assert torch.equal(content(concatenate(together, exemplars)), torch.cat([expected, IMAGES[:3] + 1]))
 
 
 def test_a_batch_without_positions_is_empty() -> None:

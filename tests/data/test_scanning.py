@@ -121,11 +121,11 @@ def test_a_cached_index_is_loaded_completely(tree: Path, monkeypatch: pytest.Mon
     made = open_index(tree, ("train", "val"))
     assert made.place.parent == folder_cache(tree) and made.place.is_file()
     forbid(monkeypatch)
-    kept = open_index(tree, ("train", "val"))
-    assert (kept.root, kept.folders, kept.names, kept.skipped) == (made.root, made.folders, made.names, made.skipped)
+    cached = open_index(tree, ("train", "val"))
+    assert (cached.root, cached.folders, cached.names, cached.skipped) == (made.root, made.folders, made.names, made.skipped)
     for field in ("changed", "folder_of", "ends", "sizes", "times"):
-        assert torch.equal(getattr(kept, field), getattr(made, field))
-    assert kept.skipped and list(kept.identity(torch.arange(12))) == list(made.identity(torch.arange(12)))
+        assert torch.equal(getattr(cached, field), getattr(made, field))
+    assert cached.skipped and list(cached.identity(torch.arange(12))) == list(made.identity(torch.arange(12)))
     assert not [path for path in tree.rglob("*") if path.name.startswith((".aside", ".lock", "index"))]
 
 

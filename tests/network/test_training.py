@@ -500,11 +500,11 @@ def test_dropout_in_a_users_module_is_a_function_of_the_seed() -> None:
 
     expected = trained()
     assert_same(trained(), expected)
-    kept = InMemory(stop_after=1)
+    checkpoints = InMemory(stop_after=1)
     with pytest.raises(KeyboardInterrupt):
-        trained(kept)
-    kept.stop_after = None
-    assert_same(trained(kept), expected)
+        trained(checkpoints)
+    checkpoints.stop_after = None
+    assert_same(trained(checkpoints), expected)
 
 
 def test_frozen_weights_of_a_users_module_stay_as_they_are() -> None:
@@ -520,22 +520,27 @@ def test_frozen_weights_of_a_users_module_stay_as_they_are() -> None:
     assert moved == [False, False, True, True]
 
 
+DISTURBANCES = {"brightness": 63.0, "contrast": 0.8, "gradient_noise": 0.3}
+
+
 def test_training_is_a_function_of_its_seed(training: Training, uninterrupted: dict[str, Tensor]) -> None:
     torch.manual_seed(99)
     assert_same(state_of(fitted(training, None)), uninterrupted)
 
 
-@pytest.mark.parametrize("epochs_done", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("settings", "epochs_done"), [({}, 1), ({}, 3), (DISTURBANCES, 2)], ids=["1", "3", "jitter and noise"]
+)
 def test_training_resumes_after_an_epoch_to_the_same_bits(
-    epochs_done: int, training: Training, uninterrupted: dict[str, Tensor]
+    settings: dict[str, float], epochs_done: int, training: Training
 ) -> None:
-    checkpoints = InMemory(stop_after=epochs_done)
+    training, checkpoints, listener = replace(training, **settings), InMemory(stop_after=epochs_done), Listener()
     with pytest.raises(KeyboardInterrupt):
         fitted(training, checkpoints)
     checkpoints.stop_after = None
-    listener = Listener()
-    network = fitted(training, checkpoints, listener)
-    assert_same(state_of(network), uninterrupted)
+    torch.manual_seed(99)
+    resumed = fitted(training, checkpoints, listener)
+    assert_same(state_of(resumed), state_of(fitted(training, None)))
     assert listener.done == listener.expected == 12
 
 
@@ -550,19 +555,6 @@ def test_training_resumes_after_every_epoch_to_the_same_bits(
     assert_same(state_of(fitted(training, checkpoints)), uninterrupted)
 
 
-DISTURBANCES = {"brightness": 63.0, "contrast": 0.8, "gradient_noise": 0.3}
-
-
-@pytest.fixture(scope="module")
-def disturbed(training: Training) -> Training:
-    return replace(training, **DISTURBANCES)
-
-
-@pytest.fixture(scope="module")
-def disturbed_throughout(disturbed: Training) -> dict[str, Tensor]:
-    return state_of(fitted(disturbed, None))
-
-
 @pytest.mark.parametrize("name", DISTURBANCES)
 def test_jitter_and_noise_change_the_result_and_are_functions_of_the_seed(
     name: str, training: Training, uninterrupted: dict[str, Tensor]
@@ -572,18 +564,6 @@ def test_jitter_and_noise_change_the_result_and_are_functions_of_the_seed(
     assert not torch.equal(found["head.weight"], uninterrupted["head.weight"])
     torch.manual_seed(99)
     assert_same(state_of(fitted(alone, None)), found)
-
-
-@pytest.mark.parametrize("epochs_done", [1, 2, 3])
-def test_training_with_jitter_and_noise_resumes_to_the_same_bits(
-    epochs_done: int, disturbed: Training, disturbed_throughout: dict[str, Tensor]
-) -> None:
-    checkpoints = InMemory(stop_after=epochs_done)
-    with pytest.raises(KeyboardInterrupt):
-        fitted(disturbed, checkpoints)
-    checkpoints.stop_after = None
-    torch.manual_seed(99)
-    assert_same(state_of(fitted(disturbed, checkpoints)), disturbed_throughout)
 
 
 def test_a_checkpoint_holds_the_network_its_momentum_and_the_epoch(training: Training) -> None:

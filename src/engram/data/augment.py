@@ -51,8 +51,7 @@ def jitter(
 ) -> Tensor:
     """Leave a third of the images, change the brightness of a third and the contrast of a third (EEIL, §4.1).
 
-    At most `brightness` is added to or subtracted from every value; contrast is multiplied, about each channel's mean,
-    by 1 − `contrast` to 1 + `contrast`.
+    Brightness changes by at most `brightness`; contrast, about each channel's mean, by a factor 1 ± `contrast`.
     """
     rows, batch = shard or Shard(slice(0, len(images)), len(images))
     kind = torch.randint(0, 3, (batch, 1, 1, 1), generator=generator)[rows]

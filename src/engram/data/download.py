@@ -18,6 +18,7 @@ from engram.errors import DataError
 from engram.progress import SILENT, Progress
 
 CHUNK = 1 << 20  # bytes read at once
+SILENCE = 30.0  # seconds for which a server may send nothing
 
 # Only these, so that no redirect leads to a local file or another protocol.
 HANDLERS = (
@@ -36,14 +37,18 @@ class _Failure(Exception):
     """Why a download failed."""
 
 
-def fetch(url: str, target: Path, md5: str, progress: Progress = SILENT, timeout: float = 30.0) -> None:
-    """Download `url` (http or https) to `target`, which appears complete and with this MD5, or not at all.
-
-    `timeout` is how many seconds the server may be silent.
-    """
+def fetch(url: str, target: Path, md5: str, progress: Progress = SILENT, timeout: float = SILENCE) -> None:
+    """Download `url` (http or https) to `target`, which appears complete and with this MD5, or not at all."""
     try:
         with storage.writing(target) as aside:
-            _receive(url, timeout, aside, progress)
+            with _open(url, timeout) as response, aside.open("wb") as file:
+                expected, received = response.length, 0
+                with progress.phase("download", expected) as phase:
+                    for chunk in _chunks(response):
+                        received += file.write(chunk)
+                        phase.advance(len(chunk))
+            if expected is not None and received != expected:
+                raise _Failure(f"the connection ended after {received:,} of {expected:,} bytes")
             if (found := storage.checksum(aside, "md5")) != md5:
                 raise _Failure(f"the MD5 of the received file is {found}, expected {md5}")
     except _Failure as failure:
@@ -53,18 +58,6 @@ def fetch(url: str, target: Path, md5: str, progress: Progress = SILENT, timeout
         ) from failure
     except OSError as error:
         raise DataError(f"{url} could not be saved as {target}: {_reason(error)}. {ELSEWHERE}") from error
-
-
-def _receive(url: str, timeout: float, path: Path, progress: Progress) -> None:
-    with _open(url, timeout) as response:
-        expected, received = response.length, 0
-        with progress.phase("download", expected) as phase, path.open("wb") as file:
-            for chunk in _chunks(response):
-                file.write(chunk)
-                received += len(chunk)
-                phase.advance(len(chunk))
-    if expected is not None and received != expected:
-        raise _Failure(f"the connection ended after {received:,} of {expected:,} bytes")
 
 
 def _open(url: str, timeout: float) -> http.client.HTTPResponse:
@@ -133,14 +126,14 @@ def provide(folder: Path, names: Collection[str], url: str, md5: str, progress: 
     with storage.locked(root):
         if folder.exists():
             return  # another process was faster
-        if archive.exists():
+        if is_copy := archive.exists():
             if (found := storage.checksum(archive, "md5")) != md5:
                 advice = "Delete it and run again to download it."
                 raise DataError(f"{archive} is damaged: its MD5 is {found}, expected {md5}. {advice}")
-            unpack(archive, folder, names)
-            return
-        fetch(url, archive, md5, progress)
+        else:
+            fetch(url, archive, md5, progress)
         try:
             unpack(archive, folder, names)
         finally:
-            archive.unlink(missing_ok=True)
+            if not is_copy:
+                archive.unlink(missing_ok=True)

@@ -47,10 +47,7 @@ def load(root: Path, options: DecodeOptions, progress: Progress) -> Dataset:
 def _load_split(
     name: str, root: Path, options: DecodeOptions, size: int, fit: Fit, progress: Progress, subset: bool = False
 ) -> Dataset:
-    """A folder with `train/CLASS/*` and `val/CLASS/*`; of the classes of `train`, those that are listed.
-
-    `subset` selects the usual hundred classes of ImageNet if there is no list.
-    """
+    """A folder with `train/CLASS/*` and `val/CLASS/*`: the listed classes, else ImageNet's usual `subset`, else all."""
     _check_folder(root)
     test_part = next((part for part in TESTS if (root / part).is_dir()), None)
     if not (root / TRAIN).is_dir() or test_part is None:
@@ -164,11 +161,8 @@ LESS_FORGET = 10.0  # LUCIR's λ_base on ImageNet, its §4.1
 
 
 def load_imagenet(name: str, root: Path, options: DecodeOptions, progress: Progress) -> Dataset:
-    """Images (n, 256, 256, 3) of the classes of a list, or of all; of `imagenet100`, of the usual hundred.
-
-    The list is the one in the options or, in the folder, the file named after the data set: imagenet100.txt.
-    """
-    own = root / f"{name}.txt"
+    """Images (n, 256, 256, 3) of the listed classes, else of the usual ones of the data set."""
+    own = root / f"{name}.txt"  # such as imagenet100.txt
     options = replace(options, class_list=options.class_list or (own if own.is_file() else None))
     # As in iCaRL's code; in the paper an image takes 256 × 256 × 3 bytes (Table 1).
     return _load_split(name, root, options, 256, "stretch", progress, subset=name == SUBSET)

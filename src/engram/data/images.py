@@ -1,4 +1,4 @@
-"""Images as people have them: a file, or its bytes, becomes pixels, or an error says what was found instead."""
+"""Decode an image file, or its bytes, into pixels; an error says what was found instead."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MAX_BYTES = 1 << 29  # of a file: more than LIMIT pixels take in any of the form
 MAX_HEIC_PIXELS = 4  # times the limit: an image, its tiles, and the same for its alpha plane
 MAX_SCANS = 100  # of a JPEG, which usually has ten; each costs a pass over all pixels, and a few bytes in the file
 
-Fit = Literal["middle", "stretch"]  # how an image becomes a square: the middle of its longer side, or all, squeezed
+Fit = Literal["middle", "stretch"]  # how an image becomes a square: its middle, or all of it with both sides scaled
 
 
 class UnreadableImage(DataError):
-    """An image that cannot be decoded. The message is about "it", so that the name of the file can go before."""
+    """An image that cannot be decoded. The message begins with "It", so that the name of the file can precede it."""
 
 
 class _Jpeg(JpegImageFile):

@@ -105,7 +105,7 @@ def read_images(files: LabelledFiles, size: int, progress: Progress = SILENT) ->
 def decode_files(paths: Iterable[Path], size: int, ahead: int = 0) -> Generator[Tensor | SkippedFile, None, None]:
     """Each image as a square of `size` pixels, uint8 (size, size, 3), or why it cannot be read; in order.
 
-    At least `ahead` of them are decoded before they are asked for. Close it if it may not be exhausted.
+    At least `ahead` of them are prefetched. Close the generator if it may not be exhausted.
     """
 
     def attempt(path: Path) -> Tensor | SkippedFile:
@@ -263,10 +263,7 @@ def _sorted(source: Path, labelled: Iterable[tuple[str, Path]], skipped: Iterabl
 
 
 def check_class_names(places: Mapping[str, str]) -> None:
-    """Refuse names that are not UTF-8, and two that differ only in case, spaces or Unicode form.
-
-    `places` says where each name was found.
-    """
+    """Refuse names (keys, with where they were found) not in UTF-8, or equal but for case, spaces or Unicode form."""
     known: dict[str, str] = {}
     for name, place in places.items():
         if any("\ud800" <= letter <= "\udfff" for letter in name):

@@ -215,7 +215,7 @@ def concatenate(*parts: Samples) -> Samples:
 
 
 def hold_out(samples: Samples, share: float, seed: int, purpose: str, *, smallest: int = 2) -> tuple[Samples, Samples]:
-    """(the rest, the held-out samples), each in its present order: `share` of each class, at least one, never the last.
+    """Split into (rest, held-out samples), in their present order: of each class `share`, at least one and never all.
 
     A class of fewer than `smallest` samples gives none.
     """

@@ -111,10 +111,10 @@ class CorrectedHead(LinearHead):
 
 
 class ShiftedHead(LinearHead):
-    """A linear head that adds a number of each class to the scores where it prefers one of some classes.
+    """A linear head that adds a shift per class to the scores of inputs whose best class is one of `preferred`.
 
-    This multiplies and divides probabilities after training. The shift is dropped when the head grows, but not what is
-    known of each class from its first task: its mean probability, and the network's mean confidence.
+    The shift is dropped when the head grows. The mean score of each class in its first task, and the mean confidence of
+    the network then, stay.
     """
 
     shift: Tensor

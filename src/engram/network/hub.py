@@ -291,10 +291,7 @@ def _limited_modules() -> Iterator[None]:
 
 
 def download(network: str, progress: Progress) -> Path:
-    """The folder of `hf:OWNER/NAME[@REVISION]` in the hub's cache, after downloading missing files.
-
-    If the hub cannot be reached, the cached files are used.
-    """
+    """The folder of `hf:OWNER/NAME[@REVISION]` in the hub's cache, after downloading missing files if possible."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError
 

@@ -1,7 +1,4 @@
-"""The losses, one function per equation of the paper: a sum over classes, a mean over the batch.
-
-σ is a sigmoid (the paper's choice), or a softmax.
-"""
+"""The losses, one function per equation of the paper: a sum over classes, a mean over the batch."""
 
 from __future__ import annotations
 

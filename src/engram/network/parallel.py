@@ -96,12 +96,11 @@ def broadcast(compute: Callable[[], Value]) -> Value:
     """
     if not is_distributed():
         return compute()
-    value, error = None, None
+    value, error, failure = None, None, None
     try:
         value = compute() if is_main() else None
     except EngramError as raised:
-        error = raised
-    failure = None if error is None else (type(error).__name__, str(error))
+        error, failure = raised, (type(raised).__name__, str(raised))
     tensors: dict[str, Tensor] = {}
 
     def pack(tensor: Tensor) -> dict[str, str]:
@@ -118,10 +117,7 @@ def broadcast(compute: Callable[[], Value]) -> Value:
 
 
 def on_main(act: Callable[[], Value]) -> Value | None:
-    """Call `act` on rank 0 alone and return its result there, for instance an open file; None on other ranks.
-
-    An `EngramError` is raised on all ranks.
-    """
+    """The result of `act`, which only rank 0 calls, on rank 0, and None on the others; errors as in `broadcast`."""
     results: list[Value] = []
     broadcast(lambda: results.append(act()))
     return results[0] if results else None
@@ -409,8 +405,7 @@ class SynchronisedBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
-            mean, var = self.running_mean, self.running_var
-            return F.batch_norm(input, mean, var, self.weight, self.bias, training=False, eps=self.eps)
+            return super().forward(input)
         # In float32 also under autocast, because it sums over a batch.
         output, mean, var, count = _Normalise.apply(  # type: ignore[no-untyped-call]
             input.float(), self.weight, self.bias, self.eps

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeVar, cast
+from typing import Annotated, Literal, Protocol, TypeVar, cast
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -102,11 +102,9 @@ class Training:
         phase: str = "train",
         gradient_hook: GradientHook | None = None,
     ) -> None:
-        """Train `network` in place to minimise `loss` on `samples` with these class indices (n,).
-
-        Training resumes from the last checkpoint, on a CPU to the same bits. Each rank gets its share of every batch.
-        """
-        optimiser = self._optimiser(network)
+        """Train `network` in place on `samples` with class indices (n,), from the last checkpoint on."""
+        settings = {"momentum": self.momentum, "weight_decay": self.weight_decay, "fused": True}
+        optimiser: Optimizer = uncompiled(torch.optim.SGD)(network.parameters(), **settings)
         first = _resume(network, optimiser, checkpoints)
         per_epoch, device = self.batches_per_epoch(samples), network.mean.device
         with (
@@ -137,12 +135,9 @@ class Training:
                 running.tell(epoch=epoch + 1, loss=sum(losses) / len(losses), learning_rate=learning_rate)
                 if checkpoints is not None and epoch + 1 < self.epochs:
                     checkpoints.save(functools.partial(_state, network, optimiser, epoch + 1))
-        _check_weights(network.eval(), task)
-
-    def _optimiser(self, network: Network) -> Optimizer:
-        how: dict[str, Any] = {"momentum": self.momentum, "weight_decay": self.weight_decay, "fused": True}
-        optimiser: Optimizer = uncompiled(torch.optim.SGD)(network.parameters(), **how)
-        return optimiser
+        # Batch norms may have seen infinite activations although every weight is finite.
+        if not all(bool(tensor.isfinite().all()) for tensor in network.eval().state_dict().values()):
+            raise TrainingError(f"A weight is not finite after task {task + 1}. {NOT_COMMITTED}")
 
     def learning_rate_at(self, step: int, steps: int) -> float:
         """The learning rate at a step, from 0, out of `steps`."""
@@ -225,12 +220,6 @@ def _explain_single_sample() -> Iterator[None]:
             "The batch norms of this network need more than one value per channel, and a batch of one sample gives "
             "one. The task was not committed. Use a larger batch size, more samples, or another network."
         ) from error
-
-
-def _check_weights(network: Network, task: int) -> None:
-    # Batch norms may have seen infinite activations although every weight is finite.
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in (*network.parameters(), *network.buffers())):
-        raise TrainingError(f"A weight is not finite after task {task + 1}. {NOT_COMMITTED}")
 
 
 def _checked(loss: Tensor, network: Network, task: int, epoch: int, number: int) -> float:
