@@ -122,7 +122,12 @@ def test_a_cached_index_is_loaded_completely(tree: Path, monkeypatch: pytest.Mon
     assert made.place.parent == folder_cache(tree) and made.place.is_file()
     forbid(monkeypatch)
     cached = open_index(tree, ("train", "val"))
-    assert (cached.root, cached.folders, cached.names, cached.skipped) == (made.root, made.folders, made.names, made.skipped)
+    assert (cached.root, cached.folders, cached.names, cached.skipped) == (
+        made.root,
+        made.folders,
+        made.names,
+        made.skipped,
+    )
     for field in ("changed", "folder_of", "ends", "sizes", "times"):
         assert torch.equal(getattr(cached, field), getattr(made, field))
     assert cached.skipped and list(cached.identity(torch.arange(12))) == list(made.identity(torch.arange(12)))

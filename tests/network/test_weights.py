@@ -35,8 +35,9 @@ WRAPPED: dict[str, Callable[[dict[str, Tensor]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("ending", [".pth", ".pt", ".bin"])
-@pytest.mark.parametrize("form", WRAPPED)
+@pytest.mark.parametrize(
+    ("form", "ending"), [*((form, ".pth") for form in WRAPPED), ("a state dict", ".pt"), ("a state dict", ".bin")]
+)
 def test_a_pytorch_file_is_read_as_training_scripts_save_it(form: str, ending: str, tmp_path: Path) -> None:
     saved, path = weights(), tmp_path / f"weights{ending}"
     torch.save(WRAPPED[form](saved), path)
