@@ -26,8 +26,8 @@ class Config:
     token: str | None = None  # None: no authentication
     trusted_proxy: str | None = None  # addresses whose X-Forwarded-* headers are trusted
     device: str = "auto"
-    webhook: str | None = None  # the URL that events are sent to
-    webhook_allow: tuple[str, ...] = ()  # addresses and networks that it may have; none: as at the start
+    webhook: str | None = None  # the URL to send events to
+    webhook_allow: tuple[str, ...] = ()  # its allowed addresses and networks; default: its addresses at the start
     epochs: int | None = None  # of an update; None: depends on the images
 
     body_bytes: int = 256 << 20  # of one upload
@@ -44,7 +44,7 @@ class Config:
     anonymous_requests: int = 16  # of these, without the token if one is required
     health_requests: int = 8  # besides, from one address
     connections: int = 512  # open at once
-    address_connections: int = 64  # of these, from one address that is no trusted proxy
+    address_connections: int = 64  # of these, from one address, unless it is a trusted proxy
     reserved_connections: int = 64  # for addresses that have authenticated or have no other connection
 
     decoders: int = 3  # processes; one client uses all but one
@@ -71,7 +71,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not re.fullmatch(r"[ -~]*", self.token)):
             raise UsageError(f"A token needs at least {SHORTEST_TOKEN} printable ASCII characters on one line.")
-        if self.token is None and not _is_loopback(self.host):
+        address = _address(self.host)
+        is_loopback = self.host == "localhost" or (address is not None and address.is_loopback)
+        if self.token is None and not is_loopback:
             raise UsageError(
                 f"Other machines can reach '{printable(self.host)}', so a token is required. "
                 "Set one with --token-file or ENGRAM_TOKEN, or use --host 127.0.0.1."
@@ -106,11 +108,6 @@ class Config:
     def known_hosts(self) -> frozenset[str]:
         """The names accepted in the Host header, in lower case."""
         return frozenset(name.lower() for name in ("localhost", "127.0.0.1", "::1", self.host, *self.hosts))
-
-
-def _is_loopback(host: str) -> bool:
-    address = _address(host)
-    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -1,34 +1,39 @@
-"""Connections: how many there may be, from which addresses, and when slow or silent ones are dropped."""
+"""Limits on connections and requests: their number, from one address and in all, their size and their time."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
 import socket
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import h11
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import Scope
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engram.errors import EngramError
 from engram.server.config import Config
-from engram.server.problems import MESSAGES, Problem, problem_response
+from engram.server.problems import MESSAGES, Problem, problem_response, too_many
 
 BACKLOG = 4_096  # connections that wait in the kernel
 REFUSALS = 100  # in one turn of the event loop, so that a flood does not hold up requests
 MAX_KNOWN = 10_000  # addresses that have authenticated
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
+UPLOADS = ("/api/classify", "/api/evaluate", "/api/teach")
+HEALTH = ("/readyz", "/metrics")  # answered even if the server is busy, as /livez is
 
 
 def peer(host: str) -> str:
-    """Whom an address belongs to: a single host has a whole /64 network of IPv6."""
+    """The owner of an address: of IPv6, one host has a whole /64 network."""
     try:
         address = ipaddress.IPv6Address(host)
     except ValueError:  # IPv4, or what a proxy made up
@@ -197,3 +202,84 @@ class TimedProtocol(H11Protocol):
                 self.head_timer = None
         elif self.head_timer is None and self.timeout_keep_alive_task is None:
             self.head_timer = self.loop.call_later(self.limits.head_seconds, self.transport.abort)
+
+
+class RequestLimits:
+    """Limits the requests in progress and the bytes and seconds of their bodies.
+
+    uvicorn's `limit_concurrency` would also refuse health checks, and Starlette's `RequestBodyLimitMiddleware` limits
+    neither time nor the bytes of all bodies together.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.in_progress: Counter[str] = Counter()
+        self.body_bytes = 0
+
+    @contextmanager
+    def admit(self, scope: Scope, receive: Receive) -> Iterator[Receive]:
+        """Count a request while it is in progress; yields a `receive` that limits its body."""
+        is_upload = scope["path"] in UPLOADS
+        limit = self.config.body_bytes if is_upload else self.config.json_bytes
+        headers = Headers(scope=scope)  # h11 accepts only one Content-Length, of at most 20 digits
+        if "content-length" in headers and "transfer-encoding" in headers:  # RFC 9112, 6.1; the connection is closed
+            raise Problem(400, "A request must not have both Content-Length and Transfer-Encoding.")
+        if int(headers.get("content-length", 0)) > limit:
+            raise _too_large(limit)
+        places = self._places(scope)
+        if any(self.in_progress[place] >= most for place, most in places.items()):
+            raise _busy()
+        body = _Body(self, receive, limit, self.config.body_seconds if is_upload else self.config.json_seconds)
+        self.in_progress.update(places.keys())
+        try:
+            yield body.receive
+        finally:
+            self.in_progress.subtract(places.keys())
+            self.in_progress = +self.in_progress
+            self.body_bytes -= body.received
+
+    def _places(self, scope: Scope) -> dict[str, int]:
+        """What a request counts as, with the limit of each. Nobody can take the places of those who have the token."""
+        if scope["path"] == "/livez":
+            return {}
+        if scope["path"] in HEALTH:
+            return {f"health {address_of(scope)}": self.config.health_requests}
+        anonymous = {} if scope["state"]["authenticated"] else {"anonymous": self.config.anonymous_requests}
+        return {"requests": self.config.requests, **anonymous}
+
+
+class _Body:
+    """The body of one request. Counts the bytes received, whatever Content-Length says."""
+
+    def __init__(self, limits: RequestLimits, receive: Receive, limit: int, seconds: float) -> None:
+        self.limits, self.limit, self._receive = limits, limit, receive
+        self.received = 0
+        self.complete = False
+        self.deadline = time.monotonic() + seconds
+
+    async def receive(self) -> Message:
+        if self.complete:  # the next message is a disconnect
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self.deadline - time.monotonic()):
+                message = await self._receive()
+        except TimeoutError:
+            raise Problem(408, "The request took too long to arrive. Send less at a time.", CLOSE) from None
+        size = len(message.get("body", b""))
+        self.received += size
+        self.limits.body_bytes += size
+        self.complete = not message.get("more_body", False)
+        if self.received > self.limit:
+            raise _too_large(self.limit)
+        is_only_body = self.limits.body_bytes == self.received
+        if self.limits.body_bytes > self.limits.config.all_body_bytes and not is_only_body:
+            raise _busy()
+        return message
+
+
+def _busy() -> Problem:
+    return too_many("The server is busy. Try again in a moment.", 1, CLOSE)
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(413, f"A request may have {limit:,} bytes at most. Send fewer or smaller images at a time.", CLOSE)

@@ -9,9 +9,7 @@ import threading
 import zipfile
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Response
@@ -25,9 +23,6 @@ from engram.model import Evidence, ModelFolder, RejectionThreshold, export, insp
 from engram.server.problems import too_many
 from engram.server.services import Server, Services, require_model
 from engram.text import format_bytes
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of accepted images of unknown classes
 EXPORT_SECONDS = 600
@@ -68,20 +63,16 @@ def get_summary(server: Server) -> Response:
 
 
 def _summary_page(server: Services) -> str:
+    from jinja2 import Environment
+
     summary = inspect(server.folder)
-    return _template().render(
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(SUMMARY.read_text("utf-8")).render(
         model=server.folder.path.name,
         summary=summary,
         evidence=get_evidence(server).evidence,
         bytes=format_bytes(summary.bytes.memory),
     )
-
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment
-
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(SUMMARY.read_text("utf-8"))
 
 
 @measures.get("/export", response_class=FileResponse, responses={200: {"content": {"application/zip": {}}}})

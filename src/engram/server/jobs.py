@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -91,18 +91,13 @@ class Job:
 
 
 STATUS = TypeAdapter(JobStatus)
-OnLearned = Callable[[JobStatus], None]  # called with the status of each successful update
-
-
-class Cancelled(Exception):
-    """The job was cancelled."""
 
 
 class Jobs:
-    """The jobs of a server, oldest first."""
+    """The jobs of a server, oldest first; `on_learned` is called with the status of each successful one."""
 
     def __init__(
-        self, loader: ModelLoader, config: Config, decoders: Decoders, on_learned: OnLearned = lambda _: None
+        self, loader: ModelLoader, config: Config, decoders: Decoders, on_learned: Callable[[JobStatus], None]
     ) -> None:
         self.loader, self.config, self.decoders, self.on_learned = loader, config, decoders, on_learned
         self.folder = loader.folder
@@ -191,7 +186,7 @@ class Jobs:
         try:
             result = self._update(job)
             self.loader.refresh()  # the update is done when its version answers
-        except Cancelled:
+        except CancelledError:
             self._finish(job, "cancelled")
         except Exception as error:
             self._finish(job, "failed", problem=as_problem(error, self.folder.path).detail)
@@ -267,7 +262,7 @@ class Jobs:
         job.set(progress=progress)
         for index, name in enumerate(upload.names):
             if job.cancelled.is_set():
-                raise Cancelled
+                raise CancelledError
             if self.decoders.debt(job.status.id) > self.config.update_decode_budget:
                 raise DataError(COSTLY_IMAGES)
             try:
@@ -283,7 +278,7 @@ class Jobs:
         process = context.Process(target=run_update, args=(theirs, request), daemon=True)
         with self._lock:
             if job.cancelled.is_set():
-                raise Cancelled
+                raise CancelledError
             process.start()
             job.process = process
         theirs.close()
@@ -299,7 +294,7 @@ class Jobs:
             generation = self.folder.number_in_use()
             job.saved = "locked" in messages and generation != messages["locked"]
             if job.cancelled.is_set() and not job.saved:
-                raise Cancelled
+                raise CancelledError
             raise EngramError(KILLED_LATE.format(generation) if job.saved else KILLED)
         result: dict[str, Any] = messages["done"]
         return result

@@ -12,11 +12,10 @@ from starlette.types import Scope
 
 from engram.model import ModelFolder
 from engram.server.config import Config
-from engram.server.connections import Connections
+from engram.server.connections import Connections, RequestLimits
 from engram.server.decoding import Decoders
 from engram.server.inference import Batcher, ModelLoader
-from engram.server.jobs import STATES, STATUS, Jobs, JobStatus
-from engram.server.limits import RequestLimits
+from engram.server.jobs import STATES, STATUS, Jobs
 from engram.server.problems import NO_MODEL, Problem
 from engram.server.security import Authenticator
 from engram.server.webhook import Webhook
@@ -61,10 +60,15 @@ class Services:
         self.connections = Connections(config)
         self.limits = RequestLimits(config)
         self.loader = ModelLoader(folder, config, self._forget)
-        self.decoders = Decoders(config, self._restarted)
-        self.update_decoders = Decoders(replace(config, decoders=1), self._restarted, nice=config.nice)
+        self.decoders = Decoders(config, lambda: self.metrics.decoder_restarts.inc())
+        self.update_decoders = Decoders(replace(config, decoders=1), self.decoders.on_restart, nice=config.nice)
         self.batcher = Batcher(config, lambda size: self.metrics.batches.observe(size))
-        self.jobs = Jobs(self.loader, config, self.update_decoders, self._learned)
+        self.jobs = Jobs(
+            self.loader,
+            config,
+            self.update_decoders,
+            lambda status: self.webhook.send("learned", job=STATUS.dump_python(status, mode="json")),
+        )
         self.metrics = Metrics(self.jobs, self.loader)
 
     def close(self) -> None:
@@ -80,12 +84,6 @@ class Services:
         """A version was deleted: delete what may name a class that was forgotten, even under an earlier name."""
         self.jobs.delete_finished()
         self.webhook.clear()
-
-    def _restarted(self) -> None:
-        self.metrics.decoder_restarts.inc()
-
-    def _learned(self, status: JobStatus) -> None:
-        self.webhook.send("learned", job=STATUS.dump_python(status, mode="json"))
 
 
 async def _services(request: Request) -> Services:

@@ -1,6 +1,6 @@
-"""The webhook: tells one URL of the operator what the service has classified and learned.
+"""The webhook: sends what the server classified and learned to one URL of the operator.
 
-Events wait in a bounded queue for a thread of their own, so that no response waits for the receiver.
+A thread sends the events from a bounded queue, so no response waits for the receiver.
 """
 
 from __future__ import annotations
