@@ -4,7 +4,7 @@ import { pause, send } from "./api.js";
 import { stillImage, thumbnail } from "./images.js";
 import { rejection } from "./rejection.js";
 import { addTo, pendingImages } from "./teach.js";
-import { bar, counted, find, make, named, percent, setText } from "./elements.js";
+import { answerRow, counted, find, make, named, setText } from "./elements.js";
 
 const SHORT_SIDE = 256; // pixels of a frame: more than the network takes, little to send
 const HOLD_SECONDS = 0.15; // between two images while the button is held
@@ -118,9 +118,7 @@ function showAnswer({ top, rejected: none }) {
   const best = [...smoothed].toSorted((one, other) => other[1] - one[1]).slice(0, SHOWN);
   find("live-none").hidden = !unknown;
   bars.classList.toggle("rejected", unknown);
-  bars.replaceChildren(...best.map(([name, probability]) =>
-    make("li", {}, named(name), ...(model.calibrated ? [make("span", { className: "number", textContent: percent(probability) }), bar(probability)] : [])),
-  ));
+  bars.replaceChildren(...best.map(([name, probability]) => answerRow(name, probability, model.calibrated)));
   times = [...times, performance.now()].slice(-11);
   if (times.length > 2) setText(find("live-rate"), `${((1000 * (times.length - 1)) / (times.at(-1) - times[0])).toFixed(1)} answers per second, smoothed`);
 }

@@ -5,7 +5,7 @@ import { dropZone, thumbnail } from "./images.js";
 import { commands, quoted, server } from "./commands.js";
 import { rejection } from "./rejection.js";
 import { addTo, pendingImages, takeBack } from "./teach.js";
-import { bar, button, counted, find, make, named, percent, setText } from "./elements.js";
+import { answerRow, button, counted, find, make, named, setText } from "./elements.js";
 
 const BATCH = 16; // images in one request, so that the first answers come soon
 const BATCH_BYTES = 16 * 2 ** 20;
@@ -93,13 +93,11 @@ function fill({ body, file }, prediction, calibrated) {
     body.replaceChildren(make("p", { className: "problem", textContent: text }));
     return;
   }
-  const rows = prediction.top.map((each) =>
-    make("li", {}, make("span", {}, named(each.class)), ...(calibrated ? [make("span", { className: "number", textContent: percent(each.probability) }), bar(each.probability)] : [])),
-  );
+  const rows = prediction.top.map((each) => answerRow(each.class, each.probability, calibrated));
   const list = make("ol", { className: "bars", "aria-label": "The most likely classes" }, ...rows);
-  const none = prediction.rejected ? make("p", { className: "none" }, "None of these") : null;
-  list.classList.toggle("rejected", Boolean(prediction.rejected));
-  body.replaceChildren(...[none, list, correction(file, prediction.top)].filter(Boolean));
+  const none = prediction.rejected ? [make("p", { className: "none" }, "None of these")] : [];
+  list.classList.toggle("rejected", prediction.rejected);
+  body.replaceChildren(...none, list, correction(file, prediction.top));
 }
 
 // What the image really is: one click adds it to the next update.

@@ -77,6 +77,12 @@ export function bar(share) {
   return make("span", { className: "bar", "aria-hidden": "true" }, filled);
 }
 
+// A class with its probability, as a row of a list; without a number where the probability is not calibrated.
+export function answerRow(name, probability, calibrated) {
+  const number = calibrated ? [make("span", { className: "number", textContent: percent(probability) }), bar(probability)] : [];
+  return make("li", {}, named(name), ...number);
+}
+
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -1,7 +1,7 @@
 // Evidence about the model: how well each class is recognised, evaluation on test images, and exports.
 
 import { get, send } from "./api.js";
-import { folderOf, handleDrop, isImage, thumbnail } from "./images.js";
+import { folderOf, handleDrop, isImage, onChosen, thumbnail } from "./images.js";
 import { commands, server } from "./commands.js";
 import { showThresholds } from "./rejection.js";
 import { accuracyText, bar, counted, find, make, named, percent, setText, share, table } from "./elements.js";
@@ -10,7 +10,7 @@ const WRONG = 24; // wrong predictions that are shown
 const ADVICE = {
   enough: () => "More images are not needed.",
   more: ([, half, all]) => `More images would help: with half of them ${half.toFixed(2)} is reached, with all ${all.toFixed(2)}.`,
-  different: ([, half, all]) => `More of the same would hardly help (with half of the images ${half.toFixed(2)}, with all ${all.toFixed(2)}). Add images that show what tells it from the classes it is confused with.`,
+  different: ([, half, all]) => `More of the same would hardly help (with half of the images ${half.toFixed(2)}, with all ${all.toFixed(2)}). Add images that show how it differs from the classes it is confused with.`,
   unknown: () => "Too few images to tell whether more would help. Add some.",
 };
 
@@ -44,11 +44,7 @@ export function setUpEvidence() {
   const accept = (files) => evaluate(files.filter(isImage));
   handleDrop(find("evaluate-drop"), accept);
   find("choose-test").addEventListener("click", () => find("test-folder").click());
-  find("test-folder").addEventListener("change", () => {
-    const files = [...find("test-folder").files];
-    find("test-folder").value = "";
-    accept(files);
-  });
+  onChosen(find("test-folder"), accept);
   find("export").addEventListener("click", () => download("/api/export", "model.zip", "Exporting. This takes some seconds …"));
   find("export-summary").addEventListener("click", () => download("/api/summary", "summary.html", "Writing the summary …"));
 }

@@ -1,6 +1,6 @@
 // Images as input: dropped, pasted, chosen, or taken with the camera.
 
-import { button, find, make } from "./elements.js";
+import { button, counted, find, make } from "./elements.js";
 
 const IMAGE = /\.(png|jpe?g|gif|webp|bmp|tiff?|ppm|pgm|pbm|jfif|avif|hei[cf]|hif)$/i;
 
@@ -18,16 +18,19 @@ export function dropZone(place, accept, about, { once = false, hint = "Drop or p
   capture.setAttribute("capture", "environment");
   const choose = button("Choose images", () => chooser.click(), { about: `Choose images ${about}`, className: "choose" });
   const camera = button("Camera", () => takeImages((file) => accept([file]), capture, once), { about: `Camera: an image ${about}`, className: "camera" });
-  for (const input of [chooser, capture]) {
-    input.addEventListener("change", () => {
-      const files = [...input.files];
-      input.value = "";
-      if (files.length) accept(files);
-    });
-  }
+  for (const input of [chooser, capture]) onChosen(input, accept);
   place.append(make("p", { className: "hint" }, hint), make("p", { className: "row" }, choose, camera), chooser, capture);
   handleDrop(place, accept);
   place.paste = accept;
+}
+
+// Call `accept(files)` with files that are chosen in an input.
+export function onChosen(input, accept) {
+  input.addEventListener("change", () => {
+    const files = [...input.files];
+    input.value = ""; // so that the same files can be chosen again
+    if (files.length) accept(files);
+  });
 }
 
 export function handleDrop(place, accept) {
@@ -101,7 +104,7 @@ async function takeImages(accept, capture, once) {
     if (!file) return;
     accept(file);
     if (once) dialog.close();
-    else status.textContent = taken === 1 ? "One image taken." : `${taken} images taken.`;
+    else status.textContent = `${counted(taken, "image")} taken.`;
   };
   find("camera-close").onclick = () => dialog.close();
   dialog.addEventListener("close", () => {

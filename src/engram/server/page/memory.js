@@ -2,11 +2,11 @@
 
 import { post } from "./api.js";
 import { loadEvidence } from "./evidence.js";
-import { question } from "./question.js";
 import { addImagesOf, latest, setState } from "./teach.js";
 import { bar, button, counted, find, make, measuredAccuracy, megabytes, moment, named, percent, setText } from "./elements.js";
 
 const FILTER_FROM = 12; // classes
+const dialog = find("question");
 
 let changed = () => {};
 let model = null;
@@ -192,4 +192,33 @@ function rollback(event) {
     go: `Use version ${event.generation}`,
     act: () => change("/api/rollback", { to: event.generation }, "history-status", `Version ${event.generation} is in use.`),
   });
+}
+
+// Ask before an edit. `check()` returns an error message or "". On submit, `act()` is called: an error is shown in the
+// dialog; otherwise the dialog closes and the element that `act()` returns gets the focus.
+function question({ heading, body, go, danger = false, check = () => "", act }) {
+  const [form, submit, problem] = [find("question-form"), find("question-go"), find("question-problem")];
+  find("question-heading").textContent = heading;
+  find("question-body").replaceChildren(...body.map((each) => (typeof each === "string" ? make("p", {}, each) : each)));
+  submit.textContent = go;
+  submit.classList.toggle("danger", danger);
+  problem.textContent = "";
+  find("question-cancel").onclick = () => dialog.close();
+  form.onsubmit = async (event) => {
+    event.preventDefault();
+    problem.textContent = check();
+    if (problem.textContent || submit.disabled) return;
+    submit.disabled = true;
+    try {
+      const next = await act();
+      dialog.close();
+      next?.focus();
+    } catch (error) {
+      problem.textContent = error.message;
+    } finally {
+      submit.disabled = false;
+    }
+  };
+  dialog.showModal();
+  (form.querySelector("input, select") ?? find("question-cancel")).focus();
 }

@@ -1,7 +1,7 @@
 // The form for an update (classes with images), and the jobs that run updates.
 
 import { get, pause, remove, send } from "./api.js";
-import { dropZone, folderOf, isImage, thumbnail } from "./images.js";
+import { dropZone, folderOf, isImage, onChosen, thumbnail } from "./images.js";
 import { commands, quoted, server } from "./commands.js";
 import { doubts } from "./evidence.js";
 import { button, counted, find, make, measuredAccuracy, megabytes, minutes, moment, named, setText, share, table } from "./elements.js";
@@ -33,11 +33,7 @@ export function setUpTeach(whenChanged) {
   changed = whenChanged;
   find("add-group").addEventListener("click", () => addGroup().querySelector("input").focus());
   find("choose-folder").addEventListener("click", () => find("folder").click());
-  find("folder").addEventListener("change", () => {
-    const files = [...find("folder").files].filter(isImage);
-    find("folder").value = "";
-    addFolder(files);
-  });
+  onChosen(find("folder"), (files) => addFolder(files.filter(isImage)));
   find("update").addEventListener("submit", submit);
   for (const place of document.querySelectorAll(".pending")) {
     place.append(make("p", { className: "row" }, button("Teach now", submit, { className: "main" }), make("span", { className: "waiting" }), make("a", { href: "#teach", textContent: "Review" })), make("p", { className: "status", role: "status" }), make("p", { className: "problem", role: "alert" }));
