@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import multiprocessing
 import os
 import runpy
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
@@ -98,6 +101,31 @@ def engram(*arguments: str, cwd: Path, fresh: bool = False, **environment: str) 
         return Command(*arguments, cwd=cwd, **environment).wait()
     command, variables = [sys.executable, "-m", "engram", *arguments], {**ENVIRONMENT, **environment}
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=SECONDS)
+
+
+class Ended(NamedTuple):
+    """How a command ended and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def engram_here(*arguments: object, cwd: Path | None = None, columns: int = 200) -> Ended:
+    """Run `engram` in this process: fast, where no signal, terminal, stdin or name that is not text is tested."""
+    from engram.cli import main
+
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with (
+        chdir(cwd or "."),
+        mock.patch.dict(os.environ, COLUMNS=str(columns)),
+        mock.patch.object(sys, "argv", ["engram", *map(str, arguments)]),
+        redirect_stdout(stdout),
+        redirect_stderr(stderr),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    return Ended(int(end.value.code or 0), stdout.getvalue(), stderr.getvalue())
 
 
 def wait_for_the_end_of_all(group: int) -> None:

@@ -1,56 +1,30 @@
-"""`engram inspect`, `verify`, `forget`, `rename`, `merge` and `rollback`: what is printed, asked and refused."""
+"""`engram inspect`, `verify`, `forget`, `rename`, `merge` and `rollback`: output, questions and refusals."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
 import re
-import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from commands import engram_here
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied
 from rich.cells import cell_len
 
 from engram import storage
-from engram.cli import edit as forgetting
-from engram.cli import main
 from engram.model import ModelFolder, forget, load, rename, rollback
 from engram.model.held_out import Accuracy
 
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Engram = Callable[..., Ended]
+engram = partial(engram_here, columns=80)
 
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.fixture
-def engram(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Engram:
-    """The command line, here."""
-
-    def run(*arguments: object) -> Ended:
-        monkeypatch.setenv("COLUMNS", "80")
-        monkeypatch.setattr(sys, "argv", ["engram", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
 
 
 @pytest.fixture
@@ -65,7 +39,7 @@ def tree(path: Path) -> dict[str, bytes]:
 # inspect
 
 
-def test_inspect_shows_classes_bytes_and_history_in_aligned_columns(small_model: ModelFolder, engram: Engram) -> None:
+def test_inspect_shows_classes_bytes_and_history_in_aligned_columns(small_model: ModelFolder) -> None:
     code, out, err = engram("inspect", small_model.path)
     assert (code, err) == (0, "")
     assert "features; network small, images of 16 pixels a side" in out
@@ -86,18 +60,16 @@ def test_inspect_shows_classes_bytes_and_history_in_aligned_columns(small_model:
     assert re.fullmatch(r"2  .*  learn   current  1 new \(24 samples\), 1 known \(24 sample.*", lines[-1])
 
 
-def test_inspect_shows_accuracy_with_its_interval_and_the_calibration_measured(
-    calibrated_model: ModelFolder, engram: Engram
-) -> None:
+def test_inspect_shows_accuracy_with_its_interval_and_the_calibration_measured(calibrated_model: ModelFolder) -> None:
     facts = load(calibrated_model).metadata
     low, high = Accuracy(sum(facts.held_out_counts.correct), 36).interval
-    out = " ".join(engram("inspect", calibrated_model.path).out.split())
+    out = " ".join(engram("inspect", calibrated_model.path).stdout.split())
     share = sum(facts.held_out_counts.correct) / 36
     accuracy = f"accuracy {share:.3f} (95 % interval {low:.3f} to {high:.3f}) over all 3 classes"
     assert f"{accuracy}, on 36 held-out images. This is an estimate" in out
     measured = f"expected calibration error {facts.calibration.error_after:.3f} on 36 held-out images"
     assert f"calibration temperature {facts.calibration.temperature:.3g}, {measured}" in out
-    found = json.loads(engram("inspect", calibrated_model.path, "--json").out)
+    found = json.loads(engram("inspect", calibrated_model.path, "--json").stdout)
     assert found["accuracy"] == sum(facts.held_out_counts.correct) / 36 and found["interval"] == [low, high]
     assert found["held_out_counts"] == {
         "correct": [*facts.held_out_counts.correct],
@@ -107,17 +79,17 @@ def test_inspect_shows_accuracy_with_its_interval_and_the_calibration_measured(
     assert found["classifier"] == "linear SVM (C 1)"
 
 
-def test_inspect_says_that_accuracy_is_not_known_where_nothing_was_held_out(
-    calibrated_model: ModelFolder, tmp_path: Path, engram: Engram
+def test_inspect_says_that_accuracy_is_unknown_if_nothing_was_held_out(
+    calibrated_model: ModelFolder, tmp_path: Path
 ) -> None:
     model = copied(calibrated_model, tmp_path / "model")
     forget(model, [DAISY, FORMULA])
-    assert re.search(r"^accuracy     not known: ", engram("inspect", model.path).out, re.M)
-    found = json.loads(engram("inspect", model.path, "--json").out)
+    assert re.search(r"^accuracy     not known: ", engram("inspect", model.path).stdout, re.M)
+    found = json.loads(engram("inspect", model.path, "--json").stdout)
     assert (found["accuracy"], found["interval"]) == (None, None)
 
 
-def test_inspect_as_json_is_one_object_with_everything(hybrid_model: ModelFolder, engram: Engram) -> None:
+def test_inspect_as_json_is_one_object_with_everything(hybrid_model: ModelFolder) -> None:
     code, out, err = engram("inspect", hybrid_model.path, "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")
@@ -142,10 +114,10 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_name_breaks_the_tables_or_is_taken_for_markup(name: str, model: ModelFolder, engram: Engram) -> None:
+def test_no_name_breaks_the_tables_or_is_taken_for_markup(name: str, model: ModelFolder) -> None:
     done = engram("rename", model.path, DAISY, name)
-    assert done.code == 0, done.err
-    out = engram("inspect", model.path).out
+    assert done.returncode == 0, done.stderr
+    out = engram("inspect", model.path).stdout
     lines = out.splitlines()
     assert max(map(cell_len, lines)) <= 80
     assert all(letter.isprintable() for line in lines for letter in line)
@@ -155,34 +127,32 @@ def test_no_name_breaks_the_tables_or_is_taken_for_markup(name: str, model: Mode
     shown = "".join(line[31:] for line in lines[header + 2 : total - 1])
     assert shown.replace(" ", "") == escaped.replace(" ", "")
     assert len([line for line in lines if re.match(r"[123]  20", line)]) == 3  # one line a generation
-    assert json.loads(engram("inspect", model.path, "--json").out)["classes"][1]["name"] == name.strip()
+    assert json.loads(engram("inspect", model.path, "--json").stdout)["classes"][1]["name"] == name.strip()
 
 
 # verify
 
 
-def test_verify_lists_leftovers_and_newer_generations_with_a_command_for_each(
-    model: ModelFolder, engram: Engram
-) -> None:
+def test_verify_lists_leftovers_and_newer_generations_with_a_command_for_each(model: ModelFolder) -> None:
     older = (model.path / "current.json").read_bytes()
-    assert engram("rename", model.path, DAISY, "daisy").code == 0
+    assert engram("rename", model.path, DAISY, "daisy").returncode == 0
     (model.path / "current.json").write_bytes(older)
     (model.path / f"{storage.ASIDE}half").write_text("half")
     code, out, _ = engram("verify", model.path)
     assert code == 0 and f"engram rollback '{model.path}' --to 3" in out  # the newer generation
     assert f"{storage.ASIDE}half" in out and f"engram rollback '{model.path}' --to 2" in out
     done = engram("rollback", model.path, "--to", "2")
-    assert done.code == 0 and f"{storage.ASIDE}half" in done.err
+    assert done.returncode == 0 and f"{storage.ASIDE}half" in done.stderr
     assert (model.path / "generations" / "000003").is_dir()
-    assert engram("rollback", model.path, "--to", "3").code == 0
-    assert json.loads(engram("verify", model.path, "--json").out)["newer"] == []
+    assert engram("rollback", model.path, "--to", "3").returncode == 0
+    assert json.loads(engram("verify", model.path, "--json").stdout)["newer"] == []
 
 
-def test_verify_says_whole_or_what_is_not(model: ModelFolder, engram: Engram) -> None:
+def test_verify_says_intact_or_lists_the_problems(model: ModelFolder) -> None:
     code, out, err = engram("verify", model.path)
     assert (code, err) == (0, "")
     assert re.match(r"intact: 2 generations, current 2, 0\.\d\d MB\n", out)
-    assert json.loads(engram("verify", model.path, "--json").out)["intact"] is True
+    assert json.loads(engram("verify", model.path, "--json").stdout)["intact"] is True
     (model.path / "generations" / "000001" / "learner.safetensors").write_bytes(b"")
     (model.path / "odd\x1b[31m").write_text("")
     code, out, err = engram("verify", model.path)
@@ -196,7 +166,7 @@ def test_verify_says_whole_or_what_is_not(model: ModelFolder, engram: Engram) ->
 # forget
 
 
-def test_forget_is_refused_where_nobody_can_be_asked(model: ModelFolder, engram: Engram) -> None:
+def test_forget_is_refused_without_a_terminal(model: ModelFolder) -> None:
     before = tree(model.path)
     code, out, err = engram("forget", model.path, DAISY)
     assert (code, out) == (2, "")
@@ -214,7 +184,7 @@ def test_forget_is_refused_where_nobody_can_be_asked(model: ModelFolder, engram:
     assert tree(model.path) == before
 
 
-def test_forget_with_yes_asks_nothing_and_says_what_is_left(model: ModelFolder, engram: Engram) -> None:
+def test_forget_with_yes_does_not_ask(model: ModelFolder) -> None:
     code, out, err = engram("forget", model.path, DAISY, FORMULA, "--yes")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
@@ -224,7 +194,7 @@ def test_forget_with_yes_asks_nothing_and_says_what_is_left(model: ModelFolder, 
     assert load(model).names == (TULIP,)
 
 
-def test_forget_says_of_which_classes_the_generation_in_use_knows_nothing(model: ModelFolder, engram: Engram) -> None:
+def test_forget_names_classes_that_only_earlier_generations_have(model: ModelFolder) -> None:
     rollback(model)
     output = f"Only in earlier generations, and removed with them: '{FORMULA}'."
     assert output in engram("forget", model.path, FORMULA)[2]
@@ -233,7 +203,7 @@ def test_forget_says_of_which_classes_the_generation_in_use_knows_nothing(model:
     assert load(model).names == (TULIP, DAISY) and model.generations() == [3]
 
 
-def test_forget_as_json_is_one_object(model: ModelFolder, engram: Engram) -> None:
+def test_forget_as_json_is_one_object(model: ModelFolder) -> None:
     code, out, err = engram("forget", model.path, DAISY, "--yes", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == {
@@ -249,9 +219,7 @@ def test_forget_as_json_is_one_object(model: ModelFolder, engram: Engram) -> Non
     }
 
 
-def test_forget_that_was_interrupted_says_how_to_finish(
-    model: ModelFolder, engram: Engram, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forget_that_was_interrupted_says_how_to_finish(model: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(path: Path) -> None:
         raise KeyboardInterrupt
 
@@ -261,47 +229,37 @@ def test_forget_that_was_interrupted_says_how_to_finish(
     with monkeypatch.context() as patched:
         patched.setattr(storage, "remove", interrupt)
         done = engram("forget", model.path, DAISY, "--yes")
-    assert done.code == 130 and f"engram verify '{model.path}'" in done.err
+    assert done.returncode == 130 and f"engram verify '{model.path}'" in done.stderr
     with monkeypatch.context() as patched:
         patched.setattr(storage, "remove", refuse)
         done = engram("forget", model.path, FORMULA, "--yes")
-    assert done.code == 1 and "Permission denied" in done.err  # what was left before has to go first
-    assert engram("verify", model.path).code == 0
+    assert done.returncode == 1 and "Permission denied" in done.stderr  # leftovers must be removed first
+    assert engram("verify", model.path).returncode == 0
     assert (load(model).names, model.generations()) == ((TULIP, FORMULA), [3])
 
 
 @pytest.mark.parametrize(
-    ("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("\n", 1), ("", 1), ("yesterday\n", 1)]
+    ("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("\n", 1), ("\x04", 1), ("yesterday\n", 1)]
 )
-def test_forget_does_what_a_person_answers(
-    answer: str, code: int, model: ModelFolder, engram: Engram, monkeypatch: pytest.MonkeyPatch
+def test_forget_asks_on_a_terminal_and_follows_the_answer(
+    answer: str, code: int, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "_is_interactive", lambda: True)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-    done = engram("forget", model.path, DAISY)
-    assert done.code == code
-    assert "cannot be undone" in done.err and ("Nothing was changed" in done.err) == bool(code)
-    assert (DAISY in load(model).names) == bool(code)
-
-
-def test_forget_asks_on_a_terminal_and_only_yes_is_yes(model: ModelFolder) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "engram", "forget", str(model.path), DAISY]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdin=theirs, stdout=-1, stderr=-1, text=True, env=environment) as process:
-        os.write(ours, b"\n")  # the answer of who only presses a key
-        out, err = process.communicate(timeout=120)
+    os.write(ours, answer.encode())  # \x04 is Ctrl-D: the end of the input
+    with open(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        done = engram("forget", model.path, DAISY)
     os.close(ours)
-    os.close(theirs)
-    assert (process.returncode, out) == (1, "")
-    assert "Forget? [y/N]" in err and "Nothing was changed." in err
-    assert load(model).names == NAMES
+    assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+    assert "cannot be undone" in done.stderr and "Forget? [y/N]" in done.stderr
+    assert ("Nothing was changed" in done.stderr) == bool(code)
+    assert (DAISY in load(model).names) == bool(code)
 
 
 # rename, merge, rollback
 
 
-def test_rename_merge_and_rollback_say_what_is_now_in_use(model: ModelFolder, engram: Engram) -> None:
+def test_rename_merge_and_rollback_print_the_generation_in_use(model: ModelFolder) -> None:
     code, out, _ = engram("rename", model.path, DAISY, "daisy")
     assert code == 0
     assert out == f"'{DAISY}' is now 'daisy'\n{model.path}, generation 3: 3 classes\n"
@@ -313,14 +271,14 @@ def test_rename_merge_and_rollback_say_what_is_now_in_use(model: ModelFolder, en
     assert re.match(r"generation 3 of \S+Z is current; it was 4\n.*my model, generation 3: 3 classes\n", out)
     code, out, _ = engram("rollback", model.path, "--to", "1")
     assert code == 0 and load(model).names == (TULIP, DAISY)
-    history = engram("inspect", model.path).out.splitlines()[-4:]
+    history = engram("inspect", model.path).stdout.splitlines()[-4:]
     assert [line.split()[4] for line in history] == ["current", "stored", "stored", "stored"]
     assert history[2].endswith(f"{DAISY} → daisy") and history[3].endswith(f"daisy into {TULIP}")
 
 
-def test_rename_merge_and_rollback_as_json(model: ModelFolder, engram: Engram) -> None:
+def test_rename_merge_and_rollback_as_json(model: ModelFolder) -> None:
     renamed, merged, back = (
-        json.loads(engram(*arguments, "--json").out)
+        json.loads(engram(*arguments, "--json").stdout)
         for arguments in (
             ("rename", model.path, DAISY, "daisy"),
             ("merge", model.path, "daisy", TULIP),
@@ -338,13 +296,13 @@ def test_rename_merge_and_rollback_as_json(model: ModelFolder, engram: Engram) -
     assert (back["action"], back["generation"], back["from"]) == ("rollback", 3, 4)
 
 
-def test_rollback_mends_what_points_to_the_generations(model: ModelFolder, engram: Engram) -> None:
+def test_rollback_repairs_current_json(model: ModelFolder) -> None:
     (model.path / "current.json").write_bytes(b"")
     output = engram("inspect", model.path)
-    assert output.code == 1 and f"engram rollback '{model.path}' --to 2" in output.err
+    assert output.returncode == 1 and f"engram rollback '{model.path}' --to 2" in output.stderr
     code, out, _ = engram("rollback", model.path, "--to", "2")
     assert code == 0 and "current.json was damaged and is repaired" in out
-    assert engram("verify", model.path).code == 0
+    assert engram("verify", model.path).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -366,31 +324,30 @@ def test_rollback_mends_what_points_to_the_generations(model: ModelFolder, engra
         (("rollback", "absent"), 1, "absent"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_and_changes_nothing(
+def test_impossible_edits_are_refused_in_one_sentence_and_change_nothing(
     arguments: tuple[str, ...],
     code: int,
     message: str,
     small_model: ModelFolder,
-    engram: Engram,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = tree(small_model.path)
     done = engram(*(str(small_model.path) if each == "MODEL" else each for each in arguments))
-    assert (done.code, done.out) == (code, "")
-    assert message in done.err and "Traceback" not in done.err and "\x1b" not in done.err
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr and "Traceback" not in done.stderr and "\x1b" not in done.stderr
     assert tree(small_model.path) == before and not (tmp_path / "absent").exists()
 
 
-def test_where_no_model_is_verify_says_so(tmp_path: Path, engram: Engram) -> None:
+def test_verify_says_that_there_is_no_model(tmp_path: Path) -> None:
     assert engram("verify", tmp_path / "absent") == (1, f"There is no model in {tmp_path / 'absent'}.\n", "")
 
 
-def test_another_process_at_work_is_told(model: ModelFolder, engram: Engram) -> None:
+def test_a_model_that_another_process_changes_is_refused(model: ModelFolder) -> None:
     with model.writing():
         for arguments in (("forget", model.path, DAISY, "--yes"), ("rename", model.path, DAISY, "b")):
             done = engram(*arguments)
-            assert done.code == 1 and "Another process is working in" in done.err
+            assert done.returncode == 1 and "Another process is working in" in done.stderr
     assert load(model).names == NAMES
     rename(model, DAISY, "b")

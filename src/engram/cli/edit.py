@@ -19,11 +19,6 @@ from engram.text import format_bytes, plural, printable
 if TYPE_CHECKING:
     from engram.model import EditResult, ForgetPreview
 
-NO_WAY_BACK = (
-    "This cannot be undone. The network keeps its weights: what they learned from these images is not unlearned. "
-    "Copies and exports of the model elsewhere are not touched."
-)
-
 
 def rename(
     model: ModelPath,
@@ -83,13 +78,13 @@ def forget(
     """
     folder = engram.model.ModelFolder(model)
     if not yes:
-        _confirm(f"{_removed(engram.model.preview_forget(folder, classes), model)} {NO_WAY_BACK}")
+        _confirm(_warning(engram.model.preview_forget(folder, classes), model))
     try:
         with Display():
             done = engram.model.forget(folder, classes)
     except KeyboardInterrupt:
         command = f"engram verify {shlex.quote(str(model))}"
-        typer.echo(f"Interrupted. Whether the classes were forgotten, and files of them are left: {command}", err=True)
+        typer.echo(f"Interrupted. To see whether the classes were forgotten and files are left: {command}", err=True)
         raise typer.Exit(130) from None
     lines = [f"forgotten: {_quoted(done.details['forgotten'])}; {format_bytes(done.details['bytes'])} less memory"]
     if done.details["not_in_use"]:
@@ -98,7 +93,7 @@ def forget(
 
 
 def _confirm(warning: str) -> None:
-    if not _is_interactive():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{warning} To do this without confirmation, add --yes.")
     typer.echo(f"{warning}\nForget? [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -106,19 +101,16 @@ def _confirm(warning: str) -> None:
         raise typer.Exit(1)
 
 
-def _is_interactive() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
-
-
-def _removed(removed: ForgetPreview, model: Path) -> str:
+def _warning(removed: ForgetPreview, model: Path) -> str:
     memory = f"{plural(removed.features, 'stored feature')} and {plural(removed.images, 'exemplar')}"
     generations = ", ".join(map(str, removed.generations))
-    text = (
+    only_in_earlier = f"{_only_in_earlier(removed.not_in_use)} " if removed.not_in_use else ""
+    return (
         f"This removes {_quoted(removed.names)} from {printable(model)}: {memory} ({format_bytes(removed.bytes)}), "
         f"their weights in head and classifier, their names, the details of the history, and all generations up to now "
-        f"({generations})."
+        f"({generations}). {only_in_earlier}This cannot be undone. The network keeps its weights: what they learned "
+        "from these images is not unlearned. Copies and exports of the model elsewhere are not touched."
     )
-    return f"{text} {_only_in_earlier(removed.not_in_use)}" if removed.not_in_use else text
 
 
 def _only_in_earlier(names: Sequence[str]) -> str:

@@ -110,23 +110,18 @@ def _classes(found: ModelSummary) -> list[tuple[str, ...]]:
 
 
 def _event(event: Generation) -> tuple[str, ...]:
+    """A line of the history; `forget` removes the details of earlier events."""
+    details, learned = event.details, event.learned
+    kinds = (("new", "new"), ("more", "known"))
+    what = ", ".join(
+        f"{learned[kind]} {word} ({learned[f'{kind}_samples']:,} samples)" for kind, word in kinds if learned.get(kind)
+    )
+    if event.action == "rename" and details:
+        what = f"{details.get('from')} → {details.get('to')}"
+    elif event.action == "merge" and details:
+        what = f"{details.get('class')} into {details.get('into')}"
+    elif event.action == "forget" and "classes" in details:
+        what = plural(details["classes"], "class")
     date = event.created.replace("T", " ").removesuffix("Z")
     state = "current" if event.in_use else "stored" if event.kept else "removed"
-    return str(event.generation), date, event.action, state, _what(event)
-
-
-def _what(event: Generation) -> str:
-    """What was done, in a few words; `forget` removes the details of earlier events."""
-    details, learned = event.details, event.learned
-    if learned:
-        kinds = [
-            f"{learned[kind]} {word} ({learned[f'{kind}_samples']:,} samples)"
-            for kind, word in (("new", "new"), ("more", "known"))
-            if learned.get(kind)
-        ]
-        return ", ".join(kinds)
-    if event.action == "rename" and details:
-        return f"{details.get('from')} → {details.get('to')}"
-    if event.action == "merge" and details:
-        return f"{details.get('class')} into {details.get('into')}"
-    return plural(details["classes"], "class") if event.action == "forget" and "classes" in details else ""
+    return str(event.generation), date, event.action, state, what

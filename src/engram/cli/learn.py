@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 12  # classes that a line names; the others are counted
 LEAST_ACCURACY = 0.5
-MOST_DIGITS = 9  # of a number of epochs
 NAMED = ("features_per_class", "images_per_class", "network", "tune", "classifier")  # settings with an option
 
 
@@ -109,7 +109,7 @@ def _refuse_contradictions(named: Mapping[str, object], settings: Mapping[str, o
 def _parse_epochs(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdecimal() or len(text) > MOST_DIGITS or not int(text):
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
         raise UsageError(f"--epochs is a whole number from 1 up, or auto; found '{text}'.")
     return int(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv as csv_format
 import gc
 import io
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from engram.model import Model, Prediction
 
 NONE = "none of these"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it at the start of a file
-
 
 Paths = Annotated[
     list[str],
@@ -124,7 +123,7 @@ def _stdin_lines() -> list[str]:
     """Lines end with a newline alone: names of files may contain any other byte."""
     if sys.stdin is None:  # closed
         return []
-    lines = sys.stdin.buffer.read().removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    lines = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
     return [os.fsdecode(line.removesuffix(b"\r")) for line in lines]
 
 

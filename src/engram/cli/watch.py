@@ -51,7 +51,7 @@ def watch(
                 print_json({"time": now, **event.to_json()})
             else:
                 typer.echo(f"{now} {_line(event)}")
-    except KeyboardInterrupt:  # how it is meant to end: an update under way changes nothing, and is repeated next time
+    except KeyboardInterrupt:  # the usual end; an unfinished update changes nothing and is repeated next time
         raise typer.Exit(0) from None
     raise typer.Exit(0 if complete else 1)
 
