@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import Connection
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SECONDS, Command, be_engram, warm
+from commands import SECONDS, Command, warm
 from torch.distributed import TCPStore
 
 from engram.network import parallel
@@ -68,28 +67,11 @@ def _work(
     pipe.send_bytes(pickle.dumps(answer))  # by value, where multiprocessing's own would share tensors' memory
 
 
-class Rank(Command):
-    """One of the processes of `engram` with these arguments."""
-
-    def __init__(self, *arguments: str, cwd: Path, variables: dict[str, str]) -> None:
-        self.place = tempfile.TemporaryDirectory()
-        self.arguments = arguments
-        place = Path(self.place.name)
-        self.process = warm().Process(target=_be_rank, args=(arguments, cwd, place, variables))
-        self.process.start()
-        self.pid = self.process.pid
-
-
-def _be_rank(arguments: tuple[str, ...], cwd: Path, place: Path, variables: dict[str, str]) -> None:
-    os.environ.update(variables)
-    be_engram(arguments, cwd, place, leads=False)
-
-
 @contextmanager
-def ranks(*arguments: str, cwd: Sequence[Path]) -> Iterator[list[Rank]]:
+def ranks(*arguments: str, cwd: Sequence[Path]) -> Iterator[list[Command]]:
     """`engram` with these arguments, running in several processes, one in each of the folders."""
     with launched(len(cwd)) as variables:
-        started = [Rank(*arguments, cwd=place, variables=each) for place, each in zip(cwd, variables, strict=True)]
+        started = [Command(*arguments, cwd=place, **each) for place, each in zip(cwd, variables, strict=True)]
         try:
             yield started
         finally:

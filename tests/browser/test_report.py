@@ -42,7 +42,7 @@ def views(request: pytest.FixtureRequest, browser: Any, pages: dict[str, Path]) 
     context.close()
 
 
-def test_nothing_is_complained_of_and_nothing_fetched(views: dict[str, View], pages: dict[str, Path]) -> None:
+def test_the_console_is_empty_and_nothing_is_fetched(views: dict[str, View], pages: dict[str, Path]) -> None:
     for name, view in views.items():
         assert view.complaints == []
         assert [url for url in view.requests if not url.startswith("data:")] == [pages[name].as_uri()]
@@ -87,7 +87,7 @@ def test_every_text_can_be_read(views: dict[str, View]) -> None:
         assert view.page.evaluate(FAINT) == [], name
 
 
-def test_the_page_is_dark_where_that_is_wanted(browser: Any, pages: dict[str, Path]) -> None:
+def test_the_page_is_dark_if_the_system_prefers_it(browser: Any, pages: dict[str, Path]) -> None:
     backgrounds = []
     for scheme in ("light", "dark"):
         page = browser.new_page(color_scheme=scheme)

@@ -1,4 +1,4 @@
-"""`engram evaluate`: what is printed and where, and what is refused."""
+"""`engram evaluate`: output and refusals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from commands import engram_here
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied
 from rich.cells import cell_len
 from terminals import Watched, run, tree
@@ -27,7 +28,7 @@ def place(small_model: ModelFolder, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_accuracy_classes_matrix_and_mistakes_are_told_on_stdout(place: Path) -> None:
+def test_accuracy_classes_matrix_and_mistakes_are_printed(place: Path) -> None:
     before = tree(place / "model")
     done = run("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
@@ -52,8 +53,8 @@ def test_accuracy_classes_matrix_and_mistakes_are_told_on_stdout(place: Path) ->
     assert tree(place / "model") == before
 
 
-def test_as_json_there_is_one_object_that_says_what_python_says(place: Path) -> None:
-    done = run("evaluate", "model", "flowers", "--json", cwd=place)
+def test_json_is_one_object_that_equals_the_result_in_python(place: Path) -> None:
+    done = engram_here("evaluate", "model", "flowers", "--json", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     output = json.loads(done.stdout)
     assert output["confusion"] == [[3, 0, 0], [0, 2, 0], [1, 0, 0]]
@@ -67,40 +68,40 @@ def test_as_json_there_is_one_object_that_says_what_python_says(place: Path) -> 
     assert output["calibration_error"] == pytest.approx(expected["calibration_error"], abs=1e-6)
 
 
-def test_a_class_without_pictures_has_no_numbers(place: Path) -> None:
+def test_a_class_without_images_has_no_numbers(place: Path) -> None:
     shutil.rmtree(place / "flowers" / FORMULA)
-    done = run("evaluate", "model", "flowers", cwd=place)
+    done = engram_here("evaluate", "model", "flowers", cwd=place)
     assert "     –       –          –  =1+1\n" in done.stdout and "mistakes" not in done.stdout
-    output = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
+    output = json.loads(engram_here("evaluate", "model", "flowers", "--json", cwd=place).stdout)
     assert output["classes"][2] == {"name": FORMULA, "images": 0, "accuracy": None, "precision": None}
 
 
 def test_unknown_classes_are_reported_and_are_not_part_of_the_accuracy(place: Path) -> None:
     for name in ("rose", "Tulip", "\u202eevil"):
         shutil.copytree(place / "flowers" / TULIP, place / "flowers" / name)
-    done = run("evaluate", "model", "flowers", cwd=place)
+    done = engram_here("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     summary, unknown, *_ = done.stdout.split("\n\n")
     assert summary.startswith("accuracy 0.833 (95 % interval 0.418 to 0.989) on 6 images")
     assert unknown == (r"not counted: 9 images of 3 classes that the model does not know: Tulip, rose, \u202eevil")
-    output = json.loads(run("evaluate", "model", "flowers", "--json", cwd=place).stdout)
+    output = json.loads(engram_here("evaluate", "model", "flowers", "--json", cwd=place).stdout)
     assert output["accuracy"] == pytest.approx(5 / 6) and output["images"] == 6
     assert output["interval"] == pytest.approx([0.4178, 0.9886], abs=1e-4)
     assert output["unknown"] == [{"name": name, "images": 3} for name in ("Tulip", "rose", "\u202eevil")]
 
 
-def test_of_many_unknown_classes_the_first_are_named(place: Path) -> None:
+def test_the_first_of_many_unknown_classes_are_named(place: Path) -> None:
     for number in range(6):
         shutil.copytree(place / "flowers" / DAISY, place / "flowers" / f"new {number}")
-    done = run("evaluate", "model", "flowers", cwd=place)
+    done = engram_here("evaluate", "model", "flowers", cwd=place)
     assert "12 images of 6 classes that the model does not know: new 0, new 1, new 2, new 3, new 4, …\n" in done.stdout
 
 
 def test_an_earlier_generation_can_be_evaluated(place: Path) -> None:
     shutil.rmtree(place / "flowers" / FORMULA)
-    output = json.loads(run("evaluate", "model", "flowers", "--generation", "1", "--json", cwd=place).stdout)
+    output = json.loads(engram_here("evaluate", "model", "flowers", "--generation", "1", "--json", cwd=place).stdout)
     assert [each["name"] for each in output["classes"]] == [TULIP, DAISY]
-    done = run("evaluate", "model", "flowers", "--generation", "9", cwd=place)
+    done = engram_here("evaluate", "model", "flowers", "--generation", "9", cwd=place)
     assert done.returncode == 2 and "generation 9" in done.stderr and "1, 2" in done.stderr
 
 
@@ -122,7 +123,7 @@ def test_skipped_files_are_listed_on_stderr_and_in_json(place: Path) -> None:
 
 def test_a_list_may_be_evaluated(place: Path) -> None:
     (place / "list.csv").write_text(f"flowers/{TULIP}/0.png,{TULIP}\nflowers/{TULIP}/1.png,{DAISY}\n")
-    output = json.loads(run("evaluate", "model", "list.csv", "--json", cwd=place).stdout)
+    output = json.loads(engram_here("evaluate", "model", "list.csv", "--json", cwd=place).stdout)
     assert output["confusion"] == [[1, 0, 0], [1, 0, 0], [0, 0, 0]]
 
 
@@ -140,14 +141,14 @@ def test_a_list_may_be_evaluated(place: Path) -> None:
 def test_wrong_arguments_are_refused(arguments: tuple[str, ...], code: int, fact: str, place: Path) -> None:
     for name in ("Tulip", "rose"):
         shutil.copytree(place / "flowers" / TULIP, place / "strange" / name)
-    done = run("evaluate", *arguments, cwd=place)
+    done = engram_here("evaluate", *arguments, cwd=place)
     assert (done.returncode, done.stdout) == (code, "")
     assert fact in done.stderr
 
 
 def test_a_class_without_a_readable_image_is_an_error_that_names_it(place: Path) -> None:
     (place / "flowers" / FORMULA / "3.png").write_bytes(b"")
-    done = run("evaluate", "model", "flowers", cwd=place)
+    done = engram_here("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stdout) == (1, "")
     assert "class '=1+1'" in done.stderr and "flowers/=1+1/3.png: It is empty." in done.stderr
 
@@ -156,7 +157,7 @@ def test_a_damaged_model_is_reported_with_the_command_that_repairs_it(small_mode
     (place / "model").unlink()
     model = copied(small_model, place / "model")
     (model.path / "current.json").write_bytes(b"{}")
-    done = run("evaluate", "model", "flowers", cwd=place)
+    done = engram_here("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stdout) == (1, "")
     assert "current.json" in done.stderr
     assert done.stderr.endswith("engram rollback model --to 2\n")
@@ -171,7 +172,7 @@ def test_hostile_names_fit_a_narrow_terminal(small_model: ModelFolder, place: Pa
     for old, new in zip(NAMES, HOSTILE, strict=True):
         rename(model, old, new)
         (place / "flowers" / old).rename(place / "flowers" / new)
-    done = run("evaluate", "model", "flowers", cwd=place, columns=40)
+    done = engram_here("evaluate", "model", "flowers", cwd=place, columns=40)
     assert done.returncode == 0, done.stderr
     _, classes, matrix, mistakes = done.stdout.split("\n\n")
     assert max(map(cell_len, classes.splitlines() + matrix.splitlines()[1:])) <= 40
@@ -182,7 +183,7 @@ def test_hostile_names_fit_a_narrow_terminal(small_model: ModelFolder, place: Pa
 
 
 def test_a_matrix_that_does_not_fit_is_left_to_json(place: Path) -> None:
-    done = run("evaluate", "model", "flowers", cwd=place, columns=20)
+    done = engram_here("evaluate", "model", "flowers", cwd=place, columns=20)
     assert "matrix of 3 classes" in done.stdout and "--json" in done.stdout
 
 

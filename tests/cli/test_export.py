@@ -1,15 +1,13 @@
 """`engram export`, used as a person uses it."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from commands import engram
+from commands import engram, engram_here
 
-from engram.cli import main
 from engram.data import Samples, Task
 from engram.methods import make
 from engram.model import Metadata, Model, ModelFolder, save
@@ -33,21 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place.path
 
 
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path):
-    """`engram export` of the model in this process, in an empty folder; gives the exit code."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, model: Path = folder) -> int:
-        monkeypatch.setattr(sys, "argv", ["engram", "export", str(model), *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return int(left.value.code or 0)
-
-    return run
-
-
-def test_a_model_becomes_one_onnx_file_and_nothing_is_said_but_that(folder: Path, tmp_path: Path) -> None:
+def test_a_model_becomes_one_onnx_file_and_nothing_else_is_printed(folder: Path, tmp_path: Path) -> None:
     done = engram("export", str(folder), "model.onnx", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
@@ -58,43 +42,38 @@ def test_a_model_becomes_one_onnx_file_and_nothing_is_said_but_that(folder: Path
     }
 
 
-def test_the_stored_vectors_of_either_generation(command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stored_features_of_either_generation(folder: Path, tmp_path: Path) -> None:
     for arguments, number, classes in (((), 2, 3), (("--generation", "1"), 1, 2)):
-        assert command("kept.npz", "--overwrite", *arguments) == 0
-        output = capsys.readouterr()
-        size = Path("kept.npz").stat().st_size / 1024
-        assert (output.out, output.err) == (f"npz: kept.npz ({size:.1f} KB, generation {number})\n", "")
-        with np.load("kept.npz", allow_pickle=False) as kept:
-            assert kept["features"].shape == (4 * classes, 64)
-            assert kept["classes"].tolist() == ["rose", "Türkenbund", "名前"][:classes]
+        done = engram_here("export", folder, "stored.npz", "--overwrite", *arguments, cwd=tmp_path)
+        size = (tmp_path / "stored.npz").stat().st_size / 1024
+        assert done == (0, f"npz: stored.npz ({size:.1f} KB, generation {number})\n", "")
+        with np.load(tmp_path / "stored.npz", allow_pickle=False) as stored:
+            assert stored["features"].shape == (4 * classes, 64)
+            assert stored["classes"].tolist() == ["rose", "Türkenbund", "名前"][:classes]
 
 
-def test_weights_that_a_new_model_can_start_from(command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("new/weights.safetensors", "--json", "--quiet") == 0
-    output = json.loads(capsys.readouterr().out)
+def test_weights_that_a_new_model_can_start_from(folder: Path, tmp_path: Path) -> None:
+    done = engram_here("export", folder, "new/weights.safetensors", "--json", "--quiet", cwd=tmp_path)
+    output = json.loads(done.stdout)
     assert output["kind"] == "safetensors" and output["dimension"] == 64
-    assert extractor_for_weights(Path(output["path"])) == "small"
+    assert extractor_for_weights(tmp_path / output["path"]) == "small"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "fact"),
     [
-        (["model.pt"], 2, ".npz"),
-        (["mine.npz"], 2, "--overwrite"),
-        (["new.npz", "--generation", "7"], 2, "generation 7"),
-        (["/proc/nothing/new.npz"], 1, "/proc/nothing"),
+        (["FOLDER", "model.pt"], 2, ".npz"),
+        (["FOLDER", "mine.npz"], 2, "--overwrite"),
+        (["FOLDER", "new.npz", "--generation", "7"], 2, "generation 7"),
+        (["FOLDER", "/proc/nothing/new.npz"], 1, "/proc/nothing"),
+        (["nowhere", "new.npz"], 1, "engram learn nowhere FOLDER"),
     ],
 )
-def test_bad_input_gets_one_clear_sentence(
-    arguments: list[str], code: int, said: str, command, capsys: pytest.CaptureFixture[str]
+def test_wrong_arguments_are_refused_in_one_sentence(
+    arguments: list[str], code: int, fact: str, folder: Path, tmp_path: Path
 ) -> None:
-    Path("mine.npz").write_text("mine")
-    assert command(*arguments) == code
-    output = capsys.readouterr()
-    assert said in output.err and output.out == "" and len(output.err.splitlines()) == 1
-    assert [path.name for path in Path().iterdir()] == ["mine.npz"] and Path("mine.npz").read_text() == "mine"
-
-
-def test_where_there_is_no_model_the_way_to_one_is_told(command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("new.npz", model=Path("nowhere")) == 1
-    assert "engram learn nowhere FOLDER" in capsys.readouterr().err
+    (tmp_path / "mine.npz").write_text("mine")
+    done = engram_here("export", *(folder if each == "FOLDER" else each for each in arguments), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert fact in done.stderr and len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.npz"] and (tmp_path / "mine.npz").read_text() == "mine"

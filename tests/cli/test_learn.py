@@ -1,4 +1,4 @@
-"""`engram learn`: what is printed and where, what is refused, and what an interruption leaves."""
+"""`engram learn`: output, refusals, and interruptions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import engram_here
 from folders_made import paint
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw
 from rich.cells import cell_len
@@ -38,7 +39,7 @@ def flowers(tmp_path: Path) -> Path:
     return draw(tmp_path / "flowers", (TULIP, DAISY), 6)
 
 
-# What is printed
+# Output
 
 
 def test_the_result_is_printed_to_stdout_and_nothing_to_stderr(flowers: Path, tmp_path: Path) -> None:
@@ -78,15 +79,11 @@ def test_a_network_from_scratch_is_assessed_on_held_out_images_only(flowers: Pat
     ]
 
 
-def test_accuracy_is_not_known_without_held_out_images(flowers: Path, tmp_path: Path) -> None:
+def test_accuracy_of_classes_without_held_out_images_is_not_known(flowers: Path, tmp_path: Path) -> None:
     done = run("learn", "model", "flowers", "--hold-out", "0", *SMALL, *ONCE, cwd=tmp_path)
     assert done.stdout.splitlines()[2] == (
         "accuracy not known: no image was held out. Measure it with: engram evaluate MODEL FOLDER"
     )
-
-
-def test_classes_without_held_out_images_are_counted(flowers: Path, tmp_path: Path) -> None:
-    run("learn", "model", "flowers", "--hold-out", "0", *SMALL, *ONCE, cwd=tmp_path)
     draw(tmp_path / "more", ("rose", "lily"), 10)
     done = run("learn", "model", "more", *ONCE, cwd=tmp_path)
     accuracy = done.stdout.splitlines()[2]
@@ -161,54 +158,46 @@ def test_json_says_that_the_network_was_not_tuned(flowers: Path, tmp_path: Path)
     assert f"flowers/{TULIP}/0.png" in warning and f"flowers/{DAISY}/same.png" in warning
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_an_update_below_at_least_is_shown_and_not_published(form: str, flowers: Path, tmp_path: Path) -> None:
+def test_an_update_below_at_least_is_shown_and_not_published(flowers: Path, tmp_path: Path) -> None:
     shutil.rmtree(flowers / DAISY)
-    shutil.copytree(flowers / TULIP, flowers / DAISY)  # of which nobody could tell one from the other
-    asked = ("--at-least", "1", "--hold-out", "0.5", *(["--json"] if form == "json" else []))
-    done = run("learn", "model", "flowers", *asked, *SMALL, *ONCE, cwd=tmp_path)
-    assert done.returncode == 1
-    assert re.match(r"error: .* mean over 2 classes, would be 0\.\d{3}, below 1", done.stderr)
-    if form == "json":
-        output = json.loads(done.stdout)
-        assert output["published"] is False and output["reason"] in done.stderr
-        assert [(each["name"], each["kind"], each["images"]) for each in output["class_accuracies"]] == [
-            (TULIP, "new", 3),
-            (DAISY, "new", 3),
-        ]
-    else:
-        assert [line.split()[2:] for line in done.stdout.splitlines()[1:]] == [["3", "new", TULIP], ["3", "new", DAISY]]
+    shutil.copytree(flowers / TULIP, flowers / DAISY)  # two classes of the same images
+    arguments = ("learn", "model", "flowers", "--at-least", "1", "--hold-out", "0.5", *SMALL, *ONCE)
+    text, as_json = run(*arguments, cwd=tmp_path), run(*arguments, "--json", cwd=tmp_path)
+    for done in (text, as_json):
+        assert done.returncode == 1
+        assert re.match(r"error: .* mean over 2 classes, would be 0\.\d{3}, below 1", done.stderr)
+    assert [line.split()[2:] for line in text.stdout.splitlines()[1:]] == [["3", "new", TULIP], ["3", "new", DAISY]]
+    output = json.loads(as_json.stdout)
+    assert output["published"] is False and output["reason"] in as_json.stderr
+    classes = [(each["name"], each["kind"], each["images"]) for each in output["class_accuracies"]]
+    assert classes == [(TULIP, "new", 3), (DAISY, "new", 3)]
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_an_update_that_harms_old_classes_is_rejected_unless_forced(form: str, tmp_path: Path) -> None:
+def test_an_update_that_harms_old_classes_is_rejected_unless_forced(tmp_path: Path) -> None:
     paint(tmp_path / "colours", ("red", "green"), 12)
     assert run("learn", "model", "colours", cwd=tmp_path).returncode == 0
     for name, other in (("red", "crimson"), ("green", "emerald")):
         shutil.copytree(tmp_path / "colours" / name, tmp_path / "again" / other)
     before = tree(tmp_path / "model")
-    asked = ("--json",) if form == "json" else ()
-    done = run("learn", "model", "again", *asked, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "2 old classes" in done.stderr and "from 1.000" in done.stderr and "--force" in done.stderr
-    same = "Nearly the same image in two classes: again/crimson/"  # which says why
-    if form == "json":
-        output = json.loads(done.stdout)
-        assert output["published"] is False and output["reason"] in done.stderr
-        assert [(each["name"], each["before"]) for each in output["class_accuracies"][:2]] == [
-            ("green", 1.0),
-            ("red", 1.0),
-        ]
-        assert any(warning.startswith(same) for warning in output["warnings"])
-    else:
-        lines = done.stdout.splitlines()
-        assert lines[0] == "before  after  held out  kind  class" and lines[1].startswith(" 1.000  0.")
-        assert any(line.startswith(f"warning: {same}") for line in lines)
+    text = run("learn", "model", "again", cwd=tmp_path)
+    as_json = run("learn", "model", "again", "--json", cwd=tmp_path)
+    for done in (text, as_json):
+        assert done.returncode == 1
+        assert "2 old classes" in done.stderr and "from 1.000" in done.stderr and "--force" in done.stderr
+    cause = "Nearly the same image in two classes: again/crimson/"
+    lines = text.stdout.splitlines()
+    assert lines[0] == "before  after  held out  kind  class" and lines[1].startswith(" 1.000  0.")
+    assert any(line.startswith(f"warning: {cause}") for line in lines)
+    output = json.loads(as_json.stdout)
+    assert output["published"] is False and output["reason"] in as_json.stderr
+    accuracies = [(each["name"], each["before"]) for each in output["class_accuracies"][:2]]
+    assert accuracies == [("green", 1.0), ("red", 1.0)]
+    assert any(warning.startswith(cause) for warning in output["warnings"])
     assert {name: content for name, (_, content) in tree(tmp_path / "model").items()} == {
         name: content for name, (_, content) in before.items()
     }
-    done = run("learn", "model", "again", "--force", *asked, cwd=tmp_path)
+    done = run("learn", "model", "again", "--force", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert load(ModelFolder(tmp_path / "model")).names == ("green", "red", "crimson", "emerald")
 
@@ -238,11 +227,12 @@ def test_three_images_per_class_can_be_validated_with_a_frozen_network(tmp_path:
 
 def test_an_update_that_cannot_be_assessed_says_so(tmp_path: Path) -> None:
     draw(tmp_path / "few", (TULIP, DAISY), 3)
-    done = run("learn", "model", "few", "--validate", *SMALL, *ONCE, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Nothing can be validated: no class has 5 images" in done.stderr and not (tmp_path / "model").exists()
+    for dry in ((), ("--dry-run",)):
+        done = engram_here("learn", "model", "few", "--validate", *SMALL, *ONCE, *dry, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "no class has 5 images" in done.stderr and not (tmp_path / "model").exists()
     draw(tmp_path / "single", (TULIP, DAISY), 1)
-    done = run("learn", "model", "single", "--validate", cwd=tmp_path)
+    done = engram_here("learn", "model", "single", "--validate", cwd=tmp_path)
     assert done.returncode == 1 and "no image was held out" in done.stderr
     assert not (tmp_path / "model").exists()
 
@@ -261,7 +251,7 @@ def test_one_image_of_one_class_is_printed_in_the_singular(tmp_path: Path) -> No
     ]
 
 
-# What is left out
+# Skipped files
 
 ODD = os.fsdecode(b"\xff.png")
 
@@ -289,10 +279,10 @@ def test_skipped_files_are_listed_on_stderr_even_with_quiet(flowers: Path, tmp_p
 def test_at_most_twenty_skipped_files_are_listed(flowers: Path, tmp_path: Path) -> None:
     for number in range(30):
         (flowers / TULIP / f"{number:02}.txt").touch()
-    done = run("learn", "model", "flowers", "--dry-run", cwd=tmp_path)
+    done = engram_here("learn", "model", "flowers", "--dry-run", cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert len(lines) == 21 and lines[-1] == "skipped: 10 more; --json lists all"
-    output = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
+    output = json.loads(engram_here("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
     assert len(output["skipped"]) == 30
 
 
@@ -302,7 +292,7 @@ def test_at_most_twenty_skipped_files_are_listed(flowers: Path, tmp_path: Path) 
 def test_a_dry_run_prints_the_plan_of_a_new_model_and_changes_nothing(flowers: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
     epochs = plan_update(None, scan(flowers), LearnOptions()).learner.training.epochs
-    done = run("learn", "model", "flowers", "--dry-run", "--budget", "1MB", *SMALL, cwd=tmp_path)
+    done = engram_here("learn", "model", "flowers", "--dry-run", "--budget", "1MB", *SMALL, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == f"would create model: 2 new classes ({TULIP} 6, {DAISY} 6)"
@@ -312,7 +302,7 @@ def test_a_dry_run_prints_the_plan_of_a_new_model_and_changes_nothing(flowers: P
         "memory: at most 1.2 KB, up to 250 features per class; the budget is 1.00 MB",
         "Nothing was changed.",
     ]
-    output = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", *SMALL, cwd=tmp_path).stdout)
+    output = json.loads(engram_here("learn", "model", "flowers", "--dry-run", "--json", *SMALL, cwd=tmp_path).stdout)
     seconds = output.pop("seconds")
     assert 0 < seconds < 600
     assert output == {
@@ -332,13 +322,13 @@ def test_a_dry_run_prints_the_plan_of_a_new_model_and_changes_nothing(flowers: P
 
 def test_a_dry_run_says_why_a_pretrained_network_would_not_be_trained(flowers: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
-    done = run("learn", "model", "flowers", "--dry-run", cwd=tmp_path)
+    done = engram_here("learn", "model", "flowers", "--dry-run", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     why = re.escape("(tuning is tried with at least 4 classes of 100 images each)")
     assert re.fullmatch(
         rf"network efficientnet-lite0 at 224 pixels, not trained {why}; about \d+ s here", done.stdout.splitlines()[1]
     )
-    output = json.loads(run("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
+    output = json.loads(engram_here("learn", "model", "flowers", "--dry-run", "--json", cwd=tmp_path).stdout)
     assert (output["network"], output["image_size"], output["epochs"]) == ("efficientnet-lite0", 224, 0)
     assert output["memory_bytes"] == (12 + 2 * 4) * 1280
     assert tree(tmp_path) == before
@@ -347,27 +337,21 @@ def test_a_dry_run_says_why_a_pretrained_network_would_not_be_trained(flowers: P
 def test_a_dry_run_prints_the_plan_of_an_update_and_changes_nothing(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", (TULIP,), 1)
     before = tree(tmp_path)
-    done = run("learn", "model", "more", "--dry-run", cwd=tmp_path)
+    done = engram_here("learn", "model", "more", "--dry-run", cwd=tmp_path)
     assert done.stdout.startswith(
         f"would update model: 1 known class ({TULIP} 1)\n"
         "network small at 16 pixels, not trained (these classes alone show it nothing to tell apart); about "
     )
     draw(tmp_path / "new", ("rose", "lily"), 2)
-    output = json.loads(run("learn", "model", "new", "--dry-run", "--json", "--epochs", "3", cwd=tmp_path).stdout)
+    output = json.loads(
+        engram_here("learn", "model", "new", "--dry-run", "--json", "--epochs", "3", cwd=tmp_path).stdout
+    )
     assert (output["new"], output["more"], output["classes"], output["epochs"]) == ({"lily": 2, "rose": 2}, {}, 5, 3)
     shutil.rmtree(tmp_path / "new")
     assert {**tree(tmp_path), ".": ()} == {**before, ".": ()}
 
 
-def test_a_dry_run_refuses_what_cannot_be_validated(tmp_path: Path) -> None:
-    draw(tmp_path / "few", ("rose", "lily"), 3)
-    for dry in ((), ("--dry-run",)):
-        done = run("learn", "model", "few", "--validate", *SMALL, *dry, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "Nothing can be validated: no class has 5 images" in done.stderr
-
-
-# What is refused
+# Refusals
 
 
 def weights(path: Path) -> None:
@@ -377,14 +361,9 @@ def weights(path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "fact"),
     [
-        (("--epochs", "nonsense"), 2, "--epochs.*'nonsense'"),
         (("--epochs", "0"), 2, "--epochs.*'0'"),
-        (("--epochs", "-3"), 2, "'-3'"),
         (("--epochs", "9" * 5000), 2, "--epochs"),
         (("--budget", "lots"), 2, "'lots'.*6MB"),
-        (("--budget", "-5MB"), 2, "'-5MB'"),
-        (("--budget", "9" * 400), 2, "6MB"),
-        (("--budget", "0"), 2, "'0'"),
         (("--budget", "100"), 2, "100 bytes.* 2 classes.*12,800"),
         (("--tune", "none", *SMALL), 2, "'small'"),
         (("--classifier", "lad"), 2, "'lad'"),
@@ -401,11 +380,7 @@ def weights(path: Path) -> None:
         (("--set", "learning_rat=1"), 2, "'learning_rate'"),
         (("--set", "learning_rate"), 2, "KEY=VALUE.*'learning_rate'"),
         (("--set", "method=features"), 2, "'engram'.*'method'"),
-        (
-            ("--images-per-class", "2", "--set", "images_per_class=3"),
-            2,
-            "--images-per-class 2 and --set images_per_class=3",
-        ),
+        (("--images-per-class", "2", "--set", "images_per_class=3"), 2, "--images-per-class 2.*images_per_class=3"),
         (("--device", "abacus"), 2, "'abacus'"),
         (("--from-weights", "absent.safetensors"), 1, "absent.safetensors"),
         (("--from-weights", "junk.safetensors"), 1, "junk.safetensors"),
@@ -420,7 +395,7 @@ def test_wrong_options_are_refused_in_one_sentence_and_create_nothing(
     before = tree(tmp_path)
     late = arguments[0] in ("--budget", "--method", "--network", "--from-weights")  # refused late
     for dry in [(), ("--dry-run",)] if late else [()]:
-        done = run("learn", "model", "flowers", *arguments, *dry, cwd=tmp_path)
+        done = engram_here("learn", "model", "flowers", *arguments, *dry, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (code, "")
         assert re.search(fact, done.stderr)
         assert done.stderr.startswith("error: ") == ("abacus" not in arguments)
@@ -441,11 +416,11 @@ def test_a_path_that_cannot_hold_a_model_is_refused(
 ) -> None:
     (tmp_path / "file").touch()
     before = tree(tmp_path)
-    done = run("learn", place, "flowers", *ONCE, cwd=tmp_path)
+    done = engram_here("learn", place, "flowers", *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("error: ") and fact in done.stderr
     if code == 2:
-        dry = run("learn", place, "flowers", "--dry-run", cwd=tmp_path)
+        dry = engram_here("learn", place, "flowers", "--dry-run", cwd=tmp_path)
         assert (dry.returncode, dry.stderr) == (2, done.stderr)
     assert tree(tmp_path) == before
 
@@ -479,7 +454,7 @@ def test_a_folder_in_an_unexpected_layout_is_refused(
 ) -> None:
     (tmp_path / "photos").mkdir()
     folder_of(tmp_path / "photos", *names)
-    done = run("learn", "model", "photos", *ONCE, cwd=tmp_path)
+    done = engram_here("learn", "model", "photos", *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ") and fact in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "model").exists()
@@ -488,10 +463,10 @@ def test_a_folder_in_an_unexpected_layout_is_refused(
 def test_a_list_can_be_learned_and_its_errors_name_their_lines(flowers: Path, tmp_path: Path) -> None:
     rows = [f"{flowers}/{name}/{number}.png,{name}" for name in (TULIP, DAISY) for number in range(6)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
-    done = run("learn", "model", "list.csv", *ONCE, cwd=tmp_path)
+    done = engram_here("learn", "model", "list.csv", *ONCE, cwd=tmp_path)
     assert done.returncode == 0 and f"2 new classes ({TULIP} 6, {DAISY} 6)" in done.stdout
     (tmp_path / "list.csv").write_text("path,label\nabsent.png,cat\nflowers,dog\n")
-    done = run("learn", "model", "list.csv", *ONCE, cwd=tmp_path)
+    done = engram_here("learn", "model", "list.csv", *ONCE, cwd=tmp_path)
     assert done.returncode == 1
     assert re.search(r"list\.csv.*Line 2: .*absent\.png.*Line 3: .*flowers", done.stderr)
 
@@ -502,7 +477,7 @@ def test_a_damaged_model_is_left_alone_and_its_repair_is_named(model: ModelFolde
     damaged.write_bytes(damaged.read_bytes()[:-1])
     before = tree(tmp_path)
     for asked in ((), ("--dry-run",)):
-        done = run("learn", "model", "more", *asked, cwd=tmp_path)
+        done = engram_here("learn", "model", "more", *asked, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (1, "")
         assert "generations/000002/learner.safetensors" in done.stderr
         assert done.stderr.endswith("engram rollback model --to 1\n")
@@ -512,13 +487,12 @@ def test_a_damaged_model_is_left_alone_and_its_repair_is_named(model: ModelFolde
 def test_a_model_that_another_process_updates_is_refused(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", (TULIP,), 1)
     with model.writing():
-        done = run("learn", "model", "more", cwd=tmp_path)
+        done = engram_here("learn", "model", "more", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ") and "model" in done.stderr
 
 
 # Names
-
 
 HOSTILE = ("[red]x[bold]", "=1+1+1", "\u202egnp.evil", "😀 :smile:", "x" * 200, "日本語の名前" * 6, "שלום")
 
@@ -558,7 +532,7 @@ def test_a_terminal_shows_bars_with_the_time_left_and_stdout_none_of_them(flower
     assert watched.wait() == 0
     assert re.search(r"train .*?\d+ %.*?time left.*?\d:\d\d", watched.seen)
     assert watched.printed.startswith("learned 2 new classes") and "\x1b" not in watched.printed
-    assert watched.seen.endswith("\r\x1b[2K\x1b[?25h\r")  # taken away again
+    assert watched.seen.endswith("\r\x1b[2K\x1b[?25h\r")  # the bars are erased
 
 
 def test_quiet_shows_nothing_on_a_terminal(flowers: Path, tmp_path: Path) -> None:
@@ -566,22 +540,12 @@ def test_quiet_shows_nothing_on_a_terminal(flowers: Path, tmp_path: Path) -> Non
     assert (watched.wait(), watched.seen) == (0, "")
 
 
-def test_a_rejected_update_is_on_stdout_and_its_reason_on_the_terminal(flowers: Path, tmp_path: Path) -> None:
-    shutil.rmtree(flowers / DAISY)
-    shutil.copytree(flowers / TULIP, flowers / DAISY)
-    watched = Watched("learn", "model", "flowers", "--at-least", "1", cwd=tmp_path)
-    assert watched.wait() == 1
-    assert watched.printed.startswith("before  after") and "below 1" in watched.seen
-
-
 # Interruptions
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_ctrl_c_in_a_first_training_leaves_no_folder(form: str, flowers: Path, tmp_path: Path) -> None:
+def test_ctrl_c_in_a_first_training_leaves_no_folder(flowers: Path, tmp_path: Path) -> None:
     before = tree(flowers)
-    asked = (*SMALL, *LONG, *(["--json"] if form == "json" else []))
-    watched = Watched("learn", "model", "flowers", *asked, cwd=tmp_path)
+    watched = Watched("learn", "model", "flowers", *SMALL, *LONG, "--json", cwd=tmp_path)
     watched.wait_for("train")
     assert (tmp_path / "model").exists()
     watched.interrupt()

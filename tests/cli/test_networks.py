@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from terminals import run
+from commands import engram_here
 
 from engram.network import NETWORKS
 
 
 def test_each_network_is_a_line_with_its_size_dimension_and_licence(tmp_path: Path) -> None:
-    done = run("networks", cwd=tmp_path)
+    done = engram_here("networks", cwd=tmp_path)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(NETWORKS)
@@ -23,8 +23,8 @@ def test_each_network_is_a_line_with_its_size_dimension_and_licence(tmp_path: Pa
     assert "hf:OWNER/NAME" in done.stderr and "hf:" not in done.stdout
 
 
-def test_as_json_there_is_one_object_with_exact_numbers(tmp_path: Path) -> None:
-    done = run("networks", "--json", cwd=tmp_path)
+def test_json_has_exact_numbers(tmp_path: Path) -> None:
+    done = engram_here("networks", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     output = json.loads(done.stdout)["networks"]
     assert [entry["name"] for entry in output] == list(NETWORKS)
@@ -35,10 +35,10 @@ def test_as_json_there_is_one_object_with_exact_numbers(tmp_path: Path) -> None:
     )
 
 
-def test_one_network_may_be_asked_for_and_auto_is_none(tmp_path: Path) -> None:
-    output = json.loads(run("networks", "small", "--json", cwd=tmp_path).stdout)["networks"]
+def test_one_network_can_be_listed_and_auto_is_not_a_network(tmp_path: Path) -> None:
+    output = json.loads(engram_here("networks", "small", "--json", cwd=tmp_path).stdout)["networks"]
     assert [(entry["name"], entry["dimension"]) for entry in output] == [("small", 64)]
-    done = run("networks", "auto", cwd=tmp_path)
+    done = engram_here("networks", "auto", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "") and "There is no network 'auto'." in done.stderr
 
 
@@ -46,7 +46,7 @@ def test_one_network_may_be_asked_for_and_auto_is_none(tmp_path: Path) -> None:
 def test_an_unknown_network_suggests_the_nearest(command: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").write_bytes(b"")
-    done = run(*command, "efficientnet-lite", cwd=tmp_path)
+    done = engram_here(*command, "efficientnet-lite", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(r"'efficientnet-lite\d'", done.stderr)
     assert "engram networks" in done.stderr

@@ -1,4 +1,4 @@
-"""`engram predict`: what is printed and where, what may be named, and what is refused."""
+"""`engram predict`: output, arguments and refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from commands import ENVIRONMENT
+from commands import ENVIRONMENT, engram_here
 from models_made import DAISY, FORMULA, NAMES, SIDE, TULIP, copied
 from terminals import Watched, run, tree
 
@@ -49,22 +49,22 @@ def probabilities(place: Path, *names: str) -> torch.Tensor:
     )
 
 
-# Forms
+# Formats
 
 
-def test_a_line_a_picture_goes_to_stdout_and_nothing_to_stderr(place: Path) -> None:
+def test_each_image_is_one_line_on_stdout(place: Path) -> None:
     before = tree(place / "model")
-    done = run("predict", "model", "b.png", "a.png", "--top", "1", cwd=place)
+    done = engram_here("predict", "model", "b.png", "a.png", "--top", "1", cwd=place)
     expected = probabilities(place, "b.png", "a.png")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"b.png: {DAISY} {expected[0, 1]:.3f}\na.png: {TULIP} {expected[1, 0]:.3f}\n"
     assert tree(place / "model") == before
-    all_of_them = run("predict", "model", "c.png", cwd=place).stdout
+    all_of_them = engram_here("predict", "model", "c.png", cwd=place).stdout
     assert re.fullmatch(r"c\.png: =1\+1 0\.\d{3}, \S+ 0\.\d{3}, \S+ 0\.\d{3}\n", all_of_them)
 
 
-def test_as_json_there_is_one_object(place: Path) -> None:
-    done = run("predict", "model", "a.png", "c.png", "--json", "--top", "2", cwd=place)
+def test_json_is_one_object(place: Path) -> None:
+    done = engram_here("predict", "model", "a.png", "c.png", "--json", "--top", "2", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     output = json.loads(done.stdout)
     assert set(output) == {"predictions", "skipped", "calibrated"}
@@ -78,7 +78,7 @@ def test_as_json_there_is_one_object(place: Path) -> None:
         )
 
 
-def test_as_csv_there_is_a_table_that_no_spreadsheet_takes_for_formulas(place: Path) -> None:
+def test_no_cell_of_the_csv_is_a_formula(place: Path) -> None:
     for name in ('=cmd|"x"!A1.png', "ö, ü.png", "-c.png"):
         (place / name).write_bytes((place / "c.png").read_bytes())
     names = ["c.png", "./-c.png", '=cmd|"x"!A1.png', "ö, ü.png"]
@@ -94,13 +94,13 @@ def test_as_csv_there_is_a_table_that_no_spreadsheet_takes_for_formulas(place: P
 
 
 @pytest.mark.parametrize("form", ["text", "json", "csv"])
-def test_what_is_too_unlikely_is_none_of_these(form: str, place: Path) -> None:
+def test_a_probability_below_the_threshold_is_none_of_these(form: str, place: Path) -> None:
     best = probabilities(place, "a.png", "b.png").max(dim=1).values.tolist()
     assert best[0] != best[1]
     between = str(sum(best) / 2)
     expected = [value < float(between) for value in best]
     asked = () if form == "text" else (f"--{form}",)
-    done = run("predict", "model", "a.png", "b.png", "--reject", between, *asked, cwd=place)
+    done = engram_here("predict", "model", "a.png", "b.png", "--reject", between, *asked, cwd=place)
     assert done.returncode == 0
     if form == "json":
         assert [each["rejected"] for each in json.loads(done.stdout)["predictions"]] == expected
@@ -112,37 +112,37 @@ def test_what_is_too_unlikely_is_none_of_these(form: str, place: Path) -> None:
         assert [re.match(r"[ab]\.png: none of these \(.*\)$", line) is not None for line in lines] == expected
 
 
-def test_without_calibration_classes_are_named_in_their_order_and_no_probability_is_printed(uncalibrated: Path) -> None:
+def test_an_uncalibrated_model_ranks_classes_without_probabilities(uncalibrated: Path) -> None:
     expected = probabilities(uncalibrated, "a.png", "c.png").sort(dim=1, descending=True)
     ordered = [[NAMES[column] for column in row] for row in expected.indices.tolist()]
-    done = run("predict", "model", "a.png", "c.png", cwd=uncalibrated)
+    done = engram_here("predict", "model", "a.png", "c.png", cwd=uncalibrated)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"a.png: {', '.join(ordered[0])}\nc.png: {', '.join(ordered[1])}\n"
-    output = json.loads(run("predict", "model", "a.png", "c.png", "--json", cwd=uncalibrated).stdout)
+    output = json.loads(engram_here("predict", "model", "a.png", "c.png", "--json", cwd=uncalibrated).stdout)
     assert output["calibrated"] is False
     assert [[each["class"] for each in prediction["top"]] for prediction in output["predictions"]] == ordered
 
 
 @pytest.mark.parametrize("form", ["text", "json", "csv"])
-def test_without_calibration_nothing_can_be_rejected(form: str, uncalibrated: Path) -> None:
+def test_an_uncalibrated_model_cannot_reject(form: str, uncalibrated: Path) -> None:
     asked = () if form == "text" else (f"--{form}",)
-    done = run("predict", "model", "a.png", "--reject", "0.5", *asked, cwd=uncalibrated)
+    done = engram_here("predict", "model", "a.png", "--reject", "0.5", *asked, cwd=uncalibrated)
     assert (done.returncode, done.stdout) == (2, "") and "never calibrated" in done.stderr
-    done = run("predict", "model", "a.png", "--reject", "2", *asked, cwd=uncalibrated)
+    done = engram_here("predict", "model", "a.png", "--reject", "2", *asked, cwd=uncalibrated)
     assert (done.returncode, done.stdout) == (2, "") and "found 2.0." in done.stderr
 
 
-# What may be named
+# Arguments
 
 
-def test_a_dash_stands_for_a_list_on_stdin_in_its_place(place: Path) -> None:
+def test_a_dash_is_replaced_by_the_paths_on_stdin(place: Path) -> None:
     listed = b"\xef\xbb\xbfb.png\r\n\n   \r\nc.png"
     done = run("predict", "model", "a.png", "-", "a.png", "--top", "1", cwd=place, stdin=listed)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["a.png", "b.png", "c.png", "a.png"]
 
 
-def test_only_a_newline_ends_a_line_of_the_list(place: Path) -> None:
+def test_only_a_newline_separates_paths_on_stdin(place: Path) -> None:
     names = ["form\x0cfeed.png", "separator\u2028.png", "next\x85.png", " spaces .png", "tab\t.png"]
     raw = [*map(os.fsencode, names), b"\xff.png"]
     for name in raw:
@@ -153,7 +153,7 @@ def test_only_a_newline_ends_a_line_of_the_list(place: Path) -> None:
     assert [os.fsencode(each["path"]) for each in output["predictions"]] == raw
 
 
-def test_a_path_with_a_newline_cannot_be_listed_but_named(place: Path) -> None:
+def test_a_path_with_a_newline_can_be_an_argument_but_not_on_stdin(place: Path) -> None:
     (place / "new\nline.png").write_bytes((place / "a.png").read_bytes())
     done = run("predict", "model", "-", cwd=place, stdin=b"new\nline.png\n")
     assert done.returncode == 1
@@ -162,30 +162,30 @@ def test_a_path_with_a_newline_cannot_be_listed_but_named(place: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith(rf"new\nline.png: {TULIP} ")
 
 
-def test_a_file_may_be_called_like_the_list(place: Path) -> None:
+def test_a_file_may_be_called_dash(place: Path) -> None:
     (place / "-").write_bytes((place / "a.png").read_bytes())
     done = run("predict", "model", "./-", "--top", "1", cwd=place)
     assert done.returncode == 0 and done.stdout.startswith(f"-: {TULIP} ")
 
 
-def test_folders_are_searched_and_what_is_left_out_is_told(place: Path) -> None:
+def test_folders_are_searched_and_skipped_files_are_listed(place: Path) -> None:
     (place / "deep" / "er").mkdir(parents=True)
     (place / "deep" / "er" / "2.png").write_bytes((place / "a.png").read_bytes())
     (place / "deep" / "1.PNG").write_bytes((place / "b.png").read_bytes())
     (place / "deep" / "notes.txt").touch()
     (place / "deep" / "er" / "up").symlink_to("..")
-    done = run("predict", "model", "deep", "--top", "1", cwd=place)
-    assert done.returncode == 0  # those were not asked for by name
+    done = engram_here("predict", "model", "deep", "--top", "1", cwd=place)
+    assert done.returncode == 0  # files that were not named may be skipped
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["deep/1.PNG", "deep/er/2.png"]
     skipped = sorted(line.split(":")[1].strip() for line in done.stderr.splitlines())
     assert skipped == ["deep/er/up", "deep/notes.txt"]
 
 
 @pytest.mark.parametrize("form", ["text", "json", "csv"])
-def test_what_cannot_be_read_is_told_the_others_are_answered_and_the_exit_code_is_1(form: str, place: Path) -> None:
+def test_unreadable_files_are_listed_the_others_are_classified_and_the_exit_code_is_1(form: str, place: Path) -> None:
     (place / "cut.png").write_bytes((place / "a.png").read_bytes()[:60])
     asked = () if form == "text" else (f"--{form}",)
-    done = run("predict", "model", "a.png", "cut.png", "absent.png", "b.png", "--quiet", *asked, cwd=place)
+    done = engram_here("predict", "model", "a.png", "cut.png", "absent.png", "b.png", "--quiet", *asked, cwd=place)
     assert done.returncode == 1
     assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["cut.png", "absent.png"]
     if form == "json":
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_told_the_others_are_answered_and_the_exit_code_i
         assert [line[:5] for line in lines] == ["a.png", "b.png"]
 
 
-def test_names_that_are_no_text_come_through_every_form(place: Path) -> None:
+def test_file_names_that_are_not_utf_8_are_printed_in_every_format(place: Path) -> None:
     raw = b"\xff\x1b[31m :smile:.png"
     name = os.fsdecode(raw)
     (place / name).write_bytes((place / "a.png").read_bytes())
@@ -212,7 +212,7 @@ def test_names_that_are_no_text_come_through_every_form(place: Path) -> None:
 HOSTILE = ("[red]x", "@SUM(A1)", "\u202egnp.evil", "😀 :smile:", "x" * 200, 'שלום, "a"')
 
 
-def test_hostile_names_of_classes_come_through_every_form(calibrated_model: ModelFolder, place: Path) -> None:
+def test_hostile_class_names_are_printed_in_every_format(calibrated_model: ModelFolder, place: Path) -> None:
     (place / "model").unlink()
     model = copied(calibrated_model, place / "model")
     for name in HOSTILE[:3]:
@@ -222,9 +222,10 @@ def test_hostile_names_of_classes_come_through_every_form(calibrated_model: Mode
             if load(model).names[column] != name:
                 rename(model, load(model).names[column], name)
         text, table, output = (
-            run("predict", "model", "a.png", *form, cwd=place, columns=40) for form in ((), ("--csv",), ("--json",))
+            engram_here("predict", "model", "a.png", *form, cwd=place, columns=40)
+            for form in ((), ("--csv",), ("--json",))
         )
-        assert text.stdout.count("\n") == 1  # a terminal folds it, a pipe gets it whole
+        assert text.stdout.count("\n") == 1  # only a terminal wraps lines
         shown = [name.replace("\u202e", r"\u202e") for name in names]
         assert all(f" {name} 0." in text.stdout for name in shown)
         cells = list(csv.reader(io.StringIO(table.stdout)))[1][1::2]
@@ -233,7 +234,7 @@ def test_hostile_names_of_classes_come_through_every_form(calibrated_model: Mode
         assert {each["class"] for each in json.loads(output.stdout)["predictions"][0]["top"]} == set(names)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -263,16 +264,19 @@ def test_wrong_arguments_are_refused(arguments: tuple[str, ...], code: int, fact
 
 
 def test_an_earlier_generation_can_predict(place: Path) -> None:
-    output = json.loads(run("predict", "model", "a.png", "--generation", "1", "--json", cwd=place).stdout)
+    output = json.loads(engram_here("predict", "model", "a.png", "--generation", "1", "--json", cwd=place).stdout)
     assert len(output["predictions"][0]["top"]) == 2
-    assert len(json.loads(run("predict", "model", "a.png", "--json", cwd=place).stdout)["predictions"][0]["top"]) > 2
+    assert (
+        len(json.loads(engram_here("predict", "model", "a.png", "--json", cwd=place).stdout)["predictions"][0]["top"])
+        > 2
+    )
 
 
-def test_a_damaged_model_is_told_with_the_way_out(small_model: ModelFolder, place: Path) -> None:
+def test_a_damaged_model_is_reported_with_the_command_that_repairs_it(small_model: ModelFolder, place: Path) -> None:
     (place / "model").unlink()
     model = copied(small_model, place / "model")
     (model.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
-    done = run("predict", "model", "a.png", cwd=place)
+    done = engram_here("predict", "model", "a.png", cwd=place)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("engram rollback model --to 1\n")
 
@@ -280,7 +284,7 @@ def test_a_damaged_model_is_told_with_the_way_out(small_model: ModelFolder, plac
 # Terminals and pipes
 
 
-def test_what_goes_to_a_file_gets_there_though_a_terminal_shows_bars(place: Path) -> None:
+def test_stdout_in_a_file_has_no_bars(place: Path) -> None:
     for asked, lines in (((), 3), (("--csv",), 4), (("--json",), 1)):
         watched = Watched("predict", "model", "a.png", "b.png", "c.png", *asked, cwd=place)
         assert watched.wait() == 0
@@ -288,7 +292,7 @@ def test_what_goes_to_a_file_gets_there_though_a_terminal_shows_bars(place: Path
         assert "predict" in watched.seen and TULIP not in watched.seen
 
 
-def test_on_a_terminal_answers_stand_above_the_bar(place: Path) -> None:
+def test_on_a_terminal_predictions_are_printed_above_the_bar(place: Path) -> None:
     watched = Watched("predict", "model", "a.png", "b.png", "--top", "1", cwd=place, stdout_too=True)
     assert watched.wait() == 0, watched.seen
     erased = re.escape("\r\x1b[2K")
@@ -296,21 +300,21 @@ def test_on_a_terminal_answers_stand_above_the_bar(place: Path) -> None:
         assert re.search(rf"{erased}{re.escape(f'{path}: {name} ')}0\.\d{{3}}\r\n", watched.seen), watched.seen
 
 
-def test_ctrl_c_while_a_list_is_awaited_ends_it(place: Path) -> None:
+def test_ctrl_c_ends_the_wait_for_stdin(place: Path) -> None:
     os.mkfifo(place / "pipe")
     held = os.open(place / "pipe", os.O_RDWR)
     watched = Watched("predict", "model", "-", "--json", cwd=place, stdin=place / "pipe")
     os.write(held, b"a.png\n")
     while (
         watched.process.exitcode is None and select.select([held], [], [], 0)[0]
-    ):  # until that is taken, and more is waited for
+    ):  # until the command has read it and waits for more
         time.sleep(0.02)
     watched.interrupt()
     assert watched.wait() == 130 and watched.printed == ""
     os.close(held)
 
 
-def test_a_reader_that_has_seen_enough_ends_it_without_complaint(place: Path) -> None:
+def test_a_closed_pipe_ends_the_command_silently(place: Path) -> None:
     command = [sys.executable, "-m", "engram", "predict", "model", *["a.png"] * 300, "--csv"]
     with subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=-1, stderr=-1) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -320,25 +324,25 @@ def test_a_reader_that_has_seen_enough_ends_it_without_complaint(place: Path) ->
         assert process.wait(120) == 1
 
 
-def test_a_terminal_that_knows_few_letters_gets_the_others_escaped(place: Path) -> None:
+def test_characters_outside_the_encoding_of_stdout_are_escaped(place: Path) -> None:
     (place / "日本.png").write_bytes((place / "b.png").read_bytes())
     done = run("predict", "model", "日本.png", "--top", "1", cwd=place, encoding="latin-1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(rf"\u65e5\u672c.png: {DAISY} 0.")
 
 
-def test_a_path_that_cannot_be_looked_at_is_told_and_the_others_are_answered(place: Path) -> None:
-    done = run("predict", "model", "n" * 300, "a.png", cwd=place)
+def test_a_path_that_is_too_long_is_an_error_without_a_traceback(place: Path) -> None:
+    done = engram_here("predict", "model", "n" * 300, "a.png", cwd=place)
     assert done.returncode == 1
     assert done.stdout.startswith("a.png: ") and "Traceback" not in done.stderr
     long = "n" * 300
     for arguments in (("verify", f"{long}/m"), ("report", long, "-o", "x.html"), ("export", "model", f"{long}.npz")):
-        done = run(*arguments, cwd=place)
+        done = engram_here(*arguments, cwd=place)
         assert done.returncode in (1, 2) and "Traceback" not in done.stderr
         assert done.stderr.startswith("error: ") or "no model" in done.stdout
 
 
-def test_a_closed_stdout_is_no_traceback(place: Path) -> None:
+def test_a_closed_stdout_causes_no_traceback(place: Path) -> None:
     command = [sys.executable, "-m", "engram", "predict", "model", "a.png"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command], cwd=place, capture_output=True, text=True, env=ENVIRONMENT
@@ -346,7 +350,7 @@ def test_a_closed_stdout_is_no_traceback(place: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_list_that_is_closed_is_empty(place: Path) -> None:
+def test_a_closed_stdin_is_an_empty_list(place: Path) -> None:
     command = [sys.executable, "-m", "engram", "predict", "model", "-"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" <&-', "sh", *command], cwd=place, capture_output=True, text=True, env=ENVIRONMENT
@@ -362,6 +366,6 @@ def test_a_threshold_is_a_probability_a_rate_or_auto(text: str, expected: float 
 
 
 @pytest.mark.parametrize("text", ["half", "%", "-5%", "100%", "5 %", "", "1e9%"])
-def test_anything_else_is_no_threshold(text: str) -> None:
+def test_any_other_threshold_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_reject(text)

@@ -2,14 +2,12 @@
 
 import json
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
-from commands import engram
+from commands import engram, engram_here
 from made_results import result, save
 
-from engram.cli import main
 from engram.experiments.report import make_report
 from engram.experiments.report.tables import commands
 
@@ -38,7 +36,7 @@ def test_missing_folders_are_created_for_figures_and_json(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "fact"),
     [
         (["nowhere"], 1, "'nowhere'"),
         (["empty"], 1, "'empty'"),
@@ -50,28 +48,19 @@ def test_missing_folders_are_created_for_figures_and_json(tmp_path: Path) -> Non
     ],
 )
 def test_wrong_arguments_are_refused_in_one_sentence(
-    arguments: list[str],
-    code: int,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], code: int, fact: str, tmp_path: Path
 ) -> None:
     save(tmp_path / "runs", result(curve=[0.5], seconds={}))
     (tmp_path / "empty").mkdir()
     before = (tmp_path / "runs" / "run-000" / "result.json").read_bytes()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["engram", "report", *arguments])
-    with pytest.raises(SystemExit) as left:
-        main()
-    output = capsys.readouterr()
-    assert said in output.err and left.value.code == code
-    assert output.out == "" and len(output.err.splitlines()) == 1
+    done = engram_here("report", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert fact in done.stderr and len(done.stderr.splitlines()) == 1
     assert (tmp_path / "runs" / "run-000" / "result.json").read_bytes() == before
 
 
-def test_nothing_named_is_wrong_usage(tmp_path: Path) -> None:
-    assert engram("report", cwd=tmp_path).returncode == 2
+def test_a_report_needs_an_argument(tmp_path: Path) -> None:
+    assert engram_here("report", cwd=tmp_path).returncode == 2
 
 
 def test_the_command_of_a_report_makes_the_same_result_again(tmp_path: Path) -> None:

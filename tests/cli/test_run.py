@@ -1,7 +1,6 @@
 """The command line, used as a person uses it: real processes, real folders."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import engram
+from commands import Command, engram, engram_here
 
 from engram.methods import METHODS, make
 
@@ -58,7 +57,7 @@ def test_seeds_make_a_folder_each_and_a_summary(tmp_path: Path) -> None:
     assert orders[0] != orders[1]
 
 
-def test_without_out_every_run_gets_its_own_folder_and_resume_takes_the_last(tmp_path: Path) -> None:
+def test_without_out_every_run_gets_a_folder_and_resume_continues_the_last(tmp_path: Path) -> None:
     for _ in range(2):
         assert engram("run", "finetune", *QUICK, "--quiet", cwd=tmp_path).returncode == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
@@ -69,41 +68,41 @@ def test_without_out_every_run_gets_its_own_folder_and_resume_takes_the_last(tmp
     assert "finetune-digits-seed-0-2" in again.stdout
     assert len(list((tmp_path / "runs").iterdir())) == 2
     shutil.rmtree(tmp_path / "runs" / "finetune-digits-seed-0")
-    failed = tmp_path / "runs" / "finetune-digits-seed-0-3"  # as a run leaves it that could not begin
+    failed = tmp_path / "runs" / "finetune-digits-seed-0-3"  # left by a run that could not start
     failed.mkdir()
     (failed / "events.jsonl").touch()
     assert "seed-0-3" in engram("run", "finetune", *QUICK, "--quiet", cwd=tmp_path).stdout
 
 
 def test_the_datasets_are_listed_one_line_each(tmp_path: Path) -> None:
-    lines = engram("datasets", cwd=tmp_path).stdout.splitlines()
-    rows = json.loads(engram("datasets", "--json", cwd=tmp_path).stdout)["datasets"]
+    lines = engram_here("datasets", cwd=tmp_path).stdout.splitlines()
+    rows = json.loads(engram_here("datasets", "--json", cwd=tmp_path).stdout)["datasets"]
     names = ["digits", "cifar100", "cifar10", "arrays", "folder", "imagenet100", "imagenet1000", "tiny-imagenet-200"]
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows] == names
 
 
-def test_the_methods_are_listed_one_line_each_with_what_they_keep(tmp_path: Path) -> None:
+def test_the_methods_are_listed_one_line_each_with_what_they_store(tmp_path: Path) -> None:
     some = {"hybrid": "features and images", "lwf": "nothing", "lucir": "images", "joint": "every image"}
-    lines = engram("methods", cwd=tmp_path).stdout.splitlines()
-    rows = json.loads(engram("methods", "--json", cwd=tmp_path).stdout)["methods"]
+    lines = engram_here("methods", cwd=tmp_path).stdout.splitlines()
+    rows = json.loads(engram_here("methods", "--json", cwd=tmp_path).stdout)["methods"]
     listed = [tuple(re.split(r" {2,}", line)) for line in lines]
     assert [name for name, _, _ in listed] == list(METHODS)
-    assert some.items() <= {name: kept for name, kept, _ in listed}.items()
+    assert some.items() <= {name: stored for name, stored, _ in listed}.items()
     assert [(row["name"], row["keeps"], row["summary"]) for row in rows] == listed
     assert all(summary for *_, summary in listed)
 
 
 def test_the_settings_of_a_method_are_listed_as_set_takes_them(tmp_path: Path) -> None:
-    done = engram("methods", "lucir", cwd=tmp_path)
+    done = engram_here("methods", "lucir", cwd=tmp_path)
     listed = dict(re.split(r" {2,}", line) for line in done.stdout.splitlines())
-    output = json.loads(engram("methods", "lucir", "--json", cwd=tmp_path).stdout)
+    output = json.loads(engram_here("methods", "lucir", "--json", cwd=tmp_path).stdout)
     assert output["method"] == "lucir" and list(output["settings"]) == list(listed)
     assert (listed["objective"], listed["last_relu"], listed["crop"], listed["milestones"]) == (
         *("lucir", "false", "none", "0.5,0.75"),
     )
     given = {name: value for name, value in listed.items() if name != "network"}
     assert make("lucir", **given).settings() == make("lucir").settings()
-    assert "There is no method 'engrm'" in engram("methods", "engrm", cwd=tmp_path).stderr
+    assert "There is no method 'engrm'" in engram_here("methods", "engrm", cwd=tmp_path).stderr
 
 
 def result_of(folder: Path) -> dict[str, Any]:
@@ -116,7 +115,7 @@ QUICK_FEATURES = ["--set", "adapter_steps=5", "--set", "adapter_width=32"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "settings", "kept"),
+    ("arguments", "settings", "count"),
     [
         (["gamma-icarl", "--images-per-class", "3"], (3, None), 4 * 3),
         (["icarl", "--images-total", "42"], (None, 42), 4 * 10),  # ten of each of four classes; two are left over
@@ -124,17 +123,17 @@ QUICK_FEATURES = ["--set", "adapter_steps=5", "--set", "adapter_width=32"]
     ids=["per class", "in all"],
 )
 def test_exemplars_are_stored_per_class_or_as_a_total(
-    arguments: list[str], settings: tuple[int | None, int | None], kept: int, tmp_path: Path
+    arguments: list[str], settings: tuple[int | None, int | None], count: int, tmp_path: Path
 ) -> None:
     done = engram("run", *arguments, *QUICK, "--out", "here", "--quiet", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     result = result_of(tmp_path / "here")
     assert (result["settings"]["images_per_class"], result["settings"]["images_total"]) == settings
-    assert result["memory_bytes"] == kept * DIGIT
+    assert result["memory_bytes"] == count * DIGIT
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "settings", "kept"),
+    ("arguments", "text", "settings", "size"),
     [
         (["features"], "12 features a class", {"features_per_class": 12}, 10 * 12 * FEATURE),
         (
@@ -153,15 +152,15 @@ def test_exemplars_are_stored_per_class_or_as_a_total(
     ids=["features", "both", "the rest"],
 )
 def test_a_budget_chooses_and_prints_how_much_is_stored(
-    arguments: list[str], said: str, settings: dict[str, int | None], kept: int, tmp_path: Path
+    arguments: list[str], text: str, settings: dict[str, int | None], size: int, tmp_path: Path
 ) -> None:
     quick = ["--epochs", "1", "--classes-per-task", "5", *QUICK_FEATURES]  # all ten classes in two tasks
     done = engram("run", *arguments, *quick, "--budget", "30KB", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == f"30KB for 10 classes: {said}"
+    assert done.stderr.splitlines()[0] == f"30KB for 10 classes: {text}"
     result = result_of(tmp_path / "here")
     assert {name: result["settings"][name] for name in settings} == settings
-    assert result["memory_bytes"] == kept <= 30 * 2**10
+    assert result["memory_bytes"] == size <= 30 * 2**10
 
 
 def test_a_budget_for_arrays_of_ones_own_counts_the_classes_of_the_tasks_that_are_learned(tmp_path: Path) -> None:
@@ -213,28 +212,16 @@ def pickled_archive(folder: Path) -> str:
         (["--set", "alhpa=1"], 2, "'features'.*'alhpa'.*'alpha'"),
         (["lwf", "--features-per-class", "9"], 2, "'lwf'.*'features_per_class'"),
         (["--images-per-class", "9"], 2, "'features'.*'images_per_class'"),
-        (
-            ["icarl", "--images-per-class", "9", "--images-total", "90"],
-            2,
-            "images_per_class.*images_total",
-        ),
+        (["icarl", "--images-per-class", "9", "--images-total", "90"], 2, "images_per_class.*images_total"),
         (["icarl", "--images-total", "1"], 2, "images_total=1"),
         (["--set", "objective=lucri"], 2, "'lucri'.*'lucir'"),
         (["--budget", "lots"], 2, "'lots'.*6MB"),
         (["--budget", "2KB"], 2, "2,048 bytes.*2,560"),
-        (
-            ["lwf", "--budget", "1MB"],
-            2,
-            "'lwf'.*--budget",
-        ),
+        (["lwf", "--budget", "1MB"], 2, "'lwf'.*--budget"),
         (["--budget", "1MB", "--features-per-class", "9"], 2, "features_per_class.*--budget"),
         (["--set", "learning_rate=fast"], 2, "'learning_rate'.*'fast'"),
         (["--epochs", "0"], 2, "'epochs'.* 0"),
-        (
-            ["--set", "learning_rate"],
-            2,
-            "KEY=VALUE.*'learning_rate'",
-        ),
+        (["--set", "learning_rate"], 2, "KEY=VALUE.*'learning_rate'"),
         (["--network", "resnet"], 2, "'resnet'.*'resnet"),
         (["--classes-per-task", "11"], 2, "10 classes.* 11"),
         (["--tasks", "6"], 2, "5 tasks.* 6 "),
@@ -253,7 +240,7 @@ def pickled_archive(folder: Path) -> str:
 def test_wrong_options_are_refused(arguments: list[object], code: int, fact: str, tmp_path: Path) -> None:
     given = [each(tmp_path) if callable(each) else str(each) for each in arguments]
     before = sorted(path.name for path in tmp_path.iterdir())
-    done = engram("run", *given, "--quiet", *([] if "--out" in given else ["--out", "out"]), cwd=tmp_path)
+    done = engram_here("run", *given, "--quiet", *([] if "--out" in given else ["--out", "out"]), cwd=tmp_path)
     assert re.search(fact, done.stderr)
     assert done.returncode == code
     assert done.stdout == ""
@@ -265,7 +252,7 @@ def test_wrong_options_are_refused(arguments: list[object], code: int, fact: str
 
 @pytest.mark.parametrize("arguments", [["--tasks", "6"], ["--classes-per-task", "0"], ["--budget", "2KB"]])
 def test_errors_are_reported_before_the_table_starts(arguments: list[str], tmp_path: Path) -> None:
-    done = engram("run", *arguments, cwd=tmp_path)
+    done = engram_here("run", *arguments, cwd=tmp_path)
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
@@ -281,20 +268,13 @@ def test_an_output_folder_of_another_run_is_refused_and_left_alone(tmp_path: Pat
 
 
 def test_ctrl_c_says_how_to_resume_and_leaves_a_clean_folder(tmp_path: Path) -> None:
-    arguments = ["run", "features", "--epochs", "2000", "--out", "out"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "engram", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = Command("run", "features", "--epochs", "2000", "--out", "out", cwd=tmp_path)
     while not (tmp_path / "out" / "training.safetensors").exists():
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "--out out --resume" in said and "Traceback" not in said
+    stopped = process.wait(60)
+    assert stopped.returncode == 130
+    assert "--out out --resume" in stopped.stderr and "Traceback" not in stopped.stderr
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert left <= {".lock", "run.json", "training.safetensors", "events.jsonl"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -12,20 +11,17 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from commands import engram, engram_here
 
 from engram.model import ModelFolder
-
-
-def engram(*arguments: object, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "engram", *map(str, arguments)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
 
 def test_a_model_is_served_until_ctrl_c(small_model: ModelFolder) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = engram("serve", small_model.path, "--port", port)
+    command = [sys.executable, "-m", "engram", "serve", str(small_model.path), "--port", str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         end = time.monotonic() + 60
         while True:
@@ -50,33 +46,31 @@ def test_a_port_in_use_is_reported_without_a_traceback(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        process = engram("serve", tmp_path / "model", "--port", port)
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert f"127.0.0.1, port {port}: Address already in use" in stderr and "Traceback" not in stderr
+        done = engram("serve", "model", "--port", str(port), cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"127.0.0.1, port {port}: Address already in use" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "words"),
+    ("arguments", "token", "fact"),
     [
-        (("--host", "0.0.0.0"), {"ENGRAM_TOKEN": ""}, "--token-file"),
-        (("--token-file", "nowhere"), {}, "nowhere"),
-        ((), {"ENGRAM_TOKEN": "short"}, "at least 16"),
+        (("--host", "0.0.0.0"), "", "--token-file"),
+        (("--token-file", "nowhere"), "", "nowhere"),
+        ((), "short", "at least 16"),
     ],
 )
 def test_unsafe_options_are_refused(
-    tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], words: str
+    arguments: tuple[str, ...], token: str, fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = engram("serve", tmp_path / "model", *arguments, **environment)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert words in stderr and "Traceback" not in stderr
+    monkeypatch.setenv("ENGRAM_TOKEN", token)
+    done = engram_here("serve", "model", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert fact in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_temporary_folder_that_is_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    process = engram("serve", tmp_path / "model", TMPDIR=str(deep))
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert str(deep) in stderr and "TMPDIR" in stderr and "Traceback" not in stderr
+    done = engram("serve", "model", cwd=tmp_path, fresh=True, TMPDIR=str(deep))
+    assert done.returncode == 1
+    assert str(deep) in done.stderr and "TMPDIR" in done.stderr and "Traceback" not in done.stderr

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Command, engram, wait_for_the_end_of_all
+from commands import Command, engram, engram_here, wait_for_the_end_of_all
 
 NAMES = [
     *("table1", "memory", "points", "cosine", "alpha", "width", "depth", "gamma", "quality", "balance"),
@@ -24,11 +24,12 @@ NAMES = [
 DATA = ["--dataset", "arrays", "--data", "blobs.npz", "--tasks", "2"]
 SETTINGS = ("epochs=1", "adapter_steps=10", "adapter_width=32", "learning_rate=0.2")
 QUICK = [*DATA, *(word for setting in SETTINGS for word in ("--set", setting))]
+STRANGE = "it's $HOME; `id` & more"  # a folder, to be quoted for the shell
 SLOW = [*QUICK, *("--set", "epochs=40", "--set", "batch_size=2")]  # seconds, not milliseconds
 
 
 def save_blobs(folder: Path) -> Path:
-    """The folder, now with a file of ten classes of vectors."""
+    """Write a file of ten classes of vectors to the folder."""
     draws = np.random.default_rng(0)
     centres, labels = 3 * draws.normal(size=(10, 8)), np.repeat(np.arange(10), 20)
     inputs = (centres[labels] + draws.normal(size=(len(labels), 8))).astype(np.float32)
@@ -43,14 +44,14 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A suite that has been run to its end, in `here`, and how that went."""
+    """A finished suite, in `here`, and the output of the command."""
     folder = save_blobs(tmp_path_factory.mktemp("finished"))
     return folder, engram("suite", "quality", *QUICK, "--out", "here", "--json", cwd=folder)
 
 
 @pytest.fixture
 def there(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> Path:
-    """A copy of the finished suite, to do things to."""
+    """A copy of the finished suite, to change."""
     folder, done = finished
     assert done.returncode == 0, done.stderr
     return shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -65,12 +66,12 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-# What there is
+# The list
 
 
 def test_the_suites_are_listed_one_line_each(tmp_path: Path) -> None:
-    lines = engram("suites", cwd=tmp_path).stdout.splitlines()
-    rows = json.loads(engram("suites", "--json", cwd=tmp_path).stdout)["suites"]
+    lines = engram_here("suites", cwd=tmp_path).stdout.splitlines()
+    rows = json.loads(engram_here("suites", "--json", cwd=tmp_path).stdout)["suites"]
     listed = [tuple(re.split(r" {2,}", line)) for line in lines]
     assert [name for name, _ in listed] == NAMES
     assert [(row["name"], row["summary"]) for row in rows] == listed
@@ -96,9 +97,9 @@ def test_a_plan_as_json_has_the_same_in_bytes_and_seconds(place: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     plan = json.loads(done.stdout)
     assert set(plan) == {"runs", "seconds", "disk_bytes"}
-    kept = {row["label"]: (row["method"], row["runs"], row["done"], row["memory_bytes"]) for row in plan["runs"]}
+    listed = {row["label"]: (row["method"], row["runs"], row["done"], row["memory_bytes"]) for row in plan["runs"]}
     features, images = 4 * 16 * 64 * 4, 4 * 2 * 8 * 4  # of four classes, in bytes
-    assert kept == {"P = 0": ("features", 1, 0, features), "P = 2": ("hybrid", 1, 0, features + images)}
+    assert listed == {"P = 0": ("features", 1, 0, features), "P = 2": ("hybrid", 1, 0, features + images)}
     assert all(row["seconds"] >= 0 for row in plan["runs"])
     assert plan["seconds"] == pytest.approx(sum(row["seconds"] for row in plan["runs"]), abs=0.2)
     assert [path.name for path in place.iterdir()] == ["blobs.npz"]
@@ -141,14 +142,14 @@ def test_json_prints_one_object_with_what_was_found(place: Path) -> None:
         assert row["memory_mb"] == result["memory_mb"]
 
 
-def test_quiet_shows_the_result_alone_and_without_out_the_folder_is_that_of_the_data_set_and_preset(
+def test_quiet_prints_only_the_result_and_the_default_folder_names_data_set_and_preset(
     place: Path,
 ) -> None:
     done = engram("suite", "quality", *QUICK, "--quiet", cwd=place)
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 3)
     assert [str(path.relative_to(place)) for path in place.glob("runs/*")] == ["runs/arrays-short"]
-    kept = json.loads((place / "runs" / "arrays-short" / "suite-quality.json").read_text())
-    assert kept["command"] == shlex.join(["engram", "suite", "quality", *QUICK, "--quiet"])
+    written = json.loads((place / "runs" / "arrays-short" / "suite-quality.json").read_text())
+    assert written["command"] == shlex.join(["engram", "suite", "quality", *QUICK, "--quiet"])
 
 
 def test_only_the_methods_that_are_asked_for_are_run(place: Path) -> None:
@@ -170,7 +171,7 @@ def test_two_jobs_give_and_print_the_results_of_one(
     assert len(two.stderr.splitlines()) == len(one.stderr.splitlines()) == 1
 
 
-# Going on
+# Resuming
 
 
 def test_an_existing_suite_is_refused_without_resume_and_continued_with_it(there: Path) -> None:
@@ -190,24 +191,22 @@ def test_an_existing_suite_is_refused_without_resume_and_continued_with_it(there
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_says_how_to_resume_and_resuming_completes_the_suite(jobs: str, place: Path) -> None:
-    command = ["suite", "quality", *SLOW, "--out", "here", "--jobs", jobs]
+    command = ["suite", "quality", *SLOW, "--out", STRANGE, "--jobs", jobs]
     process = Command(*command, cwd=place, leads=True)
-    while not list(place.glob("here/runs/*/*/training.safetensors")):
+    while not list((place / STRANGE).glob("runs/*/*/training.safetensors")):
         assert process.poll() is None
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
     stopped = process.wait(60)
     assert (stopped.returncode, stopped.stdout) == (130, "")
-    assert stopped.stderr.rstrip().endswith("--out here --resume")
+    (options,) = re.findall(r"the same command with (.*)$", stopped.stderr.rstrip())
+    assert shlex.split(options) == ["--out", STRANGE, "--resume"]
     assert "Traceback" not in stopped.stderr
     wait_for_the_end_of_all(process.pid)
-    assert not list(place.glob("here/runs/*/*/failed.json"))
+    assert not list((place / STRANGE).glob("runs/*/*/failed.json"))
     further = engram(*command, "--resume", "--json", cwd=place)
     assert further.returncode == 0, further.stderr
     assert [row["label"] for row in json.loads(further.stdout)["rows"]] == ["P = 0", "P = 2"]
-
-
-STRANGE = "it's $HOME; `id` & more"
 
 
 def test_the_suggested_report_command_quotes_the_folder_for_the_shell(place: Path) -> None:
@@ -215,23 +214,11 @@ def test_the_suggested_report_command_quotes_the_folder_for_the_shell(place: Pat
     assert done.returncode == 0, done.stderr
     hint = done.stdout.splitlines()[-1].removeprefix("report: ")
     assert shlex.split(hint) == ["engram", "report", STRANGE, "-o", "report.html"]
-    kept = json.loads((place / STRANGE / "suite-quality.json").read_text())
-    assert shlex.split(kept["command"]) == ["engram", "suite", "quality", *QUICK, "--out", STRANGE, "--quiet"]
+    written = json.loads((place / STRANGE / "suite-quality.json").read_text())
+    assert shlex.split(written["command"]) == ["engram", "suite", "quality", *QUICK, "--out", STRANGE, "--quiet"]
 
 
-def test_the_suggested_resume_options_quote_the_folder_for_the_shell(place: Path) -> None:
-    process = Command("suite", "quality", *SLOW, "--out", STRANGE, cwd=place)
-    while not list((place / STRANGE).glob("runs/*/*/training.safetensors")):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    stopped = process.wait(60)
-    assert stopped.returncode == 130
-    (options,) = re.findall(r"the same command with (.*)$", stopped.stderr.rstrip())
-    assert shlex.split(options) == ["--out", STRANGE, "--resume"]
-
-
-# What goes wrong
+# Failures and refusals
 
 
 def test_a_suite_with_a_failed_run_prints_the_others_and_the_reason_and_exits_with_1(there: Path) -> None:
@@ -252,7 +239,7 @@ def test_a_suite_with_a_failed_run_prints_the_others_and_the_reason_and_exits_wi
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "fact"),
     [
         (["alhpa"], 2, "'alhpa'.*'alpha'.*engram suites"),
         (["table1", "--methods", "lfw"], 2, "'lfw'.*'lwf'.*engram methods"),
@@ -265,23 +252,23 @@ def test_a_suite_with_a_failed_run_prints_the_others_and_the_reason_and_exits_wi
         (["alpha", "--dataset", "arrays", "--data", "missing.npz"], 1, "missing.npz"),
     ],
 )
-def test_bad_input_gets_one_clear_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
-    done = engram("suite", *arguments, "--quiet", "--out", "out", cwd=tmp_path)
-    assert re.search(said, done.stderr)
+def test_wrong_options_are_refused_in_one_sentence(arguments: list[str], code: int, fact: str, tmp_path: Path) -> None:
+    done = engram_here("suite", *arguments, "--quiet", "--out", "out", cwd=tmp_path)
+    assert re.search(fact, done.stderr)
     assert (done.returncode, done.stdout) == (code, "")
     assert len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_named(place: Path) -> None:
-    done = engram("suite", "quality", *QUICK, "--quiet", "--out", "/proc/nothing", cwd=place)
+    done = engram_here("suite", "quality", *QUICK, "--quiet", "--out", "/proc/nothing", cwd=place)
     assert (done.returncode, done.stdout) == (1, "") and "/proc/nothing" in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments", [[], ["alpha", "--seeds", "0"], ["alpha", "--jobs", "0"], ["alpha", "--on", "x"]])
 def test_wrong_usage_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
-    done = engram("suite", *arguments, cwd=tmp_path)
+    done = engram_here("suite", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert "Usage: engram suite" in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())

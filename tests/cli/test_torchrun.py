@@ -169,7 +169,7 @@ def test_an_error_is_printed_once_and_ends_all_processes_with_its_exit_code(
 
 
 @pytest.mark.parametrize("arguments", [["suite", "table1"], ["learn", "model", "images"]])
-def test_other_commands_that_write_work_in_one_process(folders: list[Path], arguments: list[str]) -> None:
+def test_other_commands_that_write_refuse_torchrun(folders: list[Path], arguments: list[str]) -> None:
     ended = engram_together(*arguments, cwd=folders)
     assert [each.returncode for each in ended] == [2, 2]
     stderr = "".join(each.stderr for each in ended)

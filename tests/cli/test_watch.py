@@ -42,7 +42,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_it_learns_what_arrives_until_it_is_stopped_and_continues_later(place: Path, end: signal.Signals) -> None:
+def test_images_are_learned_as_they_arrive_and_after_a_restart(place: Path, end: signal.Signals) -> None:
     arguments = ("watch", "model", "incoming", "--settle", "0.3", "--every", "0.1", "--json")
     folder = ModelFolder(place / "model")
     command = Command(*arguments, cwd=place)

@@ -19,12 +19,12 @@ from engram.model import Answer, ModelFolder, answers, forget, inspect, learn, l
 from engram.server.inference import ModelLoader
 
 
-def test_predictions_match_the_model(client: TestClient, model: ModelFolder) -> None:
+def test_predictions_match_the_model(shared_client: TestClient, small_model: ModelFolder) -> None:
     contents = [image_bytes(name) for name in NAMES]
-    response = client.post("/api/classify?top=2&reject=0", files=files(*contents))
+    response = shared_client.post("/api/classify?top=2&reject=0", files=files(*contents))
     assert response.status_code == 200
-    assert response.json()["generation"] == model.current().generation
-    loaded = load(model, device="cpu")
+    assert response.json()["generation"] == small_model.current().generation
+    loaded = load(small_model, device="cpu")
     for number, (content, prediction) in enumerate(zip(contents, response.json()["predictions"], strict=True)):
         ((expected, _),) = answers(loaded, decode(content, size=16)[None], top=2)
         assert prediction["name"] == f"{number}.png"
@@ -39,10 +39,10 @@ def test_a_prediction_below_the_threshold_is_rejected(serve: Serve, calibrated_m
     assert response["calibrated"] is True and response["predictions"][0]["rejected"] is True
 
 
-def test_an_uncalibrated_model_cannot_reject(client: TestClient) -> None:
-    response = client.post("/api/classify", files=files(image_bytes("grey"))).json()
+def test_an_uncalibrated_model_cannot_reject(shared_client: TestClient) -> None:
+    response = shared_client.post("/api/classify", files=files(image_bytes("grey"))).json()
     assert response["calibrated"] is False and response["predictions"][0]["rejected"] is False
-    refused = client.post("/api/classify?reject=0.5", files=files(image_bytes("grey")))
+    refused = shared_client.post("/api/classify?reject=0.5", files=files(image_bytes("grey")))
     assert refused.status_code == 409 and "calibrated" in refused.json()["detail"]
 
 
@@ -64,13 +64,13 @@ def test_images_of_unknown_classes_are_rejected_as_predict_does(serve: Serve, tm
     assert offered[0.2]["known_accepted"] == pytest.approx(sum(accepted) / len(accepted), abs=0.1)
 
 
-def test_a_model_that_cannot_estimate_the_rate_refuses_it(client: TestClient) -> None:
-    refused = client.post("/api/classify?reject=auto", files=files(image_bytes("grey")))
+def test_a_model_that_cannot_estimate_the_rate_refuses_it(shared_client: TestClient) -> None:
+    refused = shared_client.post("/api/classify?reject=auto", files=files(image_bytes("grey")))
     assert refused.status_code == 409 and "probability" in refused.json()["detail"]
 
 
-def test_an_unreadable_file_is_reported_and_the_others_are_classified(client: TestClient) -> None:
-    response = client.post("/api/classify", files=files(b"no image", image_bytes(TULIP))).json()["predictions"]
+def test_an_unreadable_file_is_reported_and_the_others_are_classified(shared_client: TestClient) -> None:
+    response = shared_client.post("/api/classify", files=files(b"no image", image_bytes(TULIP))).json()["predictions"]
     assert response[0] == {"name": "0.png", "problem": response[0]["problem"]}
     assert response[1]["top"]
 
@@ -89,11 +89,11 @@ def test_a_missing_model_is_reported_and_not_created(serve: Serve, tmp_path: Pat
     assert not (tmp_path / "none").exists()
 
 
-def test_the_model_is_described_as_by_inspect(client: TestClient, model: ModelFolder) -> None:
-    status = client.get("/api/model").json()
+def test_the_model_is_described_as_by_inspect(shared_client: TestClient, small_model: ModelFolder) -> None:
+    status = shared_client.get("/api/model").json()
     assert status["generation"] == 2
-    assert [each["name"] for each in status["classes"]] == [each.name for each in inspect(model).classes]
-    assert client.get("/readyz").json()["generation"] == 2
+    assert [each["name"] for each in status["classes"]] == [each.name for each in inspect(small_model).classes]
+    assert shared_client.get("/readyz").json()["generation"] == 2
 
 
 def test_a_new_class_is_learned_and_predicted(client: TestClient) -> None:
@@ -195,8 +195,10 @@ def test_classes_are_renamed_merged_forgotten_and_rolled_back(client: TestClient
         ("rollback", {"to": 77}, "77"),
     ],
 )
-def test_an_invalid_edit_is_a_problem_without_a_path(client: TestClient, path: str, body: object, fact: str) -> None:
-    response = client.post(f"/api/{path}", json=body)
+def test_an_invalid_edit_is_a_problem_without_a_path(
+    shared_client: TestClient, path: str, body: object, fact: str
+) -> None:
+    response = shared_client.post(f"/api/{path}", json=body)
     assert response.status_code == 422
     assert response.headers["content-type"] == "application/problem+json"
     assert fact in response.json()["detail"]
@@ -211,12 +213,12 @@ def test_a_locked_model_is_not_edited(client: TestClient, model: ModelFolder) ->
     assert "secret-place" not in response.text
 
 
-def test_an_internal_error_reveals_nothing(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_reveals_nothing(shared_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("secret")
 
     monkeypatch.setattr("engram.server.api.inspect", broken)
-    response = client.get("/api/model")
+    response = shared_client.get("/api/model")
     assert response.status_code == 500
     assert response.headers["content-type"] == "application/problem+json"
     assert "secret" not in response.text and "Trace" not in response.text
@@ -373,12 +375,12 @@ def test_a_response_comes_from_one_generation_while_the_model_changes(client: Te
     assert all(len(each) == 1 for each in names.values())
 
 
-def test_the_page_and_the_openapi_document_are_served_and_no_other_file(client: TestClient) -> None:
-    assert client.get("/").headers["content-type"].startswith("text/html")
-    assert client.get("/openapi.json").json()["info"]["title"] == "engram"
-    assert client.get("/docs").status_code == 404
-    assert client.get("/static/../app.py").status_code == 404
-    assert client.get("/static/%2e%2e/app.py").status_code == 404
+def test_the_page_and_the_openapi_document_are_served_and_no_other_file(shared_client: TestClient) -> None:
+    assert shared_client.get("/").headers["content-type"].startswith("text/html")
+    assert shared_client.get("/openapi.json").json()["info"]["title"] == "engram"
+    assert shared_client.get("/docs").status_code == 404
+    assert shared_client.get("/static/../app.py").status_code == 404
+    assert shared_client.get("/static/%2e%2e/app.py").status_code == 404
 
 
 def test_metrics_count_requests_and_images(client: TestClient) -> None:

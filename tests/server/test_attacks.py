@@ -265,8 +265,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_file_does_not_affect_the_next_image(client: TestClient, kind: str) -> None:
-    response = client.post("/api/classify", files=files(HOSTILE[kind], image_bytes(TULIP)))
+def test_a_hostile_file_does_not_affect_the_next_image(shared_client: TestClient, kind: str) -> None:
+    response = shared_client.post("/api/classify", files=files(HOSTILE[kind], image_bytes(TULIP)))
     assert response.status_code == 200
     first, second = response.json()["predictions"]
     assert "problem" in first or first["top"]

@@ -84,7 +84,7 @@ def test_the_summary_is_one_page_without_outside_resources_and_escapes_names(cli
 
 
 @pytest.mark.parametrize("path", ["evidence", "export", "summary"])
-def test_without_a_model_there_is_nothing_to_measure_or_export(serve: Serve, tmp_path: Path, path: str) -> None:
+def test_evidence_and_exports_need_a_model(serve: Serve, tmp_path: Path, path: str) -> None:
     assert serve(ModelFolder(tmp_path / "nothing")).get(f"/api/{path}").status_code == 404
 
 

@@ -99,9 +99,9 @@ def test_a_json_body_has_a_small_limit(serve: Serve) -> None:
         ({"data": {"files": "text"}, "files": [("other", ("a.png", b"x"))]}, 422),
     ],
 )
-def test_an_invalid_form_is_a_problem(client: TestClient, form: dict[str, Any], status: int) -> None:
+def test_an_invalid_form_is_a_problem(shared_client: TestClient, form: dict[str, Any], status: int) -> None:
     for path in ("/api/classify", "/api/teach"):
-        response = client.post(path, **form)
+        response = shared_client.post(path, **form)
         assert response.status_code == status, response.text
         assert response.headers["content-type"] == "application/problem+json"
 
@@ -120,10 +120,10 @@ def test_an_invalid_form_is_a_problem(client: TestClient, form: dict[str, Any], 
         ["a", "b\x07"],
     ],
 )
-def test_every_file_needs_a_valid_class_name(client: TestClient, classes: list[str]) -> None:
-    response = client.post("/api/teach", files=files(b"x", b"y"), data={"classes": classes})
+def test_every_file_needs_a_valid_class_name(shared_client: TestClient, classes: list[str]) -> None:
+    response = shared_client.post("/api/teach", files=files(b"x", b"y"), data={"classes": classes})
     assert response.status_code == 422
-    assert client.get("/api/jobs").json() == {"jobs": []}
+    assert shared_client.get("/api/jobs").json() == {"jobs": []}
 
 
 def test_an_image_of_too_many_pixels_is_not_decoded(serve: Serve) -> None:
@@ -218,21 +218,21 @@ def test_an_update_skips_a_decompression_bomb(client: TestClient) -> None:
         b"null",
     ],
 )
-def test_invalid_json_is_a_problem(client: TestClient, body: bytes) -> None:
+def test_invalid_json_is_a_problem(shared_client: TestClient, body: bytes) -> None:
     for path in ("rename", "rollback", "session"):
-        response = client.post(f"/api/{path}", content=body, headers={"Content-Type": "application/json"})
+        response = shared_client.post(f"/api/{path}", content=body, headers={"Content-Type": "application/json"})
         assert response.status_code in (400, 422)
         assert response.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("query", ["top=0", "top=-1", "top=x", "reject=nan", "reject=inf", "reject=2", "top=1e9"])
-def test_a_query_out_of_range_is_a_problem(client: TestClient, query: str) -> None:
-    assert client.post(f"/api/classify?{query}", files=files(image_bytes(TULIP))).status_code == 422
+def test_a_query_out_of_range_is_a_problem(shared_client: TestClient, query: str) -> None:
+    assert shared_client.post(f"/api/classify?{query}", files=files(image_bytes(TULIP))).status_code == 422
 
 
-def test_file_names_in_responses_are_printable(client: TestClient) -> None:
+def test_file_names_in_responses_are_printable(shared_client: TestClient) -> None:
     sent = [("files", (name, b"x")) for name in ("../../etc/passwd", "a\x1b[31m.png", "ä" * 500, "<b>.png")]
-    names = [each["name"] for each in client.post("/api/classify", files=sent).json()["predictions"]]
+    names = [each["name"] for each in shared_client.post("/api/classify", files=sent).json()["predictions"]]
     assert all(name.isprintable() and len(name) <= 200 for name in names)
     assert names[3] == "<b>.png"
 

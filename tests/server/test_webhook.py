@@ -64,7 +64,7 @@ def receiving(*statuses: int, delay: float = 0.0) -> Iterator[Receiver]:
             thread.join()
 
 
-def test_what_the_service_classifies_and_learns_is_sent(serve: Serve) -> None:
+def test_predictions_and_updates_are_sent(serve: Serve) -> None:
     with receiving() as receiver:
         client = serve(webhook=receiver.url())
         answer = client.post("/api/classify", files=files(image_bytes(TULIP))).json()
