@@ -45,7 +45,7 @@ class RunOptions(ExperimentOptions):
     classes_per_task: Annotated[int | None, typer.Option(help="Classes per task. Default: by the data.")] = None
     first_task: Annotated[int | None, typer.Option(help="Classes of the first task, if another number.")] = None
     class_order: Annotated[
-        str, typer.Option(help="seed: drawn from the seed; 1993: the order used in papers; or a file, one class per line.")
+        str, typer.Option(help="seed: drawn from the seed; 1993: as in papers; or a file, one class per line.")
     ] = "seed"
     validation: Annotated[
         float, typer.Option(help="Hold out this share of the training samples, and test on it instead.")
