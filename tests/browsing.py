@@ -15,7 +15,7 @@ from engram.model import ModelFolder
 
 CHROMIUM = shutil.which("chromium")
 UPDATE_TIMEOUT = 120_000  # milliseconds
-VIEWS = [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
+VIEWS = [(1280, "light"), (360, "dark")]  # layout depends on the width alone, contrast on the scheme
 
 
 @dataclass

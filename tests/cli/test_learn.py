@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -563,26 +561,3 @@ def test_ctrl_c_during_an_update_leaves_the_model_as_it_was(model: ModelFolder, 
     assert watched.wait() == 130
     assert "Interrupted. Nothing was changed." in watched.seen and watched.printed == ""
     assert tree(tmp_path) == before
-
-
-# Help
-
-
-def test_help_does_not_import_torch() -> None:
-    program = """
-import sys
-from engram.cli import main
-for command in ("learn", "predict", "evaluate"):
-    sys.argv = ["engram", command, "--help"]
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code
-heavy = {"torch", "numpy", "PIL", "sklearn", "scipy", "safetensors"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Usage: engram") == 3
-    for part in ("FOLDER|LIST.csv", "IMAGE|FOLDER|-...", "not anonymous"):
-        assert part in " ".join(done.stdout.split())

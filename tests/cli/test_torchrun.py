@@ -51,19 +51,9 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def command(data: Path, *options: str) -> list[str]:
-    small = ["--classes-per-task", "2", "--features-per-class", "8", "--epochs", "3", "--set", "adapter_steps=20"]
-    return [
-        "run",
-        "features",
-        "--dataset",
-        "arrays",
-        "--data",
-        str(data),
-        *small,
-        "--set",
-        "learning_rate=0.2",
-        *options,
-    ]
+    small = ["--classes-per-task", "2", "--features-per-class", "8", "--epochs", "3"]
+    small += ["--set", "adapter_steps=20", "--set", "learning_rate=0.2"]
+    return ["run", "features", "--dataset", "arrays", "--data", str(data), *small, *options]
 
 
 def count_events(out: Path, event: str = "epoch") -> int:

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from folders_made import paint
@@ -16,7 +17,6 @@ from starlette.testclient import TestClient
 
 from engram.data.images import decode
 from engram.model import Answer, ModelFolder, answers, forget, inspect, learn, load, predict, rename
-from engram.server.inference import ModelLoader
 
 
 def test_predictions_match_the_model(shared_client: TestClient, small_model: ModelFolder) -> None:
@@ -214,19 +214,11 @@ def test_a_locked_model_is_not_edited(client: TestClient, model: ModelFolder) ->
 
 
 def test_an_internal_error_reveals_nothing(shared_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("secret")
-
-    monkeypatch.setattr("engram.server.api.inspect", broken)
+    monkeypatch.setattr("engram.server.api.inspect", Mock(side_effect=RuntimeError("secret")))
     response = shared_client.get("/api/model")
     assert response.status_code == 500
     assert response.headers["content-type"] == "application/problem+json"
     assert "secret" not in response.text and "Trace" not in response.text
-
-
-def loader(client: TestClient) -> ModelLoader:
-    found: ModelLoader = client.app.state.services.loader  # type: ignore[attr-defined]
-    return found
 
 
 def test_a_damaged_generation_does_not_replace_an_intact_one(client: TestClient, model: ModelFolder) -> None:
@@ -275,10 +267,9 @@ def test_a_damaged_generation_is_not_loaded_at_every_request(serve: Serve, model
     next((model.path / "generations").glob("*2/*.safetensors")).unlink()
     client = serve()
     assert client.get("/readyz").status_code == 503
-    tries: list[bool] = []
-    loader(client)._load = lambda: tries.append(True)  # type: ignore[assignment, method-assign, return-value]
+    client.app.state.services.loader._load = load_again = Mock()  # type: ignore[attr-defined]
     assert client.get("/readyz").status_code == 503
-    assert not tries
+    assert not load_again.called
 
 
 def classified(client: TestClient) -> tuple[int, set[str]]:

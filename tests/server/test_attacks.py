@@ -40,6 +40,14 @@ def opened(port: int, sent: bytes = b"") -> socket.socket:
     return connection
 
 
+def received(connection: socket.socket) -> bytes:
+    """Everything that the server sends until it closes the connection."""
+    response = b""
+    while more := connection.recv(65536):
+        response += more
+    return response
+
+
 def ended(connection: socket.socket) -> bool:
     """Whether the server closes the connection without a response."""
     try:
@@ -199,9 +207,7 @@ def test_bodies_of_all_requests_together_are_limited(model: ModelFolder) -> None
 
 def test_bytes_that_are_not_http_get_a_problem_document(model: ModelFolder) -> None:
     with listening(model) as port, opened(port, b"\x16\x03\x01\x02\x00 hello\r\n\r\n") as connection:
-        response = b""
-        while received := connection.recv(65536):
-            response += received
+        response = received(connection)
         assert b" 400 " in response and b"application/problem+json" in response
         assert b"openapi" in response and b"nosniff" in response
 
@@ -209,13 +215,9 @@ def test_bytes_that_are_not_http_get_a_problem_document(model: ModelFolder) -> N
 def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(model: ModelFolder) -> None:
     """What follows could be a request that a proxy did not see."""
     head = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with (
-        listening(model) as port,
-        opened(port, head + b"0\r\n\r\n" + head.split(b"Content")[0] + b"\r\n") as connection,
-    ):
-        response = b""
-        while received := connection.recv(65536):
-            response += received
+    sent = head + b"0\r\n\r\n" + head.split(b"Content")[0] + b"\r\n"
+    with listening(model) as port, opened(port, sent) as connection:
+        response = received(connection)
     assert response.count(b"HTTP/1.1") == 1 and b" 400 " in response
 
 
@@ -230,9 +232,7 @@ def test_a_malformed_chunk_gets_one_response_and_no_traceback(model: ModelFolder
         logging.getLogger("uvicorn.error").addHandler(handler)
         try:
             with opened(port, "\r\n".join(lines).encode()) as connection:
-                response = b""
-                while received := connection.recv(65536):
-                    response += received
+                response = received(connection)
             assert alive(port)
         finally:
             logging.getLogger("uvicorn.error").removeHandler(handler)

@@ -25,10 +25,13 @@ PAIR = {  # two new classes, so that the network is trained
 }
 
 
+def job_of(client: TestClient, id: str) -> Any:
+    return client.app.state.services.jobs.get(id)  # type: ignore[attr-defined]
+
+
 def learning(client: TestClient) -> Any:
     """A job whose process is running a long update."""
-    id = client.post("/api/teach", **PAIR).json()["id"]
-    job = client.app.state.services.jobs.get(id)  # type: ignore[attr-defined]
+    job = job_of(client, client.post("/api/teach", **PAIR).json()["id"])
     wait_until(lambda: job.process is not None and job.status.progress.phase not in ("queued", "read"))
     return job
 
@@ -73,7 +76,7 @@ def test_a_cancelled_first_update_leaves_no_folder(serve: Serve, tmp_path: Path)
 def waiting(client: TestClient, **sent: Any) -> str:
     """The id of a job that waits for the lock of the model."""
     id: str = client.post("/api/teach", **sent).json()["id"]
-    job = client.app.state.services.jobs.get(id)  # type: ignore[attr-defined]
+    job = job_of(client, id)
     wait_until(lambda: job.status.progress is not None and job.status.progress.phase == "wait")
     assert client.get(f"/api/jobs/{id}").json()["state"] == "queued"
     return id
@@ -101,7 +104,7 @@ def test_a_generation_saved_by_another_process_is_not_mistaken_for_its_own(serve
     with model.writing() as writer:
         id = waiting(client, **PAIR)
         writer.use(1)
-    job = client.app.state.services.jobs.get(id)  # type: ignore[attr-defined]
+    job = job_of(client, id)
     wait_until(lambda: job.status.state == "learning" and job.status.progress.phase == "train")
     client.delete(f"/api/jobs/{id}")
     status = wait_for_job(client, id)
@@ -271,9 +274,7 @@ def test_closing_the_server_ends_its_update(serve: Serve, model: ModelFolder) ->
     assert model.current().generation == 2
 
 
-def test_a_full_disk_is_an_error_while_the_upload_arrives(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_disk_is_an_error_while_the_upload_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "r+b"))  # noqa: SIM115
     upload = Upload()
     with pytest.raises(OSError) as caught:

@@ -21,10 +21,10 @@ from engram.server.webhook import Webhook
 
 
 class Receiver(ThreadingHTTPServer):
-    """Answers with the statuses given, then with 200, and keeps the requests."""
+    """Answers with the statuses given, then with 200, and records the requests."""
 
-    def __init__(self, *statuses: int, delay: float = 0.0) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, *statuses: int, delay: float = 0.0, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.statuses, self.delay = list(statuses), delay
         self.requests: list[tuple[str, Any]] = []
         self.accepted: list[Any] = []
@@ -53,8 +53,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def receiving(*statuses: int, delay: float = 0.0) -> Iterator[Receiver]:
-    with Receiver(*statuses, delay=delay) as receiver:
+def receiving(*statuses: int, **options: Any) -> Iterator[Receiver]:
+    with Receiver(*statuses, **options) as receiver:
         thread = threading.Thread(target=receiver.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -96,15 +96,8 @@ def test_a_receiver_that_starts_later_gets_the_event() -> None:
     webhook = Webhook(url, first_pause=0.1)
     webhook.send("test")
     time.sleep(0.2)
-    late = Receiver.__new__(Receiver)
-    ThreadingHTTPServer.__init__(late, ("127.0.0.1", receiver.server_port), Handler)
-    late.statuses, late.delay, late.requests, late.accepted = [], 0.0, [], []
-    thread = threading.Thread(target=late.serve_forever, args=(0.02,))
-    thread.start()
-    wait_until(lambda: len(late.accepted) == 1)
-    late.shutdown()
-    thread.join()
-    late.server_close()
+    with receiving(port=receiver.server_port) as late:
+        wait_until(lambda: len(late.accepted) == 1)
     webhook.close()
 
 
