@@ -82,21 +82,21 @@ async function showModel() {
   const text = JSON.stringify(model);
   if (text === shown) return;
   shown = text;
-  const classes = model?.classes ?? [];
+  const names = (model?.classes ?? []).map((each) => each.name);
   setText(find("summary"), model ? summary(model) : "There is no model yet.");
-  const sees = Boolean(model) && model.image_size !== null;
-  find("no-model").hidden = sees;
-  find("classifier").hidden = !sees;
-  find("live").hidden = Boolean(model) && !sees;
+  const takesImages = Boolean(model) && model.image_size !== null;
+  find("no-model").hidden = takesImages;
+  find("classifier").hidden = !takesImages;
+  find("live").hidden = Boolean(model) && !takesImages;
   for (const id of ["classify-heading", "to-classify"]) setText(find(id), model ? "Classify" : "Start");
-  if (model && !sees) setText(find("no-model"), "This model takes vectors, not images. Use it from Python.");
-  const calibrated = !sees || isCalibrated(model);
-  find("rejection").hidden = !sees;
+  if (model && !takesImages) setText(find("no-model"), "This model takes vectors, not images. Use it from Python.");
+  const calibrated = !takesImages || isCalibrated(model);
+  find("rejection").hidden = !takesImages;
   showRejection(calibrated);
   setText(find("what-is-stored"), storage(model));
-  knowClasses(classes.map((each) => each.name));
-  removeOutdated(classes.map((each) => each.name));
-  cameraModel(classes.map((each) => each.name), sees, calibrated);
+  knowClasses(names);
+  removeOutdated(names);
+  cameraModel(names, takesImages, calibrated);
   showMemory(model);
 }
 

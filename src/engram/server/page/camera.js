@@ -17,7 +17,7 @@ const IDLE_SECONDS = 0.5; // between looks whether there is something to classif
 
 const [video, status, bars] = [find("live-video"), find("live-status"), find("live-bars")];
 let stream = null;
-let model = { names: [], sees: false, calibrated: false };
+let model = { names: [], takesImages: false, calibrated: false };
 let smoothed = new Map(); // class → probability
 let rejected = 0; // the smoothed share of answers that were “none of these”
 let times = []; // of the newest answers
@@ -34,11 +34,11 @@ export function setUpCamera() {
 }
 
 // The classes of the model in use; answers of another version are not mixed with its own.
-export function cameraModel(names, sees, calibrated) {
-  model = { names, sees, calibrated };
+export function cameraModel(names, takesImages, calibrated) {
+  model = { names, takesImages, calibrated };
   smoothed = new Map();
-  if (!sees) clearAnswer();
-  if (!stream) setText(status, sees ? "The camera’s images are classified as they come, and are not stored." : "The camera’s images stay in your browser until you press Teach.");
+  if (!takesImages) clearAnswer();
+  if (!stream) setText(status, takesImages ? "The camera’s images are classified as they come, and are not stored." : "The camera’s images stay in your browser until you press Teach.");
   showButtons();
 }
 
@@ -85,9 +85,9 @@ function show(on) {
 // Classify one frame after another; one request is in flight at a time.
 async function run(own) {
   while (stream === own) {
-    const frame = model.sees && !document.hidden && video.videoWidth ? await stillImage(video, "camera.jpg", SHORT_SIDE) : null;
+    const frame = model.takesImages && !document.hidden && video.videoWidth ? await stillImage(video, "camera.jpg", SHORT_SIDE) : null;
     if (!frame) {
-      setText(status, model.sees || !video.videoWidth ? "" : "Name a class and hold the button to take images of it.");
+      setText(status, model.takesImages || !video.videoWidth ? "" : "Name a class and hold the button to take images of it.");
       await pause(IDLE_SECONDS);
       continue;
     }

@@ -42,29 +42,29 @@ async function showEvidence(generation) {
 }
 
 function facts() {
-  const { bytes, classes, calibration } = model;
+  const { bytes, classes } = model;
   const seen = classes.reduce((sum, each) => sum + each.seen, 0);
-  const rows = [
+  return [
     ["Classes", `${classes.length.toLocaleString("en")}, from ${counted(seen, "image")}`],
     ["Stored", `${megabytes(bytes.memory)}: features ${megabytes(bytes.features)}, images ${bytes.images ? megabytes(bytes.images) : "none"}`],
+    ...(latest?.seen_bytes ? [["Last update", `its images took ${megabytes(latest.seen_bytes)}${bytes.images ? "" : "; none of them is stored"}`]] : []),
+    ["Per class", `${megabytes(bytes.memory / classes.length)} on average, and ${megabytes(bytes.classifier / classes.length)} in the classifier`],
+    ["Budget", ...budget()],
+    ["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "input: vectors" : `input: ${model.image_size} × ${model.image_size} pixels`}`],
+    ["Classifier", model.classifier],
+    ["Folder", `${megabytes(bytes.folder)}, with all versions`],
+    ["Accuracy", accuracy()],
+    ["Probabilities", calibrated()],
   ];
-  if (latest?.seen_bytes) rows.push(["Last update", `its images took ${megabytes(latest.seen_bytes)}${bytes.images ? "" : "; none of them is stored"}`]);
-  if (classes.length) rows.push(["Per class", `${megabytes(bytes.memory / classes.length)} on average, and ${megabytes(bytes.classifier / classes.length)} in the classifier`]);
-  rows.push(["Budget", ...budget(bytes.memory)]);
-  rows.push(["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "input: vectors" : `input: ${model.image_size} × ${model.image_size} pixels`}`]);
-  rows.push(["Classifier", model.classifier]);
-  rows.push(["Folder", `${megabytes(bytes.folder)}, with all versions`]);
-  rows.push(["Accuracy", accuracy()]);
-  rows.push(["Probabilities", calibrated(calibration)]);
-  return rows;
 }
 
 // The same as `Model.is_calibrated` in Python.
 export const isCalibrated = ({ calibration }) => calibration.temperature !== 1 || calibration.error_after !== null;
 
-function budget(kept) {
+function budget() {
   if (model.budget === null) return ["none"];
-  return [`${percent(kept / model.budget)} of ${megabytes(model.budget)}`, bar(kept / model.budget)];
+  const used = model.bytes.memory / model.budget;
+  return [`${percent(used)} of ${megabytes(model.budget)}`, bar(used)];
 }
 
 function accuracy() {
@@ -76,7 +76,8 @@ function accuracy() {
   return estimated ? `${text}; an estimate, because the network has changed since` : text;
 }
 
-function calibrated(calibration) {
+function calibrated() {
+  const { calibration } = model;
   if (!isCalibrated(model)) return "not calibrated: too few held-out images";
   if (calibration.error_after === null) return "calibrated before the last edit, not measured since";
   return `calibrated; expected calibration error ${calibration.error_after.toFixed(3)}, on ${counted(calibration.images, "held-out image")}`;

@@ -85,11 +85,11 @@ function addGroup(name = "", files = []) {
     showFiles(group);
     drop.querySelector("button").focus();
   }, { className: "quiet clear", hidden: true });
-  const away = button("Remove this class", () => {
+  const remover = button("Remove this class", () => {
     removeGroup(group);
     groups.querySelector("input").focus();
   }, { className: "quiet leave" });
-  const group = make("fieldset", { className: "group" }, make("legend"), label, input, drop, strip, make("p", { className: "row" }, clear, away));
+  const group = make("fieldset", { className: "group" }, make("legend"), label, input, drop, strip, make("p", { className: "row" }, clear, remover));
   update.set(group, []);
   dropZone(drop, (more) => addDropped(group, more), "of this class", { hint: "Drop or paste images here, or a folder with one sub-folder per class, or" });
   input.addEventListener("input", updateChanged);
@@ -139,12 +139,12 @@ function showFiles(group) {
 
 // A thumbnail; clicking it removes the image.
 function imageItem(group, file) {
-  const away = button(thumbnail(file), () => {
-    const place = [...group.querySelectorAll(".image")].indexOf(away);
+  const remover = button(thumbnail(file), () => {
+    const place = [...group.querySelectorAll(".image")].indexOf(remover);
     removeFile(group, file);
     (group.querySelectorAll(".image")[place] ?? group.querySelector(".choose")).focus();
   }, { about: `Remove ${file.name}`, className: "image", title: `Remove ${file.name}` });
-  const item = make("li", {}, away);
+  const item = make("li", {}, remover);
   items.set(file, item);
   return item;
 }
@@ -192,14 +192,12 @@ function updateChanged() {
 function validate() {
   const some = [...update.values()].some((files) => files.length);
   for (const [group, files] of update) {
-    if (some && !nameOf(group) && !files.length) continue;
-    const input = group.querySelector("input[type=text]");
-    input.removeAttribute("aria-invalid");
-    if (nameOf(group) && files.length) continue;
-    if (!nameOf(group)) input.setAttribute("aria-invalid", "true");
-    (nameOf(group) ? group.querySelector(".choose") : input).focus();
-    if (!nameOf(group)) return "A class has no name.";
-    return `There is no image of “${nameOf(group)}”.`;
+    const [name, input] = [nameOf(group), group.querySelector("input[type=text]")];
+    if (some && !name && !files.length) continue;
+    input.setAttribute("aria-invalid", !name);
+    if (name && files.length) continue;
+    (name ? group.querySelector(".choose") : input).focus();
+    return name ? `There is no image of “${name}”.` : "A class has no name.";
   }
   return "";
 }
