@@ -13,7 +13,6 @@ from engram.errors import UsageError
 from engram.text import printable
 
 SHORTEST_TOKEN = 16  # characters
-AT_LEAST_ONE = ("body_bytes", "json_bytes", "files", "file_bytes", "pixels", "requests", "decoders", "batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +83,6 @@ class Config:
                     f"'{printable(host)}' is not a host name. "
                     "Write a name or an address without http:// and without a port, such as: --allow-host pi.local"
                 )
-        for name in AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name.replace('_', ' ').capitalize()} must be at least 1.")
         self.is_proxy("127.0.0.1")  # so that an invalid address is an error now
 
     def is_proxy(self, address: str) -> bool:
