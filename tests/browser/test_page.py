@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from browsing import FAINT, UPDATE_TIMEOUT, VIEWS, View, files, says, scrolls_sideways, seen, serving
 from folders_made import paint
-from models_made import DAISY, FORMULA, TULIP, copied, draw, taught
+from models_made import DAISY, FORMULA, TULIP, copied, draw
 
 from engram.model import ModelFolder, learn, rename
 
@@ -124,14 +124,13 @@ def test_a_model_created_by_another_process_appears(browser: Any, small_model: M
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """A server of a model of three classes, two of them with strange names, and the images."""
-    place = tmp_path_factory.mktemp("known")
-    folder = taught(place)
+def known(small_model: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A server of a model of three classes, two of them with strange names, and the folder of the images."""
+    folder = copied(small_model, tmp_path_factory.mktemp("known") / "model")
     rename(folder, FORMULA, LONG)
     rename(folder, DAISY, MARKUP)
     with serving(folder.path) as address:
-        yield address, place
+        yield address, small_model.path.parent
 
 
 @pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}", scope="module")
