@@ -1,7 +1,7 @@
-"""The command line in a process of its own, as a person uses it.
+"""The command line in a process of its own, or in this one.
 
-A fresh interpreter imports torch for two seconds or more, each time. Only tests of just that ask for it; the other
-commands are forked from one process for all, which has imported everything and done nothing.
+A fresh interpreter needs two seconds to import torch, so only tests of the start ask for one. Other commands are forked
+from one process that has imported everything, or run in the process of the test.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SECONDS = 180  # that a command may take
 
 @functools.cache
 def warm() -> BaseContext:
-    """What starts processes that have everything imported: forks of a process of one thread."""
+    """A context whose processes are forks of a process that has imported everything."""
     if sys.platform != "linux":  # elsewhere libraries that were loaded before a fork may not work after it
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -44,7 +44,7 @@ def warm() -> BaseContext:
 
 
 class Command:
-    """`engram` with these arguments, under way in the folder `cwd`; if it leads, in a process group of its own."""
+    """`engram` with these arguments, running in the folder `cwd`; if it leads, in a process group of its own."""
 
     def __init__(self, *arguments: str, cwd: Path, leads: bool = False, **environment: str) -> None:
         self.place = tempfile.TemporaryDirectory()
@@ -56,7 +56,7 @@ class Command:
         self.pid = self.process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, as of `subprocess.Popen`; None while it runs."""
+        """Its exit code, as `subprocess.Popen` gives it; None while it runs."""
         return self.process.exitcode
 
     def send_signal(self, number: int) -> None:
@@ -64,13 +64,13 @@ class Command:
             os.kill(self.pid, number)
 
     def wait(self, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
-        """How it ended, and what it wrote."""
+        """Wait for its end; its exit code and output."""
         self.process.join(seconds)
         if self.process.exitcode is None:
             self.process.kill()
             pytest.fail(f"the command did not end within {seconds} seconds")
-        printed, said = (_written(Path(self.place.name) / name) for name in ("stdout", "stderr"))
-        return subprocess.CompletedProcess(self.arguments, self.process.exitcode, printed, said)
+        stdout, stderr = (_written(Path(self.place.name) / name) for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(self.arguments, self.process.exitcode, stdout, stderr)
 
 
 def _written(path: Path) -> str:
@@ -80,7 +80,7 @@ def _written(path: Path) -> str:
 def be_engram(
     arguments: tuple[str, ...], cwd: Path, place: Path, leads: bool, environment: dict[str, str] | None = None
 ) -> None:
-    """What `python -m engram` does once it has started."""
+    """Run `python -m engram` in this process, with its output in files in `place`."""
     if leads:
         os.setsid()
     for stream, name in ((1, "stdout"), (2, "stderr")):
@@ -96,7 +96,7 @@ def be_engram(
 
 
 def engram(*arguments: str, cwd: Path, fresh: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `engram` with these arguments in the folder `cwd`; if it is to be fresh, from an interpreter's start on."""
+    """Run `engram` with these arguments in the folder `cwd`; `fresh`: in a new interpreter."""
     if not fresh:
         return Command(*arguments, cwd=cwd, **environment).wait()
     command, variables = [sys.executable, "-m", "engram", *arguments], {**ENVIRONMENT, **environment}
@@ -129,7 +129,7 @@ def engram_here(*arguments: object, cwd: Path | None = None, columns: int = 200)
 
 
 def wait_for_the_end_of_all(group: int) -> None:
-    """Until no process of the group is there: no worker is left behind."""
+    """Wait until the process group is empty: no worker is left behind."""
     for _ in range(750):
         try:
             os.killpg(group, 0)

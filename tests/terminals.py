@@ -1,4 +1,4 @@
-"""Commands with something on stdin, at a width of one's own, or watched on a terminal; forked as in `commands`."""
+"""Commands with text on stdin, with a given width, or on a terminal; forked as in `commands`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from commands import ENVIRONMENT, SECONDS, warm
 
 
 class Watched:
-    """`engram` with these arguments, its stderr on a terminal; stdout is there too, or goes to a file."""
+    """`engram` with these arguments, with stderr on a terminal, and stdout there too or in a file."""
 
     def __init__(
         self, *arguments: str, cwd: Path, stdout_too: bool = False, columns: int = 100, stdin: Path | None = None
@@ -31,18 +31,18 @@ class Watched:
         self.process = _start(arguments, cwd, str(stdin or os.devnull), outputs, columns)
 
     def wait_for(self, text: str) -> None:
-        """Until the terminal has shown `text`."""
+        """Wait until the terminal has shown `text`."""
         end = time.monotonic() + SECONDS
         while text not in self.seen:
             if (not self._read() and self.process.exitcode is not None) or time.monotonic() > end:
                 pytest.fail(f"{text!r} was never shown, but {self.seen!r}")
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
+        """Send what Ctrl-C sends."""
         os.kill(self.process.pid, signal.SIGINT)
 
     def wait(self) -> int:
-        """Its exit code, once it has ended; `seen` and `printed` then have everything."""
+        """Wait for its end and return its exit code; `seen` and `printed` are then complete."""
         end = time.monotonic() + SECONDS
         while self._read() or self.process.exitcode is None:
             if time.monotonic() > end:
@@ -76,13 +76,13 @@ def run(
         if process.exitcode is None:
             process.kill()
             pytest.fail(f"{arguments} did not end within {SECONDS} seconds")
-        printed, said = (path.read_text(encoding=encoding) for path in outputs)
-    assert "Traceback" not in said, said
-    return subprocess.CompletedProcess(arguments, process.exitcode, printed, said)
+        stdout, stderr = (path.read_text(encoding=encoding) for path in outputs)
+    assert "Traceback" not in stderr, stderr
+    return subprocess.CompletedProcess(arguments, process.exitcode, stdout, stderr)
 
 
 def _start(arguments, cwd, stdin, outputs, columns, encoding="utf-8"):  # type: ignore[no-untyped-def]
-    raw = tuple(map(os.fsencode, arguments))  # what is no text cannot be sent as such
+    raw = tuple(map(os.fsencode, arguments))  # text that is not UTF-8 cannot be pickled
     process = warm().Process(target=_be_engram, args=(raw, cwd, stdin, outputs, columns, encoding))
     process.start()
     return process
@@ -91,11 +91,11 @@ def _start(arguments, cwd, stdin, outputs, columns, encoding="utf-8"):  # type: 
 def _be_engram(
     raw: tuple[bytes, ...], cwd: Path, stdin: str, outputs: tuple[str, str], columns: int, encoding: str
 ) -> None:
-    """What `python -m engram` does once it has started."""
+    """Run `python -m engram` in this process."""
     os.dup2(os.open(stdin, os.O_RDONLY), 0)
     for stream, name in zip((1, 2), outputs, strict=True):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOCTTY, 0o644), stream)
-    # What Python has opened was for other files. As in a new interpreter, what is not UTF-8 is an error.
+    # Python opened its streams for other files. As in a new interpreter, text that is not UTF-8 is an error.
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
@@ -106,7 +106,7 @@ def _be_engram(
 
 
 def tree(path: Path) -> dict[str, tuple[int, bytes | None]]:
-    """Everything below a folder: when it was changed, and what is in it."""
+    """The modification time and content of everything below a folder."""
     return {
         os.fsencode(each.relative_to(path)).decode("latin1"): (
             each.lstat().st_mtime_ns,

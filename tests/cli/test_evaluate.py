@@ -19,7 +19,7 @@ from engram.model import ModelFolder, evaluate, load, rename
 
 @pytest.fixture
 def place(small_model: ModelFolder, tmp_path: Path) -> Path:
-    """Where the model is called model, and `flowers` has 3 tulips, 2 daisies, and a tulip among the formulas."""
+    """A folder with a model, and `flowers` with 3 tulips, 2 daisies, and a tulip labelled as formula."""
     (tmp_path / "model").symlink_to(small_model.path)
     for name, source, numbers in ((TULIP, TULIP, (0, 1, 2)), (DAISY, DAISY, (0, 1)), (FORMULA, TULIP, (3,))):
         (tmp_path / "flowers" / name).mkdir(parents=True)

@@ -21,7 +21,7 @@ pytestmark = needs_heic
 
 @pytest.fixture
 def place(small_model: ModelFolder, tmp_path: Path) -> Path:
-    """Where the model is called model, and photos has two HEIC photos in class folders."""
+    """A folder with a model, and `photos` with two HEIC photos in class folders."""
     (tmp_path / "model").symlink_to(small_model.path)
     for name in (TULIP, DAISY):
         content = (small_model.path.parent / "1" / name / "0.png").read_bytes()

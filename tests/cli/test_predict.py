@@ -27,7 +27,7 @@ from engram.model import ModelFolder, load, rename
 
 @pytest.fixture
 def place(calibrated_model: ModelFolder, tmp_path: Path) -> Path:
-    """Where a calibrated model is called model, and a.png, b.png and c.png are of its three classes, in this order."""
+    """A folder with a calibrated model, and a.png, b.png and c.png of its three classes, in this order."""
     (tmp_path / "model").symlink_to(calibrated_model.path)
     for letter, name, folder in zip("abc", NAMES, "112", strict=True):
         (tmp_path / f"{letter}.png").write_bytes((calibrated_model.path.parent / folder / name / "0.png").read_bytes())
@@ -36,7 +36,7 @@ def place(calibrated_model: ModelFolder, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def uncalibrated(small_model: ModelFolder, place: Path) -> Path:
-    """The same place with a model, called model, whose probabilities were never calibrated."""
+    """The same with a model whose probabilities were never calibrated."""
     assert not load(small_model).is_calibrated
     (place / "model").unlink()
     (place / "model").symlink_to(small_model.path)
