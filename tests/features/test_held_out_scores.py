@@ -189,7 +189,7 @@ class TestEveryClassifier:
     def test_one_sample_in_all_is_not_credited_either(self, name: str) -> None:
         assert CLASSIFIERS[name]().held_out_scores(torch.ones(1, 4), torch.tensor([7])).tolist() == [[-torch.inf]]
 
-    def test_it_neither_needs_nor_changes_what_was_fitted(self, name: str) -> None:
+    def test_held_out_scores_do_not_change_the_fitted_state(self, name: str) -> None:
         features, labels = overlapping([9, 7, 5], 6)
         classifier = CLASSIFIERS[name]().fit(features, labels)
         before = {key: tensor.clone() for key, tensor in classifier.state().items()}
@@ -203,7 +203,7 @@ class TestEveryClassifier:
         held_out = (classifier.held_out_scores(features, labels).argmax(dim=1) == labels).float().mean()
         assert held_out < 0.5 < (classifier.scores(features).argmax(dim=1) == labels).float().mean()
 
-    def test_it_computes_in_the_first_process_alone(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_rank_0_computes(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         inside = []
 
         def once(compute: Callable[[], object]) -> object:
@@ -228,7 +228,7 @@ class TestEveryClassifier:
 
 
 @pytest.mark.parametrize("classifier", [Ridge(), LDA(), NearestMean(), RandomProjection(20), Auto()])
-def test_nothing_depends_on_the_size_of_the_blocks(
+def test_results_do_not_depend_on_the_block_size(
     classifier: ClosedForm | Auto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, labels = overlapping([30, 8, 12], 10)
@@ -249,7 +249,7 @@ def test_only_one_block_of_samples_is_converted_at_a_time(monkeypatch: pytest.Mo
         converted.append(len(rows))
         return rows
 
-    shared = Moments(features, labels, lift=record, lifted_width=10)
+    shared = Moments(features, labels, lift=record)
     for classifier in (Ridge(), LDA(), NearestMean()):
         classifier.solve(shared)
         classifier.held_out(shared, torch.arange(len(labels)))

@@ -38,7 +38,7 @@ def stored(*counts: int, dimension: int = 8, seed: int = 7) -> FeatureMemory:
 # Which rows
 
 
-def test_the_first_classes_are_herded_each_for_itself() -> None:
+def test_each_new_class_is_herded_by_itself() -> None:
     features, class_indices = vectors(60), torch.arange(60) % 3
     sources, counts = select(FeatureMemory.empty(8), features, class_indices, per_class=5)
     assert counts.tolist() == [5, 5, 5]
@@ -57,7 +57,7 @@ def test_vectors_are_herded_by_direction_and_not_by_length() -> None:
     assert torch.equal(chosen[0], chosen[1])
 
 
-def test_new_classes_join_and_known_ones_keep_their_rows() -> None:
+def test_known_classes_keep_their_rows_when_new_ones_are_added() -> None:
     memory, features = stored(4, 4), vectors(20)
     class_indices = torch.tensor([2, 3] * 10)
     sources, counts = select(memory, features, class_indices, per_class=4)
@@ -69,7 +69,7 @@ def test_new_classes_join_and_known_ones_keep_their_rows() -> None:
     assert after.class_indices.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
 
 
-def test_a_smaller_budget_keeps_the_first_rows_of_every_class() -> None:
+def test_a_smaller_number_keeps_the_first_rows_of_every_class() -> None:
     memory = stored(5, 3, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -98,7 +98,7 @@ def test_a_known_class_with_new_samples_is_herded_anew_from_both() -> None:
     assert {source < 0 for source in sources[3:7].tolist()} == {True, False}  # from both, in this example
 
 
-def test_a_class_with_fewer_samples_keeps_all_and_a_person_is_told() -> None:
+def test_a_class_with_fewer_samples_keeps_all_with_a_warning() -> None:
     class_indices = torch.tensor([0] * 10 + [1] * 3 + [2] * 2)
     sources, counts = select(FeatureMemory.empty(8), vectors(15), class_indices, per_class=4)
     assert counts.tolist() == [4, 3, 2]
@@ -112,7 +112,7 @@ def test_enough_samples_give_no_warning() -> None:
         warnings.simplefilter("error")
         _, counts = select(FeatureMemory.empty(8), vectors(8), torch.tensor([0, 1] * 4), per_class=4)
         warn_of_small_classes(counts, torch.tensor([True, True]), 4)
-        warn_of_small_classes(torch.tensor([1, 4]), torch.tensor([False, True]), 4)  # the first was told of before
+        warn_of_small_classes(torch.tensor([1, 4]), torch.tensor([False, True]), 4)
 
 
 def test_a_class_that_has_no_samples_yet_has_no_rows() -> None:
@@ -127,7 +127,7 @@ def test_nothing_new_only_trims() -> None:
     assert counts.tolist() == [2, 2]
 
 
-def test_what_is_remembered_is_not_changed_by_remembering_more() -> None:
+def test_rearranging_does_not_change_the_memory_before() -> None:
     memory, features = stored(3), vectors(5)
     rows = memory.rows.clone()
     after = memory.rearranged(features, torch.tensor([4, -1]), torch.tensor([2]))
@@ -138,7 +138,7 @@ def test_what_is_remembered_is_not_changed_by_remembering_more() -> None:
 
 def test_images_are_rearranged_as_they_came() -> None:
     images = torch.arange(24, dtype=torch.uint8).reshape(6, 2, 2, 1)
-    memory = ImageMemory.empty((2, 2, 1)).rearranged(images, torch.tensor([5, 0, 2]), torch.tensor([1, 2]))
+    memory = ImageMemory.empty().rearranged(images, torch.tensor([5, 0, 2]), torch.tensor([1, 2]))
     assert memory.rows.dtype == torch.uint8
     assert torch.equal(memory.rows, images[[5, 0, 2]])
     again = memory.rearranged(images, torch.tensor([-3, 1]), torch.tensor([0, 2]))
@@ -146,7 +146,7 @@ def test_images_are_rearranged_as_they_came() -> None:
     assert again.class_indices.tolist() == [1, 1]
 
 
-def test_an_adapted_memory_has_the_adapters_vectors_and_the_same_classes() -> None:
+def test_an_adapted_memory_has_adapted_vectors_and_the_same_classes() -> None:
     memory, vectors_of_pairs = stored(3, 2), vectors(40)
     adapter = RidgeAdapter().fit(Pairs(vectors_of_pairs, vectors_of_pairs.flip(1), torch.zeros(40, dtype=torch.int64)))
     adapted = memory.adapted(adapter)
@@ -163,7 +163,7 @@ def test_bytes_are_counted_exactly() -> None:
     images = ImageMemory(torch.zeros(20, 32, 32, 3, dtype=torch.uint8), torch.tensor([20, 0]))
     assert images.nbytes == 20 * 3072
     assert Memory(features, images).nbytes == 128_000 + 61_440
-    assert Memory(FeatureMemory.empty(64), ImageMemory.empty((32, 32, 3))).nbytes == 0
+    assert Memory().nbytes == 0
 
 
 IMAGE = 256 * 256 * 3  # bytes of one image of ImageNet, as the paper counts it
@@ -181,8 +181,8 @@ IMAGE = 256 * 256 * 3  # bytes of one image of ImageNet, as the paper counts it
     ],
 )
 def test_the_megabytes_of_table_1(classes: int, features: int, images: int, megabytes: str) -> None:
-    kept = Float32().nbytes(classes * features, 512) + classes * images * IMAGE
-    assert f"{kept / MEGABYTE:.1f}" == megabytes
+    stored_bytes = Float32().nbytes(classes * features, 512) + classes * images * IMAGE
+    assert f"{stored_bytes / MEGABYTE:.1f}" == megabytes
 
 
 def test_the_example_of_the_package_runs() -> None:

@@ -63,7 +63,7 @@ class Run(NamedTuple):
 class Adapter(ABC):
     """Maps unit vectors (n, d) of the old feature space to unit vectors (n, d) of the new one, once it is fitted."""
 
-    name: ClassVar[str]  # of what it is once fitted
+    name: ClassVar[str]  # its key in ADAPTERS; `auto` returns another adapter when it is fitted
     needs_pairs: ClassVar[bool] = True  # extracting them is the costly part
 
     @property

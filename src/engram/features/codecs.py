@@ -1,4 +1,4 @@
-"""Codecs encode unit vectors (n, d) in few bytes.
+"""Codecs: unit vectors (n, d) in few bytes.
 
 Encoded vectors are tensors alone, and the names and types of the tensors tell the codec. So saved vectors can be
 decoded whatever the settings are now, and only encoding by product quantisation needs faiss. To add a codec, subclass
@@ -53,10 +53,10 @@ class Encoded(ABC):
 
     @abstractmethod
     def take(self, rows: Tensor) -> Self:
-        """The vectors in these rows (k,), and of what all rows share no more than these need."""
+        """The vectors in these rows (k,), with only as much of the shared tensors as they need."""
 
     def refitted(self) -> Encoded:
-        """The same vectors with everything that they share computed from them alone."""
+        """The same vectors, their shared tensors computed from them alone."""
         return self
 
     def tensors(self) -> dict[str, Tensor]:
@@ -76,19 +76,11 @@ class Encoded(ABC):
         return next(iter(self.tensors().values()))[:1].nbytes
 
 
-class BudgetOption(NamedTuple):
-    """A codec that a memory budget may choose, and what its vectors are worth (measured: docs/findings.md, Bytes)."""
-
-    codec: Codec
-    worth: float  # of one vector, in exact vectors
-    most: float  # worth of any number of vectors of a class, in exact vectors
-
-
 @dataclass(frozen=True, kw_only=True)
 class Codec(ABC):
     """How vectors are encoded; its fields are settings."""
 
-    name: ClassVar[str]  # of the codec of its `Encoded`
+    name: ClassVar[str]  # its key in CODECS; `auto` has that of the codec that it stands for
     encoded: ClassVar[type[Encoded]]
 
     def check_installed(self) -> None:  # noqa: B027 (most codecs need nothing)
@@ -111,11 +103,6 @@ class Codec(ABC):
     def resolved_settings(self, dimension: int) -> dict[str, Any]:
         """The values that automatic settings stand for with vectors of this dimension."""
         return {"codec": self.name}
-
-    @classmethod
-    def budget_options(cls, dimension: int) -> Iterator[BudgetOption]:
-        """What a memory budget may choose for vectors of this dimension: nothing, unless it is worth it."""
-        yield from ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,10 +191,6 @@ class Int8(Codec):
     def nbytes(self, count: int, dimension: int) -> int:
         return count * dimension + 2 * dimension * 4
 
-    @classmethod
-    def budget_options(cls, dimension: int) -> Iterator[BudgetOption]:
-        yield BudgetOption(cls(), 1.0, ENOUGH)
-
 
 @dataclass(frozen=True, eq=False)
 class Quantised(Encoded):
@@ -291,25 +274,10 @@ class ProductQuantisation(Codec):
     def resolved_settings(self, dimension: int) -> dict[str, Any]:
         return {"codec": self.name, "codec_bytes": self.parts(dimension)}
 
-    @classmethod
-    def budget_options(cls, dimension: int) -> Iterator[BudgetOption]:
-        if find_spec("faiss") is None:
-            return
-        # With d / 8 bytes every adaptation loses precision, so any number of vectors is worth only some exact ones.
-        for share, worth, most in ((2, 1.0, 1.0), (4, 0.9, 0.9), (8, 0.55, 0.36)):
-            if dimension % share == 0:
-                yield BudgetOption(cls(codec_bytes=dimension // share), worth, most * ENOUGH)
-
 
 @dataclass(frozen=True, kw_only=True)
 class AutoCodec(Int8):
     """What a memory budget chooses; int8 without one."""
-
-    @classmethod
-    def budget_options(cls, dimension: int) -> Iterator[BudgetOption]:
-        for codec in CODECS.values():
-            if codec is not cls:
-                yield from codec.budget_options(dimension)
 
 
 CODECS: dict[str, type[Codec]] = {
@@ -319,6 +287,23 @@ CODECS: dict[str, type[Codec]] = {
     "pq": ProductQuantisation,
     "auto": AutoCodec,
 }
+
+
+class BudgetOption(NamedTuple):
+    """A codec that a memory budget may choose, and what its vectors are worth (measured: docs/findings.md, Bytes)."""
+
+    codec: Codec
+    worth: float  # of one vector, in exact vectors
+    most: float  # worth of any number of vectors of a class, in exact vectors
+
+
+def budget_options(dimension: int) -> Iterator[BudgetOption]:
+    """The codecs among which a memory budget chooses for vectors of this dimension."""
+    yield BudgetOption(Int8(), 1.0, ENOUGH)
+    # With d / 8 bytes every adaptation loses precision, so any number of vectors is worth only some exact ones.
+    for share, worth, most in ((2, 1.0, 1.0), (4, 0.9, 0.9), (8, 0.55, 0.36)) if find_spec("faiss") else ():
+        if dimension % share == 0:
+            yield BudgetOption(ProductQuantisation(codec_bytes=dimension // share), worth, most * ENOUGH)
 
 
 def restore_encoded(tensors: Mapping[str, Tensor]) -> Encoded:

@@ -40,6 +40,10 @@ class _ClassRows:
         self.counts = counts  # int64 (K,): the number of rows of each class
         self.held_out = held_out  # bool (n,), or None where it is not recorded
 
+    @classmethod
+    def empty(cls, dimension: int = 0) -> Self:
+        return cls(torch.empty(0, dimension), torch.empty(0, dtype=torch.int64))
+
     def __len__(self) -> int:
         return len(self.vectors)
 
@@ -82,10 +86,6 @@ class FeatureMemory(_ClassRows):
     `held_out` marks vectors of images that no network was trained on: only those can measure a classifier's accuracy.
     """
 
-    @classmethod
-    def empty(cls, dimension: int = 0) -> FeatureMemory:
-        return cls(torch.empty(0, dimension), torch.empty(0, dtype=torch.int64))
-
     @property
     def codec(self) -> str:
         return self.vectors.codec
@@ -114,11 +114,6 @@ class FeatureMemory(_ClassRows):
 class ImageMemory(_ClassRows):
     """Exemplars: images as they came, uint8 (n, h, w, c), or vectors (n, d) where those are the inputs."""
 
-    @classmethod
-    def empty(cls, shape: tuple[int, ...] = (0,)) -> ImageMemory:
-        dtype = torch.uint8 if len(shape) == 3 else torch.float32
-        return cls(torch.empty(0, *shape, dtype=dtype), torch.empty(0, dtype=torch.int64))
-
     def rearranged(self, new_rows: Tensor, sources: Tensor, counts: Tensor) -> ImageMemory:
         """The memory of rows `new_rows[s]` for s in `sources` or, where s is negative, of its own rows −1 − s."""
         return ImageMemory(_gather(self.rows, new_rows, sources), counts)
@@ -134,7 +129,9 @@ def _gather(old_rows: Tensor, new_rows: Tensor, sources: Tensor) -> Tensor:
     rows = new_rows.new_empty((len(sources), *new_rows.shape[1:]))
     for some in torch.arange(len(sources)).split(COPIED_ROWS):
         old, new = some[sources[some] < 0], some[sources[some] >= 0]
-        rows[old], rows[new] = old_rows[-1 - sources[old]], new_rows[sources[new]]
+        rows[new] = new_rows[sources[new]]
+        if len(old):
+            rows[old] = old_rows[-1 - sources[old]]
     return rows
 
 
@@ -301,8 +298,8 @@ def _packed(covariances: Tensor) -> Tensor:
 class Memory:
     """All that a learner stores of the samples it has seen."""
 
-    features: FeatureMemory
-    images: ImageMemory
+    features: FeatureMemory = field(default_factory=FeatureMemory.empty)
+    images: ImageMemory = field(default_factory=ImageMemory.empty)
     statistics: Statistics = field(default_factory=Statistics.empty)
     carried_bytes: int = 0  # of what the objective carries in the network from task to task
 

@@ -171,31 +171,9 @@ def _objective(name: str) -> type[Objective]:
     return OBJECTIVES[name]
 
 
-__all__ = [
-    "METHODS",
-    "OBJECTIVES",
-    "BudgetError",
-    "Costs",
-    "Features",
-    "Learner",
-    "MemorySources",
-    "Memoryless",
-    "Method",
-    "Objective",
-    "Rehearsing",
-    "Replay",
-    "TrainingContext",
-    "Tuning",
-    "class_indices_of",
-    "decide",
-    "fit_budget",
-    "fit_update",
-    "make",
-    "measure_costs",
-    "override",
-    "parse_bytes",
-    "setting_names",
-]
+__all__ = ["METHODS", "OBJECTIVES", "BudgetError", "Costs", "Features", "Learner", "MemorySources", "Memoryless"]
+__all__ += ["Method", "Objective", "Rehearsing", "Replay", "TrainingContext", "Tuning", "class_indices_of", "decide"]
+__all__ += ["fit_budget", "fit_update", "make", "measure_costs", "override", "parse_bytes", "setting_names"]
 
 # Modules that register methods of one's own, in this process and in the processes that it starts.
 for plugin in filter(None, os.environ.get("ENGRAM_PLUGINS", "").split(",")):

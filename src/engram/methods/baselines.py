@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from engram.data import Task
-from engram.features import ImageMemory, Memory
+from engram.features import Memory
 from engram.methods.learner import Learner, MemorySources, Work
 from engram.methods.objectives import Classification, Objective
 from engram.network import EpochCheckpoints, Network
@@ -38,7 +38,7 @@ class Joint(Learner):
         return self.fit(task, progress, checkpoints, start=None, tunes=self.tuning(task, progress).tunes)
 
     def absorb(self, task: Task, network: Network, progress: Progress = SILENT) -> MemorySources:
-        images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)
+        images = self.memory_.images
         class_indices = torch.cat([images.class_indices, self.class_indices(task, task.train.labels)])
         order = class_indices.argsort(stable=True)  # by class, and within one in the order of arrival
         sources = torch.cat([-1 - torch.arange(len(images)), torch.arange(len(task.train))])[order]

@@ -12,6 +12,7 @@ from torch import Tensor
 from engram.data import Samples
 from engram.errors import UsageError
 from engram.features import CODECS, MEGABYTE, Codec
+from engram.features.codecs import budget_options
 from engram.methods.learner import Learner, count_stored
 from engram.settings import Choice, flatten
 
@@ -39,9 +40,9 @@ def fit_budget(
 ) -> dict[str, Any]:
     """The settings with which the memory of `classes` classes fits `budget` bytes.
 
-    `asked` are settings that must stay; `samples` are like those that are learned, and a class has at most `most` of
-    them. Where images and features are both to be chosen, each gets half of the bytes, and what one has no use for goes
-    to the other. A codec "auto" is chosen too: the one with which the stored features are worth most.
+    The settings in `asked` stay; the samples learned are like `samples`, at most `most` of a class. If images and
+    features are both to be chosen, each gets half of the bytes, and what one does not need goes to the other. For the
+    codec "auto", the codec is chosen with which the stored features are worth most.
     """
     settings, sample_bytes = learner.settings(), samples.sample_bytes
     sizes: dict[str, Size] = {}
@@ -53,12 +54,12 @@ def fit_budget(
     if dimension:
         sizes["features_per_class"] = lambda number: learner.features_bytes(classes * number, dimension)
     if not sizes:
-        raise UsageError(f"What the method '{learner.name}' keeps cannot be chosen by a budget. Leave out --budget.")
+        raise UsageError(f"The method '{learner.name}' has no setting that a budget could choose. Leave out --budget.")
     given = {name: int(float(asked[name])) for name in sizes if asked.get(name) is not None}  # 10.0 is a whole number
     if settings.get("codec") == "auto":
         return _with_codec(sizes, given, budget, classes, dimension, most)
     if len(given) == len(sizes):
-        raise UsageError(f"{' and '.join(given)} are given: nothing is left for --budget to choose.")
+        raise UsageError(f"With {' and '.join(given)} set, nothing is left for --budget to choose.")
     return _share_out(sizes, given, budget, classes, most)
 
 
@@ -66,7 +67,7 @@ def _with_codec(
     sizes: Mapping[str, Size], given: Mapping[str, int], budget: int, classes: int, dimension: int, most: int
 ) -> dict[str, Any]:
     found: list[tuple[float, dict[str, Any]]] = []
-    for codec, worth, enough in CODECS["auto"].budget_options(dimension):
+    for codec, worth, enough in budget_options(dimension):
 
         def size(number: int, codec: Codec = codec) -> int:
             return codec.nbytes(classes * number, dimension)
@@ -87,23 +88,23 @@ def _with_codec(
 def _share_out(
     sizes: Mapping[str, Size], given: Mapping[str, int], budget: int, classes: int, most: int
 ) -> dict[str, Any]:
-    open_ones = [name for name in sizes if name not in given]
+    """The largest values of the settings that are not given, each with an equal share of the bytes."""
     fewest = {name: classes if name == "images_total" else 1 for name in sizes}
-    all_there_are = {name: most * fewest[name] for name in sizes}
+    useful = {name: most * fewest[name] for name in sizes}  # all samples that there are
     smallest = {name: sizes[name](given.get(name, fewest[name])) for name in sizes}
     least = sum(smallest.values())
     if budget < least:
         raise BudgetError(f"A budget of {budget:,} bytes is too small: one of each class would be {least:,}.")
-    spare = budget - least  # beyond the fewest of each, which half of the bytes need not hold
-    # Those of which a class has few enough to keep them all come first: what they leave is the others'.
-    open_ones.sort(key=lambda name: sizes[name](all_there_are[name]) > budget // 2)
+    spare = budget - least
+    # First the settings for which all samples fit in half of the bytes: what these leave goes to the others.
+    order = sorted(sizes, key=lambda name: sizes[name](useful[name]) > budget // 2)
+    to_choose = [name for name in order if name not in given]
     chosen: dict[str, Any] = {}
-    for number, name in enumerate(open_ones):
-        whole = spare + sum(smallest[other] for other in open_ones[number:])
-        share = whole // (len(open_ones) - number)
+    for number, name in enumerate(to_choose):
+        rest = to_choose[number:]
+        share = (spare + sum(smallest[other] for other in rest)) // len(rest)
         fitting = largest(sizes[name], min(share, spare + smallest[name]))
-        is_last = number == len(open_ones) - 1
-        chosen[name] = max(fewest[name], fitting if is_last else min(fitting, all_there_are[name]))
+        chosen[name] = max(fewest[name], fitting if len(rest) == 1 else min(fitting, useful[name]))
         spare -= sizes[name](chosen[name]) - smallest[name]
     return chosen
 

@@ -54,7 +54,8 @@ def measure_costs(
         if not trains:
             return Costs(0.0, extracted, 0.0)
         trained = _fastest(lambda: student(batch)[1].square().mean().backward()) / len(batch)
-        return Costs(trained, extracted, _fastest(lambda: learner.try_adapter(STEPS, base.dimension, pairs)) / STEPS)
+        adapting = _fastest(lambda: learner.make_adapter().try_steps(STEPS, base.dimension, pairs))
+        return Costs(trained, extracted, adapting / STEPS)
 
 
 def _batch_size(network: Network, shape: tuple[int, ...]) -> int:

@@ -58,13 +58,12 @@ def feature_matrix(context: TrainingContext) -> Tensor:
     """
     network = context.student.eval()
     head, total = network.head, torch.zeros(network.dimension, network.dimension, device=network.mean.device)
-    arrived = torch.arange(context.exemplars, len(context.samples))
     derivatives = torch.func.vmap(torch.func.jacrev(lambda feature: head(feature[None])[0]))
-    for positions in arrived.split(BATCH):
+    for positions in context.arrived.split(BATCH):
         with torch.no_grad():
             features = network.features(context.samples.batch(positions).to(total.device))  # (n, d)
             probabilities = head(features).softmax(1)[:, :, None]  # (n, K, 1)
             jacobian = derivatives(features)  # (n, K, d)
             centred = probabilities.sqrt() * (jacobian - (probabilities * jacobian).sum(1, keepdim=True))
             total += torch.einsum("nkd,nke->de", centred, centred)
-    return total / max(1, len(arrived))
+    return total / max(1, len(context.arrived))

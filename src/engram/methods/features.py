@@ -73,7 +73,7 @@ class Features(Learner):
         return MemorySources(sources, image_sources)
 
     def resolved_settings(self, samples: Samples) -> dict[str, Any]:
-        d, adapter, codec = self.dimension(samples), self.adapter.make(), self.codec.make()
+        d, adapter, codec = self.dimension(samples), self.make_adapter(), self.codec.make()
         return {**super().resolved_settings(samples), **adapter.resolved_settings(d), **codec.resolved_settings(d)}
 
     def classifier_inputs(
@@ -92,15 +92,8 @@ class Features(Learner):
         work = super().work(images, task, tunes=tunes)
         if not tunes:
             return work
-        steps = self.adapter.make().most_steps if task else 0
+        steps = self.make_adapter().most_steps if task else 0
         return work._replace(extracted=2 * images, adapter_steps=steps)  # by the old network and the new one
-
-    def try_adapter(self, steps: int, dimension: int, pairs: int | None) -> None:
-        self.adapter.make().try_steps(steps, dimension, pairs)
-
-    @property
-    def adapts(self) -> bool:
-        return self.adapter.make().needs_pairs
 
     @contextmanager
     def adapting_by(self, name: str | None) -> Iterator[None]:
@@ -114,6 +107,9 @@ class Features(Learner):
     def make_classifier(self) -> Classifier:
         return self.classifier.make()
 
+    def make_adapter(self) -> Adapter:
+        return self.adapter.make()
+
     def _adapt(
         self, samples: Samples, network: Network, features: Tensor, class_indices: Tensor, progress: Progress
     ) -> FeatureMemory:
@@ -121,7 +117,7 @@ class Features(Learner):
         stored = self.memory_.features
         if self.network_ is None:
             return FeatureMemory.empty(network.dimension)
-        unchanged, adapter = network is self.network_ or network.extracts_like(self.network_), self.adapter.make()
+        unchanged, adapter = network is self.network_ or network.extracts_like(self.network_), self.make_adapter()
         if unchanged or not adapter.needs_pairs:
             return stored
         device = network.mean.device

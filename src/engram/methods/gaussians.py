@@ -55,8 +55,13 @@ class Gaussians(Learner):
         if self.replay == "translation" and self.make_classifier().saved != Classifier.saved:
             raise UsageError(f"replay=translation needs a linear classifier, and '{self.classifier.name}' is none.")
         if self.replay == "none":
-            needs = self.make_classifier().check_statistics()
-            if needs and self.covariance == "none":
+            needs = self.make_classifier().statistics
+            if needs is None:
+                raise UsageError(
+                    f"The classifier '{self.classifier.name}' needs features, and this method stores none. Set "
+                    "classifier to nearest-mean, lda, ridge or fecam, or set replay=gaussian."
+                )
+            if needs == "covariances" and self.covariance == "none":
                 raise UsageError(
                     f"The classifier '{self.classifier.name}' needs covariances. Set covariance=class or =shared."
                 )
@@ -113,13 +118,9 @@ class Gaussians(Learner):
         if self.replay == "none":
             return classifier.fit_statistics(statistics)
         if self.replay == "gaussian":
-            return classifier.fit(*self._drawn(statistics))
+            rows, classes = statistics.sampled(self.replay_per_class, generator(self.seed, "gaussian replay"))
+            return classifier.fit(F.normalize(rows), classes)
         return classifier.fit(*self._translated(statistics, features, class_indices))
-
-    def _drawn(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
-        """Unit vectors from a Gaussian per class, and their classes."""
-        rows, classes = statistics.sampled(self.replay_per_class, generator(self.seed, "gaussian replay"))
-        return F.normalize(rows), classes
 
     def _translated(self, statistics: Statistics, features: Tensor, class_indices: Tensor) -> tuple[Tensor, Tensor]:
         """FeTrIL, Eq. 2: the features of the nearest class of the task, translated to the mean of each old class."""

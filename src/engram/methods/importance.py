@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,22 +60,19 @@ class WeightImportance(Classification):
 
     def _importance(self, context: TrainingContext) -> dict[str, Tensor]:
         """Ω of the task: the mean over some of its images of what `weigh` makes of each one's gradient."""
-        student = context.student.eval()
+        student, device = context.student.eval(), context.student.mean.device
         weights = _weights(student)
-        omega = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         if not weights:  # only the head was trained
             return {}
-        count = 0
-        for image, class_index in _spread(context, self.importance_samples):
-            _, scores = student(image)
-            gradients = torch.autograd.grad(
-                self.output(scores, class_index, context.in_task), list(weights.values()), allow_unused=True
-            )
+        omega = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        some = context.arrived[:: max(1, -(-len(context.arrived) // self.importance_samples))]
+        for position in some.split(1):  # one at a time: the square of a mean gradient is not the mean of the squares
+            _, scores = student(context.samples.batch(position).to(device))
+            output = self.output(scores, context.class_indices[position].to(device), context.in_task)
+            gradients = torch.autograd.grad(output, list(weights.values()), materialize_grads=True)
             for total, gradient in zip(omega.values(), gradients, strict=True):
-                if gradient is not None:
-                    total += self.weigh(gradient)
-            count += 1
-        return {name: total / max(1, count) for name, total in omega.items()}
+                total += self.weigh(gradient)
+        return {name: total / max(1, len(some)) for name, total in omega.items()}
 
     @abstractmethod
     def output(self, scores: Tensor, class_indices: Tensor, in_task: Tensor) -> Tensor:
@@ -122,14 +118,3 @@ class MAS(WeightImportance):
 
 def _weights(network: Network) -> dict[str, Tensor]:
     return {name: weight for name, weight in network.extractor.named_parameters() if weight.requires_grad}
-
-
-def _spread(context: TrainingContext, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Up to so many images (1, ...) of the task with their class indices (1,), one at a time.
-
-    The gradient of each is needed: the square of their mean is not the mean of their squares.
-    """
-    arrived = torch.arange(context.exemplars, len(context.samples))
-    device = context.student.mean.device
-    for position in arrived[:: max(1, -(-len(arrived) // most))].split(1):
-        yield context.samples.batch(position).to(device), context.class_indices[position].to(device)

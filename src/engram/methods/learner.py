@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Task, concatenate
 from engram.errors import DataError, EngramError, UsageError
-from engram.features import Adapter, Classifier, FeatureMemory, ImageMemory, Memory, Statistics
+from engram.features import Adapter, Classifier, FeatureMemory, IdentityAdapter, ImageMemory, Memory, Statistics
 from engram.methods.objectives import Distillation, Objective, TrainingContext
 from engram.methods.tuning import Tune, Tuning, decide, judge
 from engram.network import (
@@ -100,7 +101,7 @@ class Learner(ABC):
     tasks_: int = field(default=0, init=False, repr=False)  # how many tasks were learned
     pretrained_: bool = field(default=False, init=False, repr=False)  # whether it had weights before the first task
     shape_: tuple[int, ...] = field(default=(), init=False, repr=False)  # of one input
-    memory_: Memory = field(init=False, repr=False)
+    memory_: Memory = field(default_factory=Memory, init=False, repr=False)
     classifier_: Classifier | None = field(default=None, init=False, repr=False)  # None: the head classifies
     adapter_: Adapter | None = field(default=None, init=False, repr=False)  # the last one; not saved
     cache: Cache | None = field(default=None, init=False, repr=False)  # of features and adapters; `run` sets it
@@ -109,8 +110,7 @@ class Learner(ABC):
     def __post_init__(self) -> None:
         if isinstance(self.network, str):
             check_name(self.network)
-        self.name = self.name or type(self).__name__.lower()
-        self.memory_ = Memory(FeatureMemory.empty(), ImageMemory.empty())
+        self.name = type(self).__name__.lower()
 
     # Training and absorbing a task.
 
@@ -146,6 +146,10 @@ class Learner(ABC):
     def make_classifier(self) -> Classifier | None:
         """An unfitted classifier of the kind that this learner uses; None: the head classifies."""
         return None
+
+    def make_adapter(self) -> Adapter:
+        """An unfitted adapter of the kind that this learner uses; the identity: stored features stay as they are."""
+        return IdentityAdapter()
 
     def refit(self, network: Network, memory: Memory, groups: Sequence[Sequence[int]]) -> Classifier | None:
         """The classifier of a network and a memory after classes were removed or merged: `groups` of class indices."""
@@ -199,8 +203,7 @@ class Learner(ABC):
         context = self._context(task, start, progress, tunes)
         student, samples, class_indices = context.student, context.samples, context.class_indices
         if not self.objective.replays:
-            arrived = torch.arange(context.exemplars, len(samples))
-            samples, class_indices = samples.select(arrived), class_indices[arrived]
+            samples, class_indices = samples.select(context.arrived), class_indices[context.arrived]
         self.objective.prepare(context)
         context.training.fit(
             student,
@@ -332,11 +335,11 @@ class Learner(ABC):
             )
 
     def features_limit(self, classes: int) -> int:
-        """Most stored features of a class when so many classes are known."""
+        """The most features stored of a class when so many classes are known."""
         return int(self.settings().get("features_per_class") or 0)
 
     def images_limit(self, classes: int) -> int:
-        """Most stored images of a class when so many classes are known."""
+        """The most images stored of a class when so many classes are known."""
         return int(self.settings().get("images_per_class") or 0)
 
     def features_bytes(self, count: int, dimension: int) -> int:
@@ -387,25 +390,17 @@ class Learner(ABC):
         """What the classifier is fitted on, given stored features (n, d); `features()` gives those of the task."""
         return rows, class_indices
 
-    @property
-    def adapts(self) -> bool:
-        """Whether stored features are adapted when the network changes; `adapter_` is then the last adapter."""
-        return False
-
     def without_drift(
         self, task: Task, true: Tensor, class_indices: Tensor, features: Callable[[], Tensor]
     ) -> Classifier:
-        """The classifier, had nothing drifted: `true` (n, d) are the present unit features of what the memory is of."""
+        """The classifier if nothing had drifted: `true` (n, d) are the present unit features of the stored samples."""
         classifier = self.make_classifier()
         assert classifier is not None
         return classifier.fit(*self.classifier_inputs(task, true, class_indices, features))
 
     def adapting_by(self, adapter: str | None) -> AbstractContextManager[None]:
-        """Inside, stored features are adapted by this kind of adapter; None: as the settings say."""
+        """A context in which stored features are adapted by this kind of adapter; None: as the settings say."""
         return nullcontext()
-
-    def try_adapter(self, steps: int, dimension: int, pairs: int | None) -> None:  # noqa: B027 (most have none)
-        """Train an adapter for so many steps on random pairs, so that they can be timed."""
 
     @property
     def is_pretrained(self) -> bool:
@@ -425,13 +420,10 @@ class Learner(ABC):
 
     def tuning(self, task: Task, progress: Progress = SILENT) -> Tuning:
         """Whether to train the network on this task, by a trial if need be, and why."""
-
-        def trained(part: Task) -> Network:
-            return self.fit(part, progress, None, start=None)
-
-        return self.decided(task, self.tasks_) or judge(
-            task, self.initial_network(task.train, progress), trained, self.seed, progress, self.cache
-        )
+        if (decided := self.decided(task, self.tasks_)) is not None:
+            return decided
+        tune = partial(self.fit, progress=progress, checkpoints=None, start=None)
+        return judge(task, self.initial_network(task.train, progress), tune, self.seed, progress, self.cache)
 
     def trains(self, task: Task, number: int) -> bool:
         """Whether anything is trained on this task, if only in a trial: the network, or the head that classifies."""

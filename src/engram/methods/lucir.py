@@ -11,7 +11,6 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from engram.errors import UsageError
 from engram.methods.objectives import Objective, TrainingContext
 from engram.network import CosineHead, Loss, extract
 from engram.network.losses import feature_distillation, margin_ranking, softmax_cross_entropy
@@ -42,19 +41,18 @@ class Rebalancing(Objective):
     balanced_learning_rate: NonNegativeFloat = 0.1  # ... as a share of the learning rate
 
     def prepare(self, context: TrainingContext) -> None:
-        head = _cosine(context)
+        head = context.head(CosineHead)
         if context.teacher is None or not self.imprint:
             return
-        arrived = torch.arange(context.exemplars, len(context.class_indices))
-        class_indices = context.class_indices[arrived]
-        features = F.normalize(extract(context.teacher, context.samples.select(arrived), context.progress))
+        class_indices = context.class_indices[context.arrived]
+        features = F.normalize(extract(context.teacher, context.samples.select(context.arrived), context.progress))
         for class_index in range(context.old, len(context.in_task)):
             mean = features[class_indices == class_index].mean(0)
             with torch.no_grad():
                 head.weight[class_index] = F.normalize(mean, dim=0).to(head.weight.device)
 
     def loss(self, context: TrainingContext) -> Loss:
-        student, teacher, old, head = context.student, context.teacher, context.old, _cosine(context)
+        student, teacher, old, head = context.student, context.teacher, context.old, context.head(CosineHead)
         new = context.in_task.clone()
         new[:old] = False  # a known class that gets new images stays old
         # λ = λ_base √(old / new), Eq. 7
@@ -79,7 +77,7 @@ class Rebalancing(Objective):
             return
         if self.freeze_old_weights:
             with torch.no_grad():  # they got no gradient, but weight decay
-                _cosine(context).weight[: context.old] = context.teacher.head.weight
+                context.head(CosineHead).weight[: context.old] = context.teacher.head.weight
         epochs = round(self.balanced_epochs * context.training.epochs)
         if context.exemplars and epochs:
             loss, learning_rate = self._head_loss(context), self.balanced_learning_rate * context.training.learning_rate
@@ -95,9 +93,3 @@ class Rebalancing(Objective):
             return softmax_cross_entropy(student.head(features), class_indices)
 
         return loss
-
-
-def _cosine(context: TrainingContext) -> CosineHead:
-    if not isinstance(context.student.head, CosineHead):
-        raise UsageError("The objective 'lucir' needs a cosine head. Leave out --set head=…")
-    return context.student.head

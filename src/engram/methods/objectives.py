@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -16,6 +16,7 @@ from engram.data import Samples
 from engram.errors import UsageError
 from engram.features import herd
 from engram.network import GradientHook, Loss, Network, Training, extract, unchanged_statistics
+from engram.network.head import HEADS, Head
 from engram.network.losses import (
     feature_distillation,
     fine,
@@ -25,6 +26,8 @@ from engram.network.losses import (
 )
 from engram.progress import SILENT, Progress
 from engram.randomness import derive, seeded
+
+HeadKind = TypeVar("HeadKind", bound=Head)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,6 +51,19 @@ class TrainingContext:
     def old(self) -> int:
         """How many classes the teacher knows."""
         return self.teacher.classes if self.teacher is not None else 0
+
+    @property
+    def arrived(self) -> Tensor:
+        """Positions of the task's own samples, which follow the exemplars, int64 (m,)."""
+        return torch.arange(self.exemplars, len(self.samples))
+
+    def head(self, kind: type[HeadKind]) -> HeadKind:
+        """The student's head, or an error if it is not of this kind."""
+        head = self.student.head
+        if not isinstance(head, kind):
+            name = next(name for name, each in HEADS.items() if each is kind)
+            raise UsageError(f"This objective needs the head '{name}'. Leave out --set head=…")
+        return head
 
     def balanced(self) -> Tensor:
         """Positions of equally many samples of every class: all exemplars, and the task's herded up to that number."""

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 import torch
 from torch.nn import functional as F
 
-from engram.errors import UsageError
 from engram.methods.objectives import Classification, Distillation, TrainingContext
 from engram.network import Loss, Network, ShiftedHead, extract
 
@@ -29,10 +28,10 @@ class IL2M(Classification):
     loss_function: Literal["sigmoid", "softmax"] = "softmax"
 
     def prepare(self, context: TrainingContext) -> None:
-        _shifted(context.student, self.name)
+        context.head(ShiftedHead)
 
     def finish(self, context: TrainingContext) -> None:
-        head = _shifted(context.student, self.name)
+        head = context.head(ShiftedHead)
         features = extract(context.student, context.samples, context.progress, "correct").to(head.weight.device)
         with torch.no_grad():
             probabilities = head(features).softmax(1)  # (n, K); the head has just been trained, without a shift
@@ -62,14 +61,14 @@ class ThresholdMoving(Distillation):
     loss_function: Literal["sigmoid", "softmax"] = "softmax"
 
     def prepare(self, context: TrainingContext) -> None:
-        _shifted(context.student, self.name)
+        context.head(ShiftedHead)
 
     def loss(self, context: TrainingContext) -> Loss:
         teacher = context.teacher
         return super().loss(context if teacher is None else replace(context, teacher=_unshifted(teacher)))
 
     def finish(self, context: TrainingContext) -> None:
-        head, classes = _shifted(context.student, self.name), len(context.in_task)
+        head, classes = context.head(ShiftedHead), len(context.in_task)
         targets = F.one_hot(context.class_indices, classes).double().sum(0)  # (K,)
         if context.teacher is not None:
             teacher = _unshifted(context.teacher)
@@ -78,12 +77,6 @@ class ThresholdMoving(Distillation):
             targets[: context.old] += self.distillation * answers
         shares = (targets / targets.sum()).clamp(min=torch.finfo(torch.float32).tiny)
         head.set_shift(-shares.log(), torch.ones(classes, dtype=torch.bool))
-
-
-def _shifted(network: Network, objective: str) -> ShiftedHead:
-    if not isinstance(network.head, ShiftedHead):
-        raise UsageError(f"The objective '{objective}' needs the head 'shifted'. Leave out --set head=…")
-    return network.head
 
 
 def _unshifted(teacher: Network) -> Network:

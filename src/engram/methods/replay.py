@@ -70,8 +70,8 @@ class Rehearsing(Learner):
         self.exemplars.per_class(classes)
 
     def select_images(self, task: Task, features: Tensor) -> tuple[ImageMemory, Tensor]:
-        images = self.memory_.images if self.tasks_ else ImageMemory.empty(task.train.shape)
-        class_indices, old = self.class_indices(task, task.train.labels), len(images)
+        images, class_indices = self.memory_.images, self.class_indices(task, task.train.labels)
+        old = len(images)
         memory, arrived = FeatureMemory(F.normalize(features[:old]), images.counts), features[old:]
         per_class = self.exemplars.per_class(len(self.classes_with(task)))
         if self.objective.holds_out:

@@ -295,7 +295,7 @@ def _train_and_absorb(
         rest, held_out = hold_out(samples, options.hold_out, learner.seed, purpose, smallest=MIN_TO_HOLD_OUT)
     network = learner.fit(_task(index, rest), progress, None, start=learner.network_, tunes=tuning.tunes)
     adaptation, kind = None, None
-    if len(held_out) and index and learner.adapts:
+    if len(held_out) and index and learner.make_adapter().needs_pairs:
         adaptation, kind = _assess_adapter(learner, network, _task(index, rest), held_out, progress)
     with learner.adapting_by(kind):
         sources = learner.absorb(_task(index, samples), network, progress)

@@ -319,13 +319,12 @@ def _with_exemplars(learner: Learner, wanted: int | None) -> Learner:
     method = {0: "features", None: learner.name}.get(wanted, "hybrid")
     if method == learner.name or learner.name not in ("features", "hybrid"):
         return learner
-    images = ImageMemory.empty(learner.shape_) if method == "hybrid" else ImageMemory.empty()
-    counts = torch.zeros(len(learner.classes_), dtype=torch.int64) if method == "hybrid" else images.counts
+    counts = torch.zeros(len(learner.classes_) if method == "hybrid" else 0, dtype=torch.int64)
     dropped = ("images_per_class", "images_total")
     settings = {name: value for name, value in settings_of(learner).items() if name not in dropped}
     other = make(method, **settings, device=learner.device)
     other.restore(learner.state())
-    other.memory_ = replace(learner.memory, images=ImageMemory(images.rows, counts))
+    other.memory_ = replace(learner.memory, images=ImageMemory(torch.empty(0, 0), counts))
     return other
 
 

@@ -32,6 +32,7 @@ CHECKED_ROWS = 2**14  # checked for NaN at a time, so that the check needs littl
 class Classifier(ABC):
     """Scores unit features by one affine function per class: `classes_` (K,), `weight_` (K, d), `intercept_` (K,)."""
 
+    label: ClassVar[str]  # the description, with settings in braces
     leaves_one_out: ClassVar[bool] = False  # whether held-out scores leave out one sample, and not a fifth of them
     saved: ClassVar[tuple[str, ...]] = ("classes", "intercept", "weight")  # the tensors of its state, without the _
 
@@ -43,9 +44,9 @@ class Classifier(ABC):
     intercept_: Tensor
 
     @property
-    @abstractmethod
     def description(self) -> str:
         """A few words for people, such as "ridge (penalty 1)"."""
+        return self.label.format(**vars(self))
 
     def fit(self, features: Tensor, labels: Tensor) -> Self:
         """Fit to features (n, d) and integer labels (n,)."""
@@ -53,21 +54,13 @@ class Classifier(ABC):
 
     def fit_statistics(self, statistics: Statistics) -> Self:
         """Fit to the statistics of classes, which are those of features that passed through `transform`."""
+        if self.statistics is None:
+            raise UsageError(f"{type(self).__name__} needs features. Use nearest-mean, lda, ridge or fecam.")
         return self.restore(parallel.broadcast(lambda: self._finished(self.solve_statistics(statistics))))
 
     def solve_statistics(self, statistics: Statistics) -> dict[str, Tensor]:
-        """Compute the state from statistics; only classifiers with `statistics` can."""
-        raise self._needs_features()
-
-    def check_statistics(self) -> bool:
-        """Whether covariances are among the statistics that it needs; an error if it needs features."""
-        if self.statistics is None:
-            raise self._needs_features()
-        return self.statistics == "covariances"
-
-    def _needs_features(self) -> UsageError:
-        name = type(self).__name__
-        return UsageError(f"{name} needs features, not only statistics. Use nearest-mean, lda, ridge or fecam.")
+        """Compute the state from statistics; of classifiers whose `statistics` is not None."""
+        raise NotImplementedError
 
     def transform(self, features: Tensor) -> Tensor:
         """What is done to unit features (n, d) before anything else."""
@@ -114,7 +107,7 @@ class Classifier(ABC):
 
     def state(self) -> dict[str, Tensor]:
         self.check_fitted()
-        return {name: getattr(self, f"{name}_") for name in self.saved}
+        return {name: torch.as_tensor(getattr(self, f"{name}_")) for name in self.saved}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> Self:
         missing = [name for name in self.saved if name not in tensors]

@@ -46,13 +46,12 @@ class Moments:
     samples: Tensor  # (n, d), in any floating-point type; converted in blocks
     labels: Tensor  # (n,)
     lift: Callable[[Tensor], Tensor] | None = None  # applied to rows (b, d): (b, w)
-    lifted_width: int | None = None  # w
     derived: dict[object, Moments] = field(default_factory=dict)  # those of lifted samples, by a key of the lift
 
     def __post_init__(self) -> None:
         if self.samples.device.type == "mps":  # Apple GPUs lack float64
             self.samples, self.labels = self.samples.cpu(), self.labels.cpu()
-        self.dimension = self.samples.shape[1] if self.lifted_width is None else self.lifted_width
+        self.dimension = self._lifted(self.samples[:1], torch.float64).shape[1]  # w, or d without a lift
         self.rank = len(self) if 2 * len(self) <= self.dimension else self.dimension  # r
         self.classes, self.members = self.labels.unique(return_inverse=True)  # (K,), (n,)
         self.counts = torch.bincount(self.members)  # (K,)

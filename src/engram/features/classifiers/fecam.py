@@ -24,6 +24,7 @@ class FeCAM(Classifier):
     classes of large variance do not attract everything. `weight_` holds the means.
     """
 
+    label: ClassVar = "Mahalanobis distance (FeCAM, Tukey {tukey:g})"
     saved: ClassVar = (*Classifier.saved, "precision")
     statistics: ClassVar = "covariances"
 
@@ -32,10 +33,6 @@ class FeCAM(Classifier):
     shrink_covariance: NonNegativeFloat = 1.0  # γ2, Eq. 7
 
     precision_: Tensor = field(init=False, repr=False, compare=False)  # (K or 1, d, d): of inverse correlations
-
-    @property
-    def description(self) -> str:
-        return f"Mahalanobis distance (FeCAM, Tukey {self.tukey:g})"
 
     def transform(self, features: Tensor) -> Tensor:
         if self.tukey == 1:

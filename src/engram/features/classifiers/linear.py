@@ -33,13 +33,10 @@ class Ridge(ClosedForm):
     weights: those of all n samples, n / (K n_c), which leaving out one sample would barely change.
     """
 
+    label: ClassVar = "ridge (penalty {penalty:g})"
     statistics: ClassVar = "covariances"
 
     penalty: PositiveFloat = 1.0  # scikit-learn's alpha
-
-    @property
-    def description(self) -> str:
-        return f"ridge (penalty {self.penalty:g})"
 
     def solve(self, moments: Moments) -> dict[str, Tensor]:
         """Solve the normal equations of the centred problem."""
@@ -80,14 +77,11 @@ class LDA(ClosedForm):
     hyperparameters that one sample barely moves.
     """
 
+    label: ClassVar = "LDA (shrinkage {shrinkage:g})"
     statistics: ClassVar = "covariances"
 
     # Σ = (1 − shrinkage) · within-class covariance + shrinkage · mean variance · I; 1 classifies by the nearest mean.
     shrinkage: Annotated[float, Field(gt=0, le=1)] = 0.05
-
-    @property
-    def description(self) -> str:
-        return f"LDA (shrinkage {self.shrinkage:g})"
 
     def solve(self, moments: Moments) -> dict[str, Tensor]:
         """Whiten the centred class means."""
@@ -134,11 +128,8 @@ class NearestMean(ClosedForm):
     Scores are minus the squared distances between the normalised features and every class mean.
     """
 
+    label: ClassVar = "nearest mean"
     statistics: ClassVar = "means"
-
-    @property
-    def description(self) -> str:
-        return "nearest mean"
 
     def solve(self, moments: Moments) -> dict[str, Tensor]:
         """Normalise the sums of the unit vectors of each class."""
@@ -212,9 +203,6 @@ class RandomProjection(ClosedForm):
         self._check_width(features, self.dimension_)
         return super().scores(project(features, self._signs))
 
-    def state(self) -> dict[str, Tensor]:
-        return {**super().state(), "dimension": torch.tensor(self.dimension_)}
-
     def restore(self, tensors: Mapping[str, Tensor]) -> Self:
         super().restore(tensors)
         self.dimension_ = int(tensors["dimension"])
@@ -227,7 +215,7 @@ class RandomProjection(ClosedForm):
         width = min(self.width, PER_SAMPLE * len(moments))
         if width not in moments.derived:
             signs = random_signs(moments.samples.shape[1], width)
-            moments.derived[width] = Moments(moments.samples, moments.labels, lambda rows: project(rows, signs), width)
+            moments.derived[width] = Moments(moments.samples, moments.labels, lambda rows: project(rows, signs))
         return Ridge(self.relative_penalty * width / (2 * moments.samples.shape[1])), moments.derived[width]
 
 
@@ -257,7 +245,7 @@ SIGNIFICANT = 2.0  # standard deviations: the best of several on a few samples i
 
 
 @dataclass
-class Auto(Classifier):
+class Auto(ClosedForm):
     """Ridge regression, unless LDA, nearest means or random projection have a higher leave-one-out accuracy.
 
     The accuracy is class-balanced, and measured on at most 5,000 samples. After `fit`, `chosen_` is the classifier;
@@ -265,7 +253,6 @@ class Auto(Classifier):
     candidates is not nested, so their accuracy is slightly optimistic. The benchmark measures by how much.
     """
 
-    leaves_one_out: ClassVar = True
     saved: ClassVar = (*Classifier.saved, "chosen")
 
     chosen_: ClosedForm = field(init=False, repr=False, compare=False)
@@ -274,18 +261,14 @@ class Auto(Classifier):
     def description(self) -> str:
         return self.chosen_.description if "chosen_" in vars(self) else "best by leave-one-out"
 
-    def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        moments = Moments(features, labels)
-        with threads_for(moments.multiplications):
-            index, chosen = choose(moments)
-            return {**chosen.solve(moments), "chosen": torch.tensor(index)}
+    def solve(self, moments: Moments) -> dict[str, Tensor]:
+        index, chosen = choose(moments)
+        return {**chosen.solve(moments), "chosen": torch.tensor(index)}
 
-    def _held_out(self, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        moments = Moments(features, labels)
-        with threads_for(moments.multiplications):
-            fitted = "chosen_" in vars(self)
-            chosen = compare(self.chosen_.variants(), moments) if fitted else choose(moments)[1]
-            return chosen.held_out(moments, rows.to(moments.samples.device))
+    def leave_one_out(self, moments: Moments, coarse: bool) -> LeaveOneOut:
+        fitted = "chosen_" in vars(self)
+        chosen = compare(self.chosen_.variants(), moments) if fitted else choose(moments)[1]
+        return chosen.leave_one_out(moments, coarse)
 
     def scores(self, features: Tensor) -> Tensor:
         self.check_fitted()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,13 +33,11 @@ class Softmax(Classifier):
     adapted or compressed ones.
     """
 
+    label: ClassVar = "softmax regression (C {C:g})"
+
     C: PositiveFloat = 1.0  # the weight of the samples against the regulariser
     # Of the gradient, in coordinates where the Hessian is about 1.
     tolerance: PositiveFloat = field(default=1e-4, metadata=INTERNAL)
-
-    @property
-    def description(self) -> str:
-        return f"softmax regression (C {self.C:g})"
 
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         classes, members = labels.unique(return_inverse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from pydantic import PositiveFloat
@@ -40,13 +41,11 @@ class LinearSVM(Classifier):
     Per class it minimises ½(‖w‖² + b²) + C Σ max(0, 1 − y (w·x + b))², so the intercept is regularised too.
     """
 
+    label: ClassVar = "linear SVM (C {C:g})"
+
     C: PositiveFloat = 1.0  # the weight of the samples against the regulariser
     # Scores of unit features differ from the optimum's by at most √2 times this.
     tolerance: PositiveFloat = field(default=1e-4, metadata=INTERNAL)
-
-    @property
-    def description(self) -> str:
-        return f"linear SVM (C {self.C:g})"
 
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         classes, members = labels.unique(return_inverse=True)
