@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from engram.data import Stream
 from engram.methods import METHODS, Learner, make, setting_names
 
@@ -42,3 +45,8 @@ def learned(method: str, stream: Stream, **settings: Any) -> Learner:
     for task in stream:
         learner.learn(task)
     return learner
+
+
+def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    """Whether two states hold equal tensors under the same names."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)

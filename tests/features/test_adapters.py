@@ -1,4 +1,4 @@
-"""Adapters recover a drift that is known, by the losses of the paper and the solution of the algebra."""
+"""Adapters: a known drift, the paper's loss, the closed form, the cache, and the automatic choice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CLASSES = 20  # the first ten are stored, the others are the task's
 
 
 def rotation(angle: float, seed: int = 0) -> Tensor:
-    """An orthogonal matrix, `angle` away from leaving everything where it is."""
+    """A rotation by up to `angle`."""
     matrix = torch.randn(D, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     skew = matrix - matrix.T
     return torch.linalg.matrix_exp(angle * skew / torch.linalg.matrix_norm(skew, 2)).float()
@@ -112,7 +112,7 @@ def test_a_rotation_is_undone_for_classes_that_were_not_in_the_pairs(
 
 
 @pytest.mark.parametrize("adapter", ["mlp", "ridge", "auto"])
-def test_images_of_no_class_tell_how_the_network_has_moved_and_are_not_classified(adapter: str, far: Drift) -> None:
+def test_unlabelled_pairs_improve_the_adapter_and_are_not_classified(adapter: str, far: Drift) -> None:
     def classification(features: Tensor, class_indices: Tensor) -> Tensor:
         assert len(features) == len(class_indices) > 0 and bool((class_indices >= 0).all())
         assert far.pairs.classification is not None
@@ -128,7 +128,7 @@ def test_images_of_no_class_tell_how_the_network_has_moved_and_are_not_classifie
     assert omegas[1] > 0.97 > omegas[0]
 
 
-def test_without_alpha_nothing_asks_for_similarity(far: Drift) -> None:
+def test_alpha_weighs_similarity(far: Drift) -> None:
     omegas = {}
     for alpha in (0.0, 100.0):
         adapter = MLPAdapter(alpha=alpha, adapter_steps=100, adapter_width=64)
@@ -137,7 +137,7 @@ def test_without_alpha_nothing_asks_for_similarity(far: Drift) -> None:
 
 
 @pytest.mark.parametrize("count", [200, 30])  # more pairs than hidden units, and fewer
-def test_it_begins_at_the_least_squares_of_its_last_layer(count: int, far: Drift) -> None:
+def test_the_last_layer_starts_at_the_ridge_solution(count: int, far: Drift) -> None:
     old, new = F.normalize(far.pairs.old[:count]), F.normalize(far.pairs.new[:count])
     with seeded(0):
         adapter = AdapterNetwork(D, width=50, depth=2)
@@ -151,7 +151,7 @@ def test_it_begins_at_the_least_squares_of_its_last_layer(count: int, far: Drift
     np.testing.assert_allclose(last.bias.detach().numpy(), expected.intercept_, atol=1e-4)
 
 
-def test_before_its_first_layer_directions_differ_less_in_size(far: Drift) -> None:
+def test_inputs_are_shrunk_halfway_to_white(far: Drift) -> None:
     old = F.normalize(far.pairs.old)
     adapter = AdapterNetwork(D, width=8, depth=1)
     adapter.initialise(old, old)
@@ -160,7 +160,7 @@ def test_before_its_first_layer_directions_differ_less_in_size(far: Drift) -> No
     np.testing.assert_allclose(after, sizes / (sizes + sizes.mean()), rtol=1e-4)
 
 
-def test_from_least_squares_it_is_nearer_after_as_many_steps(far: Drift) -> None:
+def test_the_least_squares_start_needs_fewer_steps(far: Drift) -> None:
     taught, others = slice(0, 2000), slice(2000, None)  # pairs of the same classes
     pairs = replace(
         far.pairs,
@@ -179,7 +179,7 @@ def test_from_least_squares_it_is_nearer_after_as_many_steps(far: Drift) -> None
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_pair_or_two_will_do(count: int, far: Drift) -> None:
+def test_one_or_two_pairs_are_enough(count: int, far: Drift) -> None:
     pairs = Pairs(far.pairs.old[:count], far.pairs.new[:count], far.pairs.class_indices[:count])
     adapted = MLPAdapter(adapter_steps=5).fit(pairs, task=1)(far.stored)
     torch.testing.assert_close(adapted.norm(dim=1), torch.ones(len(adapted)))
@@ -187,7 +187,7 @@ def test_a_pair_or_two_will_do(count: int, far: Drift) -> None:
 
 @pytest.mark.parametrize("adapter", ["mlp", "auto"])
 @pytest.mark.parametrize("classes", [1, 2])
-def test_pairs_that_are_all_alike_move_everything_along_with_them(adapter: str, classes: int) -> None:
+def test_identical_pairs_translate_all_vectors(adapter: str, classes: int) -> None:
     one, other = F.normalize(torch.randn(2, 16, generator=torch.Generator().manual_seed(0)))
     moved = F.normalize(one + 0.02 * other, dim=0)
     pairs = Pairs(one.expand(5, -1), moved.expand(5, -1), torch.arange(5) % classes)
@@ -197,13 +197,13 @@ def test_pairs_that_are_all_alike_move_everything_along_with_them(adapter: str, 
     assert torch.allclose(fitted(near), F.normalize(near + moved - one), atol=1e-5)
 
 
-def test_where_only_a_class_of_one_sample_is_left_to_choose_by_the_adapter_is_linear(far: Drift) -> None:
+def test_auto_is_ridge_if_a_held_out_class_has_one_sample(far: Drift) -> None:
     old, new = (torch.cat([each[:8], each[-1:]]) for each in (far.pairs.old, far.pairs.new))
     pairs = Pairs(old, new, torch.tensor([0] * 8 + [1]))
     assert AutoAdapter(adapter_steps=20).fit(pairs).name == "ridge"
 
 
-def test_vectors_are_carried_over_some_at_a_time(near: Drift, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_adapted_in_blocks(near: Drift, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     class Negative(IdentityAdapter):
@@ -226,8 +226,8 @@ def test_identity_leaves_vectors_as_they_are(far: Drift) -> None:
 # The loss
 
 
-def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
-    """Three steps of Adam on α (1 − cos(v, φ(v̄))) + L_cls(φ(v̄)), each with its own gradient by autograd."""
+def test_training_matches_adam_on_the_papers_loss() -> None:
+    """Three steps of Adam on α (1 − cos(v, φ(v̄))) + L_cls(φ(v̄)), by autograd."""
     random = torch.Generator().manual_seed(3)
     old, new = torch.randn(10, 4, generator=random), torch.randn(10, 4, generator=random)
     class_indices, head = torch.arange(10) % 3, torch.randn(3, 4, generator=random)
@@ -241,15 +241,15 @@ def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
         first, second = nn.Linear(4, 5), nn.Linear(5, 4)
     parameters = [first.weight, first.bias, second.weight, second.bias]
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
-    # The rate falls along a cosine: 1, 3/4 and 1/4 of 0.001 at thirds of the way.
+    # The learning rate falls along a cosine: 1, 3/4 and 1/4 of 0.001 at thirds of the way.
     for step, learning_rate in enumerate((1e-3, 0.75e-3, 0.25e-3), 1):
         unit = old / old.square().sum(1, keepdim=True).sqrt()
         hidden = (2 * unit @ first.weight.T + first.bias).clamp(min=0)  # √d = 2
         out = hidden @ second.weight.T + second.bias
-        carried = out / out.square().sum(1, keepdim=True).sqrt()
+        adapted = out / out.square().sum(1, keepdim=True).sqrt()
         lengths = new.square().sum(1, keepdim=True).sqrt()
-        similarity = (1 - (carried * new / lengths).sum(1)).mean()
-        scores = (carried * lengths) @ head.T
+        similarity = (1 - (adapted * new / lengths).sum(1)).mean()
+        scores = (adapted * lengths) @ head.T
         classes = -scores.log_softmax(1)[torch.arange(10), class_indices].mean()
         gradients = torch.autograd.grad(0.7 * similarity + classes, parameters)
         with torch.no_grad():
@@ -264,7 +264,7 @@ def test_the_adapter_descends_the_papers_loss_worked_out_by_hand() -> None:
         torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_the_head_sees_carried_vectors_of_the_new_length_with_their_own_classes() -> None:
+def test_the_head_gets_adapted_vectors_of_the_new_length_with_their_classes() -> None:
     class_indices = torch.arange(50)
     new = F.normalize(torch.randn(50, 4, generator=torch.Generator().manual_seed(0))) * (1 + class_indices[:, None])
     seen: list[int] = []
@@ -351,7 +351,7 @@ def test_an_adapter_of_other_pairs_another_loss_or_other_settings_is_fitted(near
         ({"adapter_width": 10}, [(10, 4), (10, 10), (4, 10)]),
     ],
 )
-def test_depth_counts_hidden_layers_and_width_is_theirs(
+def test_depth_and_width_are_those_of_the_hidden_layers(
     settings: dict[str, int], expected: list[tuple[int, int]]
 ) -> None:
     vectors = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
@@ -398,7 +398,7 @@ def test_the_order_of_pairs_is_that_of_its_purpose() -> None:
     assert seen == expected[0] + expected[1]
 
 
-def test_as_many_steps_are_taken_as_were_asked_for_however_few_the_pairs() -> None:
+def test_the_number_of_steps_does_not_depend_on_the_number_of_pairs() -> None:
     vectors = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
     steps: list[int] = []
 
@@ -466,7 +466,7 @@ def test_ridge_of_a_single_pair_moves_everything_along_with_it() -> None:
     torch.testing.assert_close(adapter(torch.tensor([[1.0, 0.0]])), torch.tensor([[0.0, 1.0]]))
 
 
-# Chosen by classes that are left out
+# The automatic choice
 
 
 def classes_of_pairs(classes: int, per_class: int, moved: Callable[[Tensor], Tensor]) -> Pairs:
@@ -491,7 +491,7 @@ def turned() -> Tensor:
     ids=["linear", "nonlinear"],
 )
 @pytest.mark.parametrize("classifier", ["nearest-mean", "ridge"])
-def test_the_adapter_is_chosen_that_lets_classes_without_pairs_be_recognised(
+def test_auto_chooses_the_adapter_with_the_higher_accuracy_on_classes_without_pairs(
     better: str, classes: int, per_class: int, moved: Callable[[Tensor], Tensor], classifier: str
 ) -> None:
     both = classes_of_pairs(classes + 10, per_class, moved)
@@ -506,17 +506,17 @@ def test_the_adapter_is_chosen_that_lets_classes_without_pairs_be_recognised(
         )
         right = fitted.scores(both.new[stored]).argmax(1) == both.class_indices[stored]
         accuracy[name] = right.float().mean().item()
-    assert max(accuracy, key=lambda name: accuracy[name]) == better  # what only the future shows
+    assert max(accuracy, key=lambda name: accuracy[name]) == better  # on classes without pairs
     assert AutoAdapter(**how).fit(pairs, task=1).name == better
 
 
-def test_with_few_classes_some_are_held_out_and_with_one_the_map_is_linear() -> None:
+def test_auto_is_ridge_for_a_linear_map_of_few_classes() -> None:
     for classes in (1, 2, 3):
         pairs = classes_of_pairs(classes, 60, lambda old: old @ turned())
         assert AutoAdapter(adapter_width=32, adapter_steps=50).fit(pairs, task=1).name == "ridge"
 
 
-def test_held_out_classes_weigh_as_much_as_the_others_in_the_accuracy_that_chooses() -> None:
+def test_held_out_classes_weigh_as_much_as_the_others() -> None:
     first, second = torch.eye(4)[:2]
     labels = torch.tensor([0] * 2 + [1] * 6)
     rows = torch.where(labels[:, None] == 0, first, second)
@@ -534,7 +534,7 @@ def test_held_out_classes_weigh_as_much_as_the_others_in_the_accuracy_that_choos
 @pytest.mark.parametrize(
     ("adapter", "steps"), [("identity", 0), ("ridge", 0), ("mlp", 250), ("auto", 730)], ids=lambda value: str(value)
 )
-def test_the_steps_of_an_adaptation_are_foretold(adapter: str, steps: int) -> None:
+def test_most_steps_is_the_number_of_steps_taken(adapter: str, steps: int) -> None:
     taken = []
 
     def counted(adapted: Tensor, class_indices: Tensor) -> Tensor:
@@ -547,7 +547,7 @@ def test_the_steps_of_an_adaptation_are_foretold(adapter: str, steps: int) -> No
     assert len(taken) == settings.most_steps == steps
 
 
-def test_the_time_that_choosing_takes_is_counted_as_adapting() -> None:
+def test_trials_report_the_phase_adapt() -> None:
     class Counting(Progress):
         def __init__(self) -> None:
             self.steps: list[int | None] = []
@@ -562,7 +562,7 @@ def test_the_time_that_choosing_takes_is_counted_as_adapting() -> None:
     draws = torch.Generator().manual_seed(0)
     old = torch.randn(60, 8, generator=draws)
     pairs = Pairs(old, old + 0.1 * torch.randn(60, 8, generator=draws), torch.arange(60) % 5)
-    told = Counting()
-    AutoAdapter(adapter_steps=7, adapter_width=16).fit(pairs, task=1, progress=told)
-    assert told.steps[:4] == [7, None] * 2  # twice the MLP, and the linear map that it is compared with
-    assert told.steps[4:] in ([7], [None])  # and the better of them, of all pairs
+    progress = Counting()
+    AutoAdapter(adapter_steps=7, adapter_width=16).fit(pairs, task=1, progress=progress)
+    assert progress.steps[:4] == [7, None] * 2  # two trials of the MLP and of ridge
+    assert progress.steps[4:] in ([7], [None])  # then the better of them, on all pairs

@@ -26,7 +26,7 @@ def separable() -> tuple[Tensor, Tensor]:
 
 
 def in_a_row(distance: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Seven classes along a line: least squares answers with the outer ones for those between them (masking)."""
+    """Seven classes along a line: least squares predicts the outer ones for those between them (masking)."""
     labels = torch.arange(350) % 7
     features = 0.03 * torch.randn(350, 300, generator=torch.Generator().manual_seed(0))
     features[:, 0] += 1
@@ -48,18 +48,18 @@ def checkerboard() -> tuple[Tensor, Tensor]:
     ("make", "kind"),
     [(separable, Ridge), (in_a_row, LDA), (in_a_short_row, NearestMean), (checkerboard, RandomProjection)],
 )
-def test_it_chooses_what_suits_the_features(make: Callable[[], tuple[Tensor, Tensor]], kind: type) -> None:
+def test_the_most_accurate_candidate_is_chosen(make: Callable[[], tuple[Tensor, Tensor]], kind: type) -> None:
     assert type(Auto().fit(*make()).chosen_) is kind
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_first_stays_unless_another_is_more_accurate_by_more_than_chance(seed: int) -> None:
+def test_another_candidate_must_be_significantly_more_accurate_than_the_first(seed: int) -> None:
     features, labels = overlapping([60, 12, 3, 40, 1], 24, noise=2.5, seed=seed)
     judged = labels != 15  # all but the class of one sample
 
     def right(classifier: object) -> Tensor:
-        answers = classifier.held_out_scores(features, labels).argmax(dim=1)  # type: ignore[attr-defined]
-        return labels.unique()[answers][judged] == labels[judged]
+        predicted = classifier.held_out_scores(features, labels).argmax(dim=1)  # type: ignore[attr-defined]
+        return labels.unique()[predicted][judged] == labels[judged]
 
     def balanced(correct: Tensor) -> float:
         return float(torch.stack([correct[labels[judged] == each].double().mean() for each in (3, 6, 9, 12)]).mean())
@@ -72,14 +72,14 @@ def test_the_first_stays_unless_another_is_more_accurate_by_more_than_chance(see
     assert Auto().fit(features, labels).chosen_ == CANDIDATES[accuracies.index(max(accuracies))]
 
 
-def test_of_equally_accurate_candidates_it_takes_the_first() -> None:
+def test_of_equally_accurate_candidates_the_first_is_chosen() -> None:
     features, labels = separable()
     fitted = Auto().fit(features, labels)
     assert (fitted.held_out_scores(features, labels).argmax(dim=1) == labels // 3 - 1).all()
     assert fitted.chosen_ == Ridge(1.0) and fitted.description == "ridge (penalty 1)"
 
 
-def test_it_answers_as_its_choice_does() -> None:
+def test_scores_are_those_of_the_chosen_classifier() -> None:
     features, labels = in_a_row()
     fitted = Auto().fit(features, labels)
     alone = LDA(fitted.chosen_.shrinkage).fit(features, labels)  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def test_held_out_scores_of_other_samples_are_not_those_of_the_fit() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [6]])
-def test_without_anything_to_judge_by_it_takes_the_nearest_mean(sizes: list[int]) -> None:
+def test_without_two_samples_of_a_class_the_nearest_mean_is_chosen(sizes: list[int]) -> None:
     assert Auto().fit(*overlapping(sizes, 8)).chosen_ == NearestMean()
 
 
@@ -110,7 +110,7 @@ def test_random_projections_are_considered_for_few_dimensions_only() -> None:
 
 
 @pytest.mark.parametrize("make", [separable, in_a_row, in_a_short_row, checkerboard])
-def test_a_saved_choice_comes_back(make: Callable[[], tuple[Tensor, Tensor]], tmp_path: Path) -> None:
+def test_a_saved_choice_is_restored(make: Callable[[], tuple[Tensor, Tensor]], tmp_path: Path) -> None:
     features, labels = make()
     fitted = Auto().fit(features, labels)
     save_file(fitted.state(), tmp_path / "classifier.safetensors")
@@ -121,14 +121,14 @@ def test_a_saved_choice_comes_back(make: Callable[[], tuple[Tensor, Tensor]], tm
     assert torch.equal(found, expected)
 
 
-def test_the_candidates_keep_their_numbers() -> None:
-    """Saved models store them: add new ones at the end, and change none."""
+def test_the_indices_of_the_candidates_do_not_change() -> None:
+    """Saved models store the indices: only add candidates at the end."""
     assert list(CANDIDATES) == [
         *(Ridge(1.0), Ridge(0.3), Ridge(3.0), LDA(0.2), LDA(0.5), NearestMean(), RandomProjection(2000)),
     ]
 
 
-def test_a_choice_that_is_not_known_is_refused() -> None:
+def test_an_unknown_choice_is_refused() -> None:
     state = Auto().fit(*separable()).state()
     with pytest.raises(DataError, match="candidate 99"):
         Auto().restore({**state, "chosen": torch.tensor(99)})
@@ -137,7 +137,7 @@ def test_a_choice_that_is_not_known_is_refused() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_it_leaves_the_number_of_threads_as_it_was(threads: int) -> None:
+def test_fitting_does_not_change_the_number_of_threads(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -150,7 +150,7 @@ def test_it_leaves_the_number_of_threads_as_it_was(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_the_number_of_threads_changes_nothing_of_the_choice() -> None:
+def test_the_choice_does_not_depend_on_the_number_of_threads() -> None:
     features, labels = in_a_row()
     alone = Auto().fit(features, labels)
     before = torch.get_num_threads()
@@ -171,9 +171,9 @@ def test_balanced_accuracy_matches_scikit_learn() -> None:
     members = torch.randint(0, 5, (200,), generator=draws) ** 2 // 4  # unbalanced, and one of them is missing
     scores = torch.randn(200, 5, generator=draws)
     scores[torch.arange(200), members] += 1
-    answers = scores.argmax(dim=1)
-    known = np.isin(answers, members)  # scikit-learn warns of answers that are no class
-    expected = balanced_accuracy_score(members[known], answers[known])
+    predicted = scores.argmax(dim=1)
+    known = np.isin(predicted, members)  # scikit-learn warns of predicted that are no class
+    expected = balanced_accuracy_score(members[known], predicted[known])
     assert balanced_accuracy(scores[known], members[known]) == pytest.approx(expected)
 
 
@@ -193,7 +193,7 @@ def test_many_samples_are_judged_by_some_of_each_class_evenly_spaced(monkeypatch
     assert len(many_classes) <= 50 and many_classes.unique().numel() == len(many_classes)
 
 
-def test_judging_some_of_the_samples_gives_about_the_same_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_of_the_samples_are_enough_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = checkerboard()
     monkeypatch.setattr(closed_form, "MOST_JUDGED", 100)
     assert type(Auto().fit(features, labels).chosen_) is RandomProjection
@@ -227,7 +227,7 @@ def test_a_random_projection_is_no_wider_than_ten_features_a_sample() -> None:
     assert sorted(fitted.state()) == ["classes", "dimension", "intercept", "weight"]
 
 
-def test_the_random_signs_are_the_same_for_ever() -> None:
+def test_the_random_signs_never_change() -> None:
     signs = random_signs(70, 33)
     assert signs.shape == (70, 33) and signs.abs().eq(1).all() and signs.mean().abs() < 0.1
     bits = np.packbits((signs.T > 0).numpy()).tobytes()

@@ -21,7 +21,7 @@ from engram.features.classifiers import svm as svm_module
 
 
 def objectives(features: Tensor, labels: Tensor, weight: Tensor, intercept: Tensor, C: float) -> Tensor:
-    """LinearSVC's objective for every class (K,), written as its documentation writes it."""
+    """LinearSVC's objective for every class (K,), as in its documentation."""
     signs = torch.where(labels[:, None] == labels.unique(), 1.0, -1.0).double()
     losses = (1 - signs * (features.double() @ weight.double().T + intercept.double())).clamp(min=0).square()
     return 0.5 * (weight.double().square().sum(dim=1) + intercept.double().square()) + C * losses.sum(dim=0)
@@ -50,7 +50,7 @@ CASES = {
 
 @pytest.fixture(params=["by all samples", "by few samples"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Either way of solving: with every sample at once, as small problems are, or as large ones of few violators."""
+    """Each of the two solvers: on all samples at once, or on the violators of each class."""
     if request.param == "by few samples":
         monkeypatch.setattr(svm_module, "LARGE", 0)
         monkeypatch.setattr(svm_module, "FEW", torch.inf)
@@ -112,7 +112,7 @@ def test_the_svm_minimises_hard_objectives(case: str, C: float, precision: torch
     torch.testing.assert_close(ours, optimum(features, labels, C), rtol=1e-6, atol=0)
 
 
-def test_both_ways_of_solving_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_solvers_find_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = overlapping([200] * 20, 32, noise=1.0)  # large enough for a start from some of the samples
     with_all = LinearSVM(tolerance=1e-8).fit(features, labels)
     monkeypatch.setattr(svm_module, "LARGE", 0)
@@ -148,7 +148,7 @@ def test_the_svm_of_one_class_matches_its_closed_form() -> None:
     torch.testing.assert_close(svm.scores(features), torch.full((5, 1), 2 * 3 / 7))
 
 
-def test_solving_the_classes_in_turns_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solving_the_classes_in_blocks_gives_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = overlapping([30] * 7, 16)
     together = LinearSVM(tolerance=1e-8).fit(features, labels).scores(features)
     monkeypatch.setattr("engram.features.classifiers.svm.BLOCK", 3 * len(features))
@@ -157,7 +157,7 @@ def test_solving_the_classes_in_turns_changes_nothing(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("way")
-def test_an_svm_that_cannot_be_solved_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_svm_that_does_not_converge_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svm_module, "NEWTON_STEPS", 2)
     features, labels = overlapping([40] * 4, 16)
     with pytest.warns(EngramWarning, match="left 4 classes short of their optimum"):
@@ -263,7 +263,7 @@ class TestEveryClassifier:
         first, second = fitted(name)[0].state(), fitted(name)[0].state()
         assert all(torch.equal(first[key], second[key]) for key in first)
 
-    def test_what_is_saved_comes_back_bit_for_bit(self, name: str, tmp_path: Path) -> None:
+    def test_a_restored_classifier_has_the_same_scores(self, name: str, tmp_path: Path) -> None:
         classifier, features = fitted(name)
         save_file(classifier.state(), tmp_path / "classifier.safetensors")
         restored = CLASSIFIERS[name]().restore(load_file(tmp_path / "classifier.safetensors"))
@@ -274,7 +274,7 @@ class TestEveryClassifier:
         with pytest.raises(DataError, match="classes and intercept"):
             CLASSIFIERS[name]().restore({"weight": torch.ones(2, 3)})
 
-    def test_a_replaced_one_is_an_unfitted_twin(self, name: str) -> None:
+    def test_dataclasses_replace_gives_an_unfitted_twin(self, name: str) -> None:
         classifier, features = fitted(name)
         twin = dataclasses.replace(classifier)  # type: ignore[type-var]
         assert twin == classifier
@@ -283,7 +283,7 @@ class TestEveryClassifier:
         with pytest.raises(UsageError, match="not fitted"):
             twin.state()
 
-    def test_it_answers_better_than_chance_in_float32_for_every_class(self, name: str) -> None:
+    def test_scores_are_float32_and_better_than_chance(self, name: str) -> None:
         features, labels = overlapping([30] * 6, 32, noise=1.0)
         classifier = CLASSIFIERS[name]().fit(features.double(), labels)
         scores = classifier.scores(features.double())
@@ -332,7 +332,7 @@ class TestEveryClassifier:
         *((RandomProjection(0), "width"), (RandomProjection(relative_penalty=0.0), "relative_penalty")),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(classifier: Classifier, setting: str) -> None:
+def test_invalid_settings_are_refused(classifier: Classifier, setting: str) -> None:
     features, labels = overlapping([3, 3], 2)
     for use in (classifier.fit, classifier.held_out_scores):
         with pytest.raises(UsageError, match=f"'{setting}'"):
@@ -341,7 +341,7 @@ def test_settings_that_make_no_sense_are_refused(classifier: Classifier, setting
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("classifier", [LinearSVM(C=1e9), Ridge(penalty=1e-9)])
-def test_features_beyond_what_floats_can_solve_are_refused(classifier: Classifier) -> None:
+def test_features_that_overflow_are_refused(classifier: Classifier) -> None:
     features = torch.ones(10, 3, dtype=torch.float64) * torch.linspace(1e9, 2e9, 10)[:, None]
     with pytest.raises(TrainingError, match="Normalise them"):
         classifier.fit(features, torch.arange(10) % 2)

@@ -88,7 +88,7 @@ def test_a_far_outlier_does_not_hide_the_differences_between_the_others() -> Non
     assert herd(torch.from_numpy(points), 100).tolist() == literal(points, 100)
 
 
-def test_asking_for_more_than_there_are_gives_all_of_them_in_order_of_picking() -> None:
+def test_a_larger_number_than_there_are_vectors_gives_all_in_herding_order() -> None:
     points = unit_vectors(7, 4, seed=2)
     picks = herd(torch.from_numpy(points), 50).tolist()
     assert picks == literal(points, 7)
@@ -100,14 +100,14 @@ def test_the_first_picks_do_not_depend_on_how_many_follow() -> None:
     assert herd(points, 5).tolist() == herd(points, 100).tolist()[:5]
 
 
-def test_one_vector_none_to_keep_and_none_at_all() -> None:
+def test_one_vector_or_none() -> None:
     assert herd(torch.ones(1, 3), 1).tolist() == [0]
     for picks in (herd(torch.ones(4, 3), 0), herd(torch.empty(0, 3), 5)):
         assert picks.shape == (0,)
         assert picks.dtype == torch.int64
 
 
-def test_the_vectors_are_left_as_they_were() -> None:
+def test_herding_does_not_change_the_vectors() -> None:
     points = torch.from_numpy(unit_vectors(20, 4, seed=4))
     before = points.clone()
     herd(points.requires_grad_(), 5)

@@ -24,7 +24,7 @@ def learner(**settings: Any) -> Features:
 
 
 @every_entry
-def test_every_entry_is_chosen_by_its_name_and_answers_for_itself(family: str, name: str) -> None:
+def test_every_entry_is_chosen_by_its_name(family: str, name: str) -> None:
     made = learner(**{family: name})
     assert made.settings()[family] == name
     entry = getattr(made, family).make()
@@ -42,14 +42,14 @@ def test_a_setting_that_several_entries_have_is_the_same_in_all_of_them(family: 
 
 
 @pytest.mark.parametrize(("family", "typo", "nearest"), [("classifier", "ldaa", "lda"), ("adapter", "rigde", "ridge")])
-def test_an_unknown_name_is_refused_with_the_nearest(family: str, typo: str, nearest: str) -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest(family: str, typo: str, nearest: str) -> None:
     with pytest.raises(UsageError, match=f"{family} '{typo}'.*'{nearest}'"):
         learner(**{family: typo})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("bad", ["zzzz", None, 3, [7]])
-def test_a_name_like_no_other_is_refused_with_all_names(family: str, bad: object) -> None:
+def test_the_error_for_an_unknown_name_lists_all_if_none_is_near(family: str, bad: object) -> None:
     with pytest.raises(UsageError) as caught:
         learner(**{family: bad})
     assert all(name in str(caught.value) for name in FAMILIES[family])
@@ -72,13 +72,13 @@ def test_settings_of_entries_that_are_not_chosen_apply_once_they_are() -> None:
     assert made.classifier.named("lda").make() == LDA(shrinkage=0.2)
 
 
-def test_bytes_for_a_codec_that_has_no_such_setting_are_refused() -> None:
+def test_codec_bytes_are_refused_for_another_codec() -> None:
     with pytest.raises(UsageError, match=r"int8.*codec_bytes"):
         learner(codec="int8", codec_bytes=8)
     assert learner(codec="int8", codec_bytes=None).settings()["codec_bytes"] is None
 
 
-def test_parameters_for_python_code_are_no_settings() -> None:
+def test_internal_parameters_are_no_settings() -> None:
     with pytest.raises(UsageError, match="tolerance"):
         learner(tolerance=1e-3)
 
@@ -91,7 +91,7 @@ class Blurred(NearestMean):
     detail: int = field(default=3, metadata={"setting": False})
 
 
-def test_a_new_classifier_takes_a_class_and_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_classifier_needs_a_class_and_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CLASSIFIERS, "blurred", Blurred)
     made = learner(classifier="blurred", blur="0.25")
     assert made.make_classifier() == Blurred(blur=0.25)

@@ -21,7 +21,7 @@ QUICK = {"epochs": 3, "batch_size": 32, "learning_rate": 0.05}
 
 
 def overlapping(per_class: int) -> Stream:
-    """Three tasks of two classes, vectors around centres so near each other that some are mistaken."""
+    """Three tasks of two classes, vectors around centres so close that some are misclassified."""
     draws = torch.Generator().manual_seed(0)
     centres = 1.5 * torch.randn(6, 6, generator=draws)
     labels = torch.arange(6).repeat_interleave(per_class)
@@ -45,7 +45,7 @@ def head_of(network: Network | None) -> CorrectedHead:
 
 
 def biased(count: int, alpha: float, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of six classes, of which α and β set the last two right, and labels drawn as the right ones say."""
+    """Scores of six classes, the last two biased by α and β, and labels drawn from the unbiased probabilities."""
     draws = torch.Generator().manual_seed(0)
     right = 2 * torch.randn(count, 6, generator=draws, dtype=torch.float64)
     class_indices = torch.multinomial(right.softmax(1), 1, generator=draws).squeeze(1)
@@ -60,7 +60,7 @@ def test_a_known_bias_is_found(alpha: float, beta: float) -> None:
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.1, 3.0])
-def test_the_pair_is_the_one_that_another_optimiser_finds(penalty: float) -> None:
+def test_alpha_and_beta_are_those_that_scipy_finds(penalty: float) -> None:
     scores, class_indices, newest = biased(150, 0.6, -1.2)
     raw, labels, mask = scores.numpy(), class_indices.numpy(), newest.numpy()
 
@@ -73,14 +73,14 @@ def test_the_pair_is_the_one_that_another_optimiser_finds(penalty: float) -> Non
     assert fit_correction(scores, class_indices, newest, penalty) == pytest.approx(tuple(best.x), abs=1e-5)
 
 
-def test_a_penalty_draws_the_pair_toward_one_that_changes_nothing() -> None:
+def test_a_larger_penalty_corrects_less() -> None:
     case = biased(150, 0.6, -1.2)
     found = [fit_correction(*case, penalty=penalty) for penalty in (0.0, 0.1, 3.0)]
     off = [math.hypot(alpha - 1, beta) for alpha, beta in found]
     assert off[0] > 1.1 * off[1] > 1.1**2 * off[2] > 0
 
 
-def test_few_images_that_are_told_apart_without_a_fault_do_not_send_alpha_far() -> None:
+def test_alpha_stays_small_if_the_samples_are_separable() -> None:
     scores = torch.tensor([[2.0, -1.0, -2.0], [1.0, 3.0, -3.0], [-1.0, 0.5, 3.0], [0.0, -1.0, 2.0]])
     alpha, beta = fit_correction(scores, torch.tensor([0, 1, 2, 2]), torch.tensor([False, False, True]), penalty=0.1)
     assert 0.5 < alpha < 2
@@ -88,7 +88,7 @@ def test_few_images_that_are_told_apart_without_a_fault_do_not_send_alpha_far() 
 
 
 @pytest.mark.parametrize("class_index", [0, 5])
-def test_samples_of_one_side_alone_correct_nothing(class_index: int) -> None:
+def test_without_samples_of_old_and_new_classes_nothing_is_corrected(class_index: int) -> None:
     scores, class_indices, newest = biased(50, 0.6, -1.2)
     assert fit_correction(scores, torch.full_like(class_indices, class_index), newest, penalty=0.1) == (1.0, 0.0)
 
@@ -98,7 +98,7 @@ def test_samples_of_one_side_alone_correct_nothing(class_index: int) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """A student of six classes, its teacher of four, of which it corrects two, and three inputs, in float64."""
+    """A student of six classes, a teacher of four that corrects two of them, and three inputs, in float64."""
 
     student: Network
     teacher: Network
@@ -125,7 +125,7 @@ def pair(vectors: Stream) -> Pair:
 
 
 def linear_scores(network: Network, inputs: Tensor) -> list[list[float]]:
-    """w · h(x) + b by a loop, nothing of it corrected."""
+    """w · h(x) + b by a loop, without the correction."""
     rows = list(zip(network.head.weight.tolist(), head_of(network).bias.tolist(), strict=True))
     return [
         [sum(w * x for w, x in zip(weight, features, strict=True)) + bias for weight, bias in rows]
@@ -149,7 +149,7 @@ def cross_entropy(pair: Pair) -> float:
 
 
 def distillation(pair: Pair, temperature: float = 2.0) -> float:
-    """Between softmaxes over the four old classes alone: the student's, and the teacher's of its corrected scores."""
+    """Between softmaxes over the four old classes: of the student's scores and of the teacher's corrected ones."""
     total = 0.0
     both = [linear_scores(network, pair.inputs) for network in (pair.student, pair.teacher)]
     for student, teacher in zip(*both, strict=True):
@@ -159,7 +159,7 @@ def distillation(pair: Pair, temperature: float = 2.0) -> float:
     return total
 
 
-def test_the_loss_weighs_one_softmax_of_raw_scores_against_distillation_by_the_share_of_old_classes(pair: Pair) -> None:
+def test_the_loss_weighs_cross_entropy_and_distillation_by_the_share_of_old_classes(pair: Pair) -> None:
     expected = (1 - 4 / 6) * cross_entropy(pair) + 4 / 6 * distillation(pair)
     assert pair.loss() == pytest.approx(expected, rel=1e-9)
 
@@ -170,7 +170,7 @@ def test_the_share_and_the_temperature_are_settings(pair: Pair) -> None:
     assert pair.loss(distillation_share=0.0) == pytest.approx(cross_entropy(pair), rel=1e-9)
 
 
-def test_of_a_task_of_known_classes_the_labels_count_too(pair: Pair) -> None:
+def test_labels_count_in_a_task_without_new_classes(pair: Pair) -> None:
     in_task = torch.tensor([True] * 2 + [False] * 2)
     known = (
         make_network("mlp", "corrected", Samples.of(pair.inputs, pair.class_indices), seed=1)
@@ -209,7 +209,7 @@ def corrected(stream: Stream) -> Replay:
     return one
 
 
-def test_weight_decay_falls_with_the_tasks_if_asked_for(stream: Stream) -> None:
+def test_weight_decay_can_fall_with_the_tasks(stream: Stream) -> None:
     decays = []
     for falls in (False, True):
         one = replay(images_per_class=4, epochs=1, weight_decay=0.6, weight_decay_falls=falls)
@@ -237,7 +237,7 @@ def test_the_first_task_is_not_corrected(stream: Stream) -> None:
     assert (float(head.alpha), float(head.beta), head.newest.tolist()) == (1.0, 0.0, [False, False])
 
 
-def test_the_correction_touches_the_scores_of_the_newest_classes_alone(corrected: Replay, stream: Stream) -> None:
+def test_only_scores_of_the_newest_classes_are_corrected(corrected: Replay, stream: Stream) -> None:
     head, features = head_of(corrected.network_), corrected.extract(stream.tasks[0].test)
     alpha, beta = float(head.alpha), float(head.beta)
     assert abs(alpha - 1) > 0.01 and abs(beta) > 0.01
@@ -247,7 +247,7 @@ def test_the_correction_touches_the_scores_of_the_newest_classes_alone(corrected
     torch.testing.assert_close(scores[:, 2:], alpha * raw[:, 2:] + beta)
 
 
-def test_the_pair_is_fitted_on_the_held_out_images_alone(corrected: Replay, stream: Stream) -> None:
+def test_the_correction_is_fitted_on_held_out_images(corrected: Replay, stream: Stream) -> None:
     one = replay(images_per_class=20)
     one.learn(stream.tasks[0])
     held_out = one._context(stream.tasks[1], one.network_, SILENT).held_out
@@ -280,7 +280,9 @@ def test_a_restored_learner_corrects_as_before(corrected: Replay, stream: Stream
     assert torch.equal(restored.scores(inputs), corrected.scores(inputs))
 
 
-def test_with_another_head_the_same_is_learned_and_nothing_corrected(corrected: Replay, stream: Stream) -> None:
+def test_with_a_linear_head_the_same_weights_are_learned_and_nothing_is_corrected(
+    corrected: Replay, stream: Stream
+) -> None:
     one = replay("bic-uncorrected", images_per_class=20)
     for task in stream.tasks[:2]:
         one.learn(task)
@@ -289,7 +291,7 @@ def test_with_another_head_the_same_is_learned_and_nothing_corrected(corrected: 
     assert not torch.equal(*(each.scores(stream.tasks[0].test.batch(torch.arange(9))) for each in (one, corrected)))
 
 
-def test_correcting_beats_not_correcting_where_old_classes_have_few_images() -> None:
+def test_the_correction_raises_accuracy_when_old_classes_have_few_images() -> None:
     stream = overlapping(150)
     accuracies: dict[str, list[list[float]]] = {}
     for method in ("bic", "bic-uncorrected"):
@@ -314,10 +316,10 @@ def test_correcting_beats_not_correcting_where_old_classes_have_few_images() -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded(BiasCorrection):
-    """BiC that remembers the rows it was trained on and those held out, by their bytes, of each lesson."""
+    """BiC that records, for each task, the bytes of the rows it trained on and of those held out."""
 
     trained: list[set[bytes]] = field(default_factory=list)
-    held_out: list[dict[bytes, int]] = field(default_factory=list)  # and their columns
+    held_out: list[dict[bytes, int]] = field(default_factory=list)  # and their class indices
 
     def loss(self, context: TrainingContext) -> Loss:
         loss = super().loss(context)
@@ -334,37 +336,37 @@ class Recorded(BiasCorrection):
         return recorded
 
 
-KEPT: list[dict[str, Any]] = [{"images_per_class": 20}, {"images_total": 120}]
+EXEMPLARS: list[dict[str, Any]] = [{"images_per_class": 20}, {"images_total": 120}]
 
 
-@pytest.mark.parametrize("kept", KEPT, ids=["per-class", "total"])
-def test_held_out_images_are_never_trained_on_from_the_day_they_come(stream: Stream, kept: dict[str, Any]) -> None:
-    one = replay(epochs=1, **kept)
+@pytest.mark.parametrize("exemplars", EXEMPLARS, ids=["per-class", "total"])
+def test_held_out_images_are_never_trained_on(stream: Stream, exemplars: dict[str, Any]) -> None:
+    one = replay(epochs=1, **exemplars)
     recorded = one.objective = Recorded()
     held_out: set[bytes] = set()
     trained: set[bytes] = set()
     for task in stream:
-        kept_before = {row.numpy().tobytes() for row in one.memory.images.rows}
+        stored = {row.numpy().tobytes() for row in one.memory.images.rows}
         one.learn(task)
         held_out |= recorded.held_out[-1].keys()
         trained |= recorded.trained[-1]
         arrived = {row.numpy().tobytes() for row in task.train.batch(torch.arange(len(task.train)))}
-        assert recorded.trained[-1] | recorded.held_out[-1].keys() == kept_before | arrived
+        assert recorded.trained[-1] | recorded.held_out[-1].keys() == stored | arrived
         assert not held_out & trained
     assert held_out & {row.numpy().tobytes() for row in one.memory.images.rows}
     assert trained & {row.numpy().tobytes() for row in one.memory.images.rows}
 
 
-@pytest.mark.parametrize("kept", KEPT, ids=["per-class", "total"])
-def test_held_out_images_are_kept_among_the_others_one_in_ten(stream: Stream, kept: dict[str, Any]) -> None:
-    one = replay(epochs=1, **kept)
+@pytest.mark.parametrize("exemplars", EXEMPLARS, ids=["per-class", "total"])
+def test_one_in_ten_exemplars_is_held_out(stream: Stream, exemplars: dict[str, Any]) -> None:
+    one = replay(epochs=1, **exemplars)
     recorded = one.objective = Recorded()
     held_out: dict[bytes, int] = {}
     for task in stream:
         one.learn(task)
         held_out |= recorded.held_out[-1]
         memory, classes = one.memory.images, len(one.classes_)
-        size = kept.get("images_per_class") or 120 // classes
+        size = exemplars.get("images_per_class") or 120 // classes
         assert memory.counts.tolist() == [size] * classes
         for class_index in range(classes):
             rows = [row.numpy().tobytes() for row in memory.rows[memory.class_indices == class_index]]
@@ -372,11 +374,13 @@ def test_held_out_images_are_kept_among_the_others_one_in_ten(stream: Stream, ke
             assert all(held_out[rows[place]] == class_index for place in range(1, size, 10))
 
 
-@pytest.mark.parametrize(("kept", "expected"), [(KEPT[0], [2, 2, 2]), (KEPT[1], [6, 6, 3])], ids=["per-class", "total"])
+@pytest.mark.parametrize(
+    ("exemplars", "expected"), [(EXEMPLARS[0], [2, 2, 2]), (EXEMPLARS[1], [6, 6, 3])], ids=["per-class", "total"]
+)
 def test_as_many_are_held_out_of_a_new_class_as_of_an_old_one(
-    stream: Stream, kept: dict[str, Any], expected: list[int]
+    stream: Stream, exemplars: dict[str, Any], expected: list[int]
 ) -> None:
-    one = replay(epochs=1, **kept)
+    one = replay(epochs=1, **exemplars)
     for seen, (number, task) in enumerate(zip(expected, stream, strict=True), start=1):
         held_out = one._context(task, one.network_, SILENT).held_out
         assert held_out is not None
@@ -391,7 +395,7 @@ def test_the_images_held_out_are_a_function_of_the_seed(stream: Stream) -> None:
     assert not torch.equal(one.held_out(task), other.held_out(task))
 
 
-def test_a_known_class_with_new_images_still_trains_on_none_that_was_held_out(stream: Stream) -> None:
+def test_new_images_of_a_known_class_do_not_release_held_out_ones(stream: Stream) -> None:
     one = replay(epochs=1, images_per_class=20)
     recorded = one.objective = Recorded()
     first, second = stream.tasks[:2]
@@ -411,7 +415,7 @@ def test_a_known_class_with_new_images_still_trains_on_none_that_was_held_out(st
     assert [place for place, row in enumerate(rows_of_it) if row in held_out] == [1, 11]
 
 
-def test_a_small_class_at_first_does_not_make_later_ones_small() -> None:
+def test_a_small_class_does_not_limit_later_classes() -> None:
     stream = overlapping(40)
     first = stream.tasks[0]
     few = torch.cat([(first.train.labels == label).nonzero().squeeze(1)[:5] for label in first.classes])

@@ -1,4 +1,4 @@
-"""Forgetting and joining classes: what is gone is gone, and what stays answers as before."""
+"""Forgetting and merging classes: the removed class is gone, the others are classified as before."""
 
 import copy
 import functools
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learners_made import OF_EACH_KIND, learned, quick
+from learners_made import learned, quick
 from torch.nn import functional as F
 
 from engram.data import Samples, Stream
@@ -19,42 +19,48 @@ from engram.methods.editing import forget, merge
 from engram.methods.replay import held_out_rows
 from engram.network import CorrectedHead, CosineHead, LinearHead
 
-LONGER = {"epochs": 6, "adapter_steps": 20}  # so that what is forgotten was known
+LONGER = {"epochs": 6, "adapter_steps": 20}  # so that a class was known before it is forgotten
+# One method of each kind of memory, head and classifier.
+KINDS = (
+    *("features", "hybrid", "icarl", "eeil", "lucir", "bic", "il2m", "lwf", "ewc", "joint"),
+    *("sdc", "dpcr", "fecam", "fetril", "gaussian-replay"),
+)
+every_kind = pytest.mark.parametrize("method", KINDS)
 
 
 @pytest.fixture(scope="module")
 def learn_once(vectors: Stream) -> Callable[[str], Learner]:
-    """Gives a learner of all of `vectors`, to do things to: a copy of one that has learned them once for all."""
+    """A copy of a learner of all of `vectors`, which each method learns once."""
     once = functools.cache(lambda method: learned(method, vectors, **LONGER))
     return lambda method: copy.deepcopy(once(method))
 
 
-def answers(learner: Learner, stream: Stream) -> tuple[torch.Tensor, torch.Tensor]:
-    """Labels of all test samples, and what the learner says they are."""
+def predictions(learner: Learner, stream: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+    """The labels of all test samples, and the predicted ones."""
     tests = [task.test for task in stream]
     inputs = torch.cat([test.batch(torch.arange(len(test))) for test in tests])
-    said = torch.tensor(learner.classes_)[learner.scores(inputs).argmax(1)]
-    return torch.cat([test.labels for test in tests]), said
+    predicted = torch.tensor(learner.classes_)[learner.scores(inputs).argmax(1)]
+    return torch.cat([test.labels for test in tests]), predicted
 
 
-@pytest.mark.parametrize("method", OF_EACH_KIND)
+@every_kind
 class TestEveryMethod:
-    def test_a_forgotten_class_is_gone_and_the_others_answer_at_least_as_well(
+    def test_after_a_class_is_forgotten_the_others_are_classified_at_least_as_well(
         self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
     ) -> None:
         learner = learn_once(method)
         label = vectors.classes[1]
-        truth, before = answers(learner, vectors)
+        truth, before = predictions(learner, vectors)
         others = truth != label
         forget(learner, label)
-        _, after = answers(learner, vectors)
+        _, after = predictions(learner, vectors)
         assert learner.classes_ == tuple(other for other in vectors.classes if other != label)
         assert len(learner.task_of_class_) == learner.trained.classes == 5
         assert not bool((after == label).any())
-        right = [float((said[others] == truth[others]).float().mean()) for said in (before, after)]
+        right = [float((predicted[others] == truth[others]).float().mean()) for predicted in (before, after)]
         assert right[1] >= right[0] - 0.02
 
-    def test_nothing_of_a_forgotten_class_is_left_in_the_state(
+    def test_the_state_holds_nothing_of_a_forgotten_class(
         self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
     ) -> None:
         learner = learn_once(method)
@@ -69,7 +75,7 @@ class TestEveryMethod:
         for row in [*own, head_row]:
             assert row.numpy().tobytes() not in everything
 
-    def test_it_learns_on_after_forgetting_even_the_same_class_again(
+    def test_a_forgotten_class_can_be_learned_again(
         self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
     ) -> None:
         learner = learn_once(method)
@@ -79,7 +85,7 @@ class TestEveryMethod:
         assert learner.classes_ == vectors.classes
         assert bool(learner.scores(vectors.tasks[0].test.batch(torch.arange(4))).isfinite().all())
 
-    def test_a_class_joined_into_another_is_gone_and_nothing_is_added(
+    def test_a_merged_class_is_gone_and_the_memory_does_not_grow(
         self, method: str, vectors: Stream, learn_once: Callable[[str], Learner]
     ) -> None:
         learner = learn_once(method)
@@ -102,9 +108,9 @@ class TestEveryMethod:
         assert torch.equal(other.scores(inputs), learner.scores(inputs))
 
 
-@pytest.mark.parametrize("method", OF_EACH_KIND)
-def test_two_names_of_one_thing_are_joined_and_it_is_still_recognised(method: str, vectors: Stream) -> None:
-    twice = vectors.tasks[1].classes[1]  # half of its samples come under another name
+@every_kind
+def test_a_class_under_two_names_is_still_recognised_when_they_are_merged(method: str, vectors: Stream) -> None:
+    twice = vectors.tasks[1].classes[1]  # half of its samples have another label
 
     def halved(samples: Samples) -> Samples:
         labels = samples.labels.clone()
@@ -119,15 +125,15 @@ def test_two_names_of_one_thing_are_joined_and_it_is_still_recognised(method: st
     )
     stream = replace(vectors, tasks=(vectors.tasks[0], second))
     learner = learned(method, stream, **LONGER)
-    truth, before = answers(learner, stream)
+    truth, before = predictions(learner, stream)
     merge(learner, 100, twice)
-    _, after = answers(learner, stream)
+    _, after = predictions(learner, stream)
     own = (truth == twice) | (truth == 100)
-    found = [float(((said == twice) | (said == 100))[own].float().mean()) for said in (before, after)]
+    found = [float(((predicted == twice) | (predicted == 100))[own].float().mean()) for predicted in (before, after)]
     assert found[1] >= found[0] - 0.1
 
 
-def test_the_rows_of_joined_classes_are_herded_together_to_as_many_as_the_larger_had(vectors: Stream) -> None:
+def test_features_of_merged_classes_are_herded_together_to_the_number_of_the_larger_class(vectors: Stream) -> None:
     learner = learned("features", vectors, features_per_class=6, **LONGER)
     rows, class_indices = learner.memory.features.rows, learner.memory.features.class_indices
     both = torch.cat([rows[class_indices == 1], rows[class_indices == 4]])
@@ -137,7 +143,7 @@ def test_the_rows_of_joined_classes_are_herded_together_to_as_many_as_the_larger
     assert torch.equal(features.rows[features.class_indices == 1], both[herd(both, 6)])
 
 
-def test_kept_images_of_joined_classes_are_herded_by_their_unit_features(vectors: Stream) -> None:
+def test_exemplars_of_merged_classes_are_herded_by_their_unit_features(vectors: Stream) -> None:
     learner = learned("icarl", vectors, images_per_class=6, **LONGER)
     rows, class_indices = learner.memory.images.rows, learner.memory.images.class_indices
     both = torch.cat([rows[class_indices == 1], rows[class_indices == 4]])
@@ -147,21 +153,21 @@ def test_kept_images_of_joined_classes_are_herded_by_their_unit_features(vectors
     assert torch.equal(images.rows[images.class_indices == 1], both[herd(unit, 6)])
 
 
-def test_images_that_were_held_out_stay_so_when_their_classes_are_joined(vectors: Stream) -> None:
+def test_held_out_exemplars_stay_held_out_when_their_classes_are_merged(vectors: Stream) -> None:
     learner = learned("bic", vectors, images_per_class=13, **LONGER)
 
     def parts() -> list[set[tuple[float, ...]]]:
         images = learner.memory.images
-        apart = held_out_rows(images.counts)
-        return [{tuple(row) for row in images.rows[part].tolist()} for part in (~apart, apart)]
+        held_out = held_out_rows(images.counts)
+        return [{tuple(row) for row in images.rows[part].tolist()} for part in (~held_out, held_out)]
 
-    trained, apart = parts()
+    trained, held_out = parts()
     merge(learner, vectors.classes[4], vectors.classes[1])
     assert learner.memory.images.counts.tolist() == [13] * 5
-    assert all(now <= before for now, before in zip(parts(), (trained, apart), strict=True))
+    assert all(now <= before for now, before in zip(parts(), (trained, held_out), strict=True))
 
 
-def test_a_cosine_head_takes_the_mean_direction_and_a_linear_one_the_mean_with_both_odds() -> None:
+def test_merged_rows_of_a_cosine_head_become_their_mean_direction_and_of_a_linear_head_their_mean() -> None:
     rows = torch.tensor([[3.0, 0.0], [0.0, 2.0], [0.0, 5.0]])
     cosine, linear = CosineHead(2), LinearHead(2)
     for head in (cosine, linear):
@@ -175,7 +181,7 @@ def test_a_cosine_head_takes_the_mean_direction_and_a_linear_one_the_mean_with_b
     assert linear.bias.tolist() == pytest.approx([3.0, 1.5 + math.log(2)])
 
 
-def test_a_correction_is_a_part_of_what_is_joined_and_stays_with_what_is_not() -> None:
+def test_a_correction_is_applied_to_merged_classes_and_kept_by_the_others() -> None:
     features = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 
     def head() -> CorrectedHead:
@@ -185,30 +191,30 @@ def test_a_correction_is_a_part_of_what_is_joined_and_stays_with_what_is_not() -
         made.correct(0.5, -1.5, torch.tensor([False, False, True, True]))
         return made
 
-    before, joined, dropped = head()(features), head(), head()
-    joined.regroup([[0], [1, 3], [2]])
+    before, merged, dropped = head()(features), head(), head()
+    merged.regroup([[0], [1, 3], [2]])
     expected = before[:, [1, 3]].mean(1) + math.log(2)
-    torch.testing.assert_close(joined(features), torch.stack([before[:, 0], expected, before[:, 2]], 1))
+    torch.testing.assert_close(merged(features), torch.stack([before[:, 0], expected, before[:, 2]], 1))
     dropped.regroup([[1], [3]])
     assert dropped.newest.tolist() == [False, True]
     torch.testing.assert_close(dropped(features), before[:, [1, 3]])
 
 
-def test_what_cannot_be_edited_is_refused_and_left_as_it_was(vectors: Stream) -> None:
+def test_an_impossible_edit_is_refused_and_changes_nothing(vectors: Stream) -> None:
     learner = make("finetune", epochs=1, expected_classes=6)
     learner.learn(vectors.tasks[0])
     known, before = learner.classes_, learner.state()
-    with pytest.raises(UsageError, match="does not know the class 99"):
+    with pytest.raises(UsageError, match="99"):
         forget(learner, 99)
-    with pytest.raises(UsageError, match="joined into itself"):
+    with pytest.raises(UsageError):
         merge(learner, known[0], known[0])
     assert all(torch.equal(tensor, learner.state()[name]) for name, tensor in before.items())
     forget(learner, known[0])
-    with pytest.raises(UsageError, match="No class would be left"):
+    with pytest.raises(UsageError):
         forget(learner, known[1])
 
 
-def test_classes_forgotten_at_once_are_as_those_forgotten_one_by_one(vectors: Stream) -> None:
+def test_classes_forgotten_together_or_one_by_one_leave_the_same_state(vectors: Stream) -> None:
     at_once, one_by_one = (learned("features", vectors, **LONGER) for _ in range(2))
     labels = vectors.classes[4], vectors.classes[1]
     forget(at_once, *labels, labels[0])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from contexts import context
+from learners_made import same
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,10 +41,6 @@ def weights_of(learner: Learner) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in learner.network_.state_dict().items()}
 
 
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 # The loss
 
 
@@ -53,7 +50,7 @@ def probabilities(scores: list[float], temperature: float = 1.0) -> list[float]:
 
 
 class Case:
-    """A student of seven classes and its teacher of five, which came as two and three, in float64."""
+    """A student of seven classes and its teacher of five, two of the first task and three of the second, in float64."""
 
     def __init__(self, samples: Samples) -> None:
         made = [make_network("mlp", "linear", samples, seed=seed) for seed in (0, 1, 2)]
@@ -86,8 +83,8 @@ class Case:
         for ours, theirs in zip(*both, strict=True):
             for head in heads:
                 targets = probabilities([theirs[k] for k in head], temperature)
-                answers = probabilities([ours[k] for k in head], temperature)
-                total -= sum(p * math.log(q) for p, q in zip(targets, answers, strict=True)) / 3
+                predicted = probabilities([ours[k] for k in head], temperature)
+                total -= sum(p * math.log(q) for p, q in zip(targets, predicted, strict=True)) / 3
         return total
 
 
@@ -110,13 +107,13 @@ def test_temperature_and_weight_of_the_distillation_are_settings(case: Case) -> 
     assert value == pytest.approx(case.cross_entropy() + 0.4 * distilled, rel=1e-9)
 
 
-def test_without_distillation_and_in_the_first_task_cross_entropy_over_all_classes_is_left(case: Case) -> None:
+def test_without_distillation_or_a_teacher_the_loss_is_cross_entropy(case: Case) -> None:
     without = CrossDistillation(head_distillation=0.0).loss(case.context())(case.inputs, case.class_indices)
     first = CrossDistillation().loss(case.context(taught=False))(case.inputs, case.class_indices)
     assert [without.item(), first.item()] == pytest.approx([case.cross_entropy()] * 2, rel=1e-9)
 
 
-def test_in_fine_tuning_the_network_of_the_stage_before_teaches_every_head(case: Case) -> None:
+def test_in_fine_tuning_the_network_before_it_is_the_teacher_of_every_head(case: Case) -> None:
     value = CrossDistillation()._loss(case.context(), case.before)(case.inputs, case.class_indices).item()
     expected = case.cross_entropy() + case.distillation(case.before, [0, 1], [2, 3, 4], [5, 6])
     assert value == pytest.approx(expected, rel=1e-9)
@@ -125,7 +122,7 @@ def test_in_fine_tuning_the_network_of_the_stage_before_teaches_every_head(case:
 # Balanced fine-tuning
 
 
-def test_as_many_images_of_every_new_class_are_herded_as_were_kept_of_an_old_one(vectors: Stream) -> None:
+def test_balanced_samples_have_as_many_images_of_new_classes_as_exemplars_of_old_ones(vectors: Stream) -> None:
     one, task = learned(vectors, 2), vectors.tasks[2]  # 20 images of four classes: five of each
     present = one._context(task, one.network_, SILENT)
     positions = present.balanced()
@@ -140,7 +137,7 @@ def test_as_many_images_of_every_new_class_are_herded_as_were_kept_of_an_old_one
     assert (positions[20:] - 20).tolist() == expected
 
 
-def test_of_a_known_class_that_gets_new_images_only_those_are_herded_that_it_lacks(vectors: Stream) -> None:
+def test_balanced_samples_complete_the_exemplars_of_a_known_class(vectors: Stream) -> None:
     one, known, new = learned(vectors, 2), vectors.tasks[0], vectors.tasks[2]  # five images of each of four classes
     both = replace(new, classes=(*known.classes, *new.classes), train=concatenate(known.train, new.train))
     present = one._context(both, one.network_, SILENT)
@@ -149,7 +146,7 @@ def test_of_a_known_class_that_gets_new_images_only_those_are_herded_that_it_lac
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded(CrossDistillation):
-    """EEIL that remembers who taught the newest head, and what was trained on in fine-tuning."""
+    """EEIL that records the teacher of the newest head, and the batches of fine-tuning."""
 
     before: list[Network] = field(default_factory=list)
     tuned_on: list[tuple[bytes, int]] = field(default_factory=list)
@@ -168,12 +165,12 @@ class Recorded(CrossDistillation):
         return recorded
 
 
-def test_fine_tuning_starts_from_the_stage_before_which_teaches_and_sees_balanced_images_alone(vectors: Stream) -> None:
+def test_fine_tuning_trains_on_balanced_images_with_the_previous_stage_as_teacher(vectors: Stream) -> None:
     one = learned(vectors, 1)
     recorded = one.objective = Recorded()
     plain = eeil(fine_tuning=0.0)
     plain.restore({name: tensor.clone() for name, tensor in one.state().items()})
-    kept, task = one.memory.images, vectors.tasks[1]
+    exemplars, task = one.memory.images, vectors.tasks[1]
     one.learn(task)
     plain.learn(task)
     assert len(recorded.before) == 1
@@ -183,13 +180,13 @@ def test_fine_tuning_starts_from_the_stage_before_which_teaches_and_sees_balance
     assert sorted(recorded.tuned_on) == tuned_on  # 0.75 of four epochs
     assert torch.bincount(torch.tensor([class_index for _, class_index in set(recorded.tuned_on)])).tolist() == [10] * 4
     rows = {row for row, _ in recorded.tuned_on}
-    assert rows >= {row.numpy().tobytes() for row in kept.rows}
+    assert rows >= {row.numpy().tobytes() for row in exemplars.rows}
     arrived = {row.numpy().tobytes() for row in task.train.batch(torch.arange(len(task.train)))}
     assert len(rows & arrived) == 20
 
 
 class Phases:
-    """Remembers the phases and how many steps they were to have."""
+    """Records the phases and the number of their steps."""
 
     def __init__(self) -> None:
         self.steps: dict[str, int | None] = {}
@@ -201,7 +198,7 @@ class Phases:
             yield silent
 
 
-def test_fine_tuning_comes_only_where_images_were_kept_and_if_asked_for(vectors: Stream) -> None:
+def test_fine_tuning_needs_exemplars_and_a_positive_setting(vectors: Stream) -> None:
     with_it, without = eeil(), eeil(fine_tuning=0.0)
     heard = []
     for task in vectors.tasks[:2]:
@@ -209,11 +206,11 @@ def test_fine_tuning_comes_only_where_images_were_kept_and_if_asked_for(vectors:
             heard.append(Phases())
             one.learn(task, heard[-1])
         assert same(weights_of(with_it), weights_of(without)) == (task.index == 0)
-    # 20 kept images and 20 new ones in batches of 16 are three steps an epoch.
+    # 20 exemplars and 20 new ones in batches of 16 are three steps an epoch.
     assert [phases.steps.get("fine-tune") for phases in heard] == [None, None, 9, None]
 
 
-def test_the_rate_of_fine_tuning_is_a_setting(vectors: Stream) -> None:
+def test_the_learning_rate_of_fine_tuning_is_a_setting(vectors: Stream) -> None:
     plain, still, tuned = (
         weights_of(learned(vectors, 2, **settings))
         for settings in ({"fine_tuning": 0.0}, {"fine_tuning_learning_rate": 1e-9}, {"fine_tuning_learning_rate": 0.1})
@@ -227,7 +224,7 @@ def test_the_rate_of_fine_tuning_is_a_setting(vectors: Stream) -> None:
 
 
 def disturbed(vectors: Stream, *, batch: int, epoch: int, seed: int = 0, **settings: Any) -> tuple[Network, Tensor]:
-    """A network whose gradient was nothing but for the noise, and that of its largest layer, 128 by 128."""
+    """The gradients of a network after noise was added to zeros, and that of its largest layer, 128 by 128."""
     network = make_network("mlp", "linear", vectors.tasks[0].train, seed=0).grown(2, 0, "head")
     for parameter in network.extractor.parameters():
         parameter.grad = torch.zeros_like(parameter)

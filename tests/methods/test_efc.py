@@ -41,7 +41,7 @@ def test_the_feature_matrix_is_the_expected_square_of_the_scores_gradient(traine
     torch.testing.assert_close(feature_matrix(trained).double(), expected, rtol=1e-4, atol=1e-7)
 
 
-def test_drift_costs_what_the_feature_matrix_says(trained: TrainingContext) -> None:
+def test_the_penalty_on_drift_uses_the_feature_matrix(trained: TrainingContext) -> None:
     d = trained.student.dimension
     matrix = torch.diag(torch.arange(d, dtype=torch.float64))
     trained.student.carried = Carried({"feature_matrix": matrix})
@@ -114,7 +114,7 @@ def test_rotated_images_add_the_loss_of_an_auxiliary_head(objective: str, images
     assert both(inputs, class_indices).item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_rotation_labels_can_be_of_the_first_task_alone(images: Stream) -> None:
+def test_rotation_labels_can_be_limited_to_the_first_task(images: Stream) -> None:
     plain, every = quick("features"), quick("features", rotation_labels=1.0)
     first = quick("features", rotation_labels=1.0, rotation_tasks="first")
     assert quick("features", rotation_tasks="first").training_settings(1) == plain.training_settings(1)

@@ -1,4 +1,4 @@
-"""The paper's method: what it keeps, what it carries over, and what it leaves behind."""
+"""The paper's method: stored features, their adaptation, and the classifier."""
 
 from pathlib import Path
 
@@ -34,8 +34,8 @@ def learner(**settings: object) -> Features:
 
 
 @pytest.fixture
-def photos_of_nothing(tmp_path: Path) -> Path:
-    """A folder of two pictures of noise."""
+def unlabelled_photos(tmp_path: Path) -> Path:
+    """A folder of two images of noise."""
     for number in range(2):
         noise = np.random.default_rng(number).integers(0, 256, (30, 30, 3), dtype=np.uint8)
         Image.fromarray(noise).save(tmp_path / f"{number}.png")
@@ -45,13 +45,13 @@ def photos_of_nothing(tmp_path: Path) -> Path:
 def test_new_features_are_herded_and_stored_as_unit_vectors(vectors: Stream) -> None:
     task = vectors.tasks[0]
     one = learner(features_per_class=7)
-    kept = one.learn(task)
+    sources = one.learn(task)
     features = F.normalize(extract(one.network_, task.train))
     for class_index, label in enumerate(task.classes):
         positions = (task.train.labels == label).nonzero().squeeze(1)
         expected = positions[herd(features[positions], 7)]
-        assert kept.features[7 * class_index : 7 * class_index + 7].tolist() == expected.tolist()
-    assert torch.equal(one.memory.features.rows, features[kept.features])
+        assert sources.features[7 * class_index : 7 * class_index + 7].tolist() == expected.tolist()
+    assert torch.equal(one.memory.features.rows, features[sources.features])
     assert torch.allclose(one.memory.features.rows.norm(dim=1), torch.ones(14))
     assert one.memory.nbytes == 14 * 64 * 4
 
@@ -60,22 +60,22 @@ def test_old_features_are_adapted_and_not_herded_again(vectors: Stream) -> None:
     one = learner(features_per_class=7)
     one.learn(vectors.tasks[0])
     before = one.memory.features.rows
-    kept = one.learn(vectors.tasks[1])
-    assert kept.features[:14].tolist() == [-1 - slot for slot in range(14)]
+    sources = one.learn(vectors.tasks[1])
+    assert sources.features[:14].tolist() == [-1 - slot for slot in range(14)]
     after = one.memory.features.rows[:14]
     assert not torch.allclose(before, after, atol=1e-3)
     assert torch.allclose(after.norm(dim=1), torch.ones(14))
 
 
-def test_the_adapter_is_told_the_classes_on_the_scale_of_the_networks_own_loss(
+def test_the_adapters_classification_loss_has_the_scale_of_training(
     vectors: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L_cls is divided by K as the network's loss is: as a sum it drowns the similarity once there are many classes."""
-    told = []
+    """L_cls is divided by K as in training; as a sum it would outweigh similarity if there are many classes."""
+    losses = []
 
     def fit(self: MLPAdapter, pairs: Pairs, **_: object) -> Adapter:
         assert pairs.classification is not None
-        told.append(pairs.classification(pairs.new, pairs.class_indices).item())
+        losses.append(pairs.classification(pairs.new, pairs.class_indices).item())
         return IdentityAdapter()
 
     monkeypatch.setattr(MLPAdapter, "fit", fit)
@@ -87,11 +87,11 @@ def test_the_adapter_is_told_the_classes_on_the_scale_of_the_networks_own_loss(
     scores = network.head(extract(network, second.train))[:, -len(second.classes) :]  # of the task's classes alone
     targets = torch.stack([second.train.labels == label for label in second.classes], dim=1).float()
     expected = F.binary_cross_entropy_with_logits(scores, targets, reduction="none").sum(1).mean() / 50
-    assert told == [pytest.approx(expected.item(), rel=1e-5)]
+    assert losses == [pytest.approx(expected.item(), rel=1e-5)]
 
 
-def test_the_adapter_learns_from_pictures_of_anything_too_and_none_is_kept(
-    images: Stream, photos_of_nothing: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_adapter_learns_from_unlabelled_images_and_none_is_stored(
+    images: Stream, unlabelled_photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Pairs] = []
 
@@ -100,7 +100,7 @@ def test_the_adapter_learns_from_pictures_of_anything_too_and_none_is_kept(
         return IdentityAdapter()
 
     monkeypatch.setattr(MLPAdapter, "fit", fit)
-    one = learner(features_per_class=7, unlabelled=str(photos_of_nothing))
+    one = learner(features_per_class=7, unlabelled=str(unlabelled_photos))
     first, second = images.tasks[:2]
     one.learn(first)
     before = one.network_
@@ -109,13 +109,13 @@ def test_the_adapter_learns_from_pictures_of_anything_too_and_none_is_kept(
     own = len(second.train)
     assert torch.equal(pairs.old[:own], extract(before, second.train))
     assert pairs.class_indices[:own].tolist() == one.class_indices(second, second.train.labels).tolist()
-    beside = unlabelled_crops(photos_of_nothing, second.train.shape, UNLABELLED, one.seed, 1)
+    beside = unlabelled_crops(unlabelled_photos, second.train.shape, UNLABELLED, one.seed, 1)
     assert torch.allclose(pairs.new[own:], extract(one.network_, beside), atol=1e-5)
     assert pairs.class_indices[own:].unique().tolist() == [-1] and len(pairs.class_indices) == own + UNLABELLED
     assert one.memory.features.counts.tolist() == [7] * 4
 
 
-def test_pictures_of_anything_that_are_not_there_are_told_of_before_anything_is_learned(tmp_path: Path) -> None:
+def test_a_missing_folder_of_unlabelled_images_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere does not exist"):
         learner(unlabelled=str(tmp_path / "nowhere")).check(4)
 
@@ -141,7 +141,7 @@ def test_the_classifier_is_the_svm_of_the_whole_balanced_memory(vectors: Stream)
 
 
 @pytest.mark.parametrize("balanced", [True, False])
-def test_the_classifier_learns_from_the_memory_or_from_the_old_vectors_and_all_new_features(
+def test_the_classifier_is_fitted_on_the_memory_or_on_old_vectors_and_all_new_features(
     vectors: Stream, balanced: bool
 ) -> None:
     one = learner(features_per_class=7, balanced=balanced)
@@ -149,7 +149,7 @@ def test_the_classifier_learns_from_the_memory_or_from_the_old_vectors_and_all_n
     for seen, task in enumerate(vectors.tasks[:2], start=1):
         one.learn(task)
         memory = one.memory.features
-        assert memory.counts.tolist() == [7] * (2 * seen)  # what is kept is the same
+        assert memory.counts.tolist() == [7] * (2 * seen)  # the memory is the same
         old = 7 * 2 * (seen - 1)
         new = F.normalize(extract(one.network_, task.train))
         class_indices = torch.tensor([one.classes_.index(label) for label in task.train.labels.tolist()])
@@ -169,7 +169,7 @@ def test_the_classifier_learns_from_the_memory_or_from_the_old_vectors_and_all_n
     ("adapter", "classifier"),
     [("mlp", "svm"), ("ridge", "ridge"), ("ridge", "nearest-mean"), ("ridge", "lda")],
 )
-def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, adapter: str, classifier: str) -> None:
+def test_adapters_and_classifiers_are_more_accurate_than_chance(vectors: Stream, adapter: str, classifier: str) -> None:
     one = learner(adapter=adapter, classifier=classifier, features_per_class=20, epochs=15, adapter_steps=60)
     correct = total = 0
     for task in vectors:
@@ -181,7 +181,7 @@ def test_every_adapter_and_classifier_tells_the_classes_apart(vectors: Stream, a
     assert correct / total > 0.5  # chance is 1/6
 
 
-def test_a_network_may_keep_a_share_of_the_one_it_started_from(images: Stream) -> None:
+def test_weights_are_averaged_with_those_of_the_previous_network(images: Stream) -> None:
     plain, averaged = (learner(features_per_class=10, weight_averaging=share) for share in (0.0, 0.4))
     for one in (plain, averaged):
         one.learn(images.tasks[0])
@@ -198,7 +198,7 @@ def test_a_network_may_keep_a_share_of_the_one_it_started_from(images: Stream) -
 
 
 @pytest.mark.parametrize(("begin", "held"), [(0.49, True), (0.5, False)])
-def test_a_network_is_held_once_enough_of_its_classes_are_old(begin: float, held: bool, images: Stream) -> None:
+def test_weights_are_averaged_once_enough_classes_are_old(begin: float, held: bool, images: Stream) -> None:
     plain, other = (
         learner(features_per_class=10),
         learner(features_per_class=10, weight_averaging=0.4, weight_averaging_from=begin),
@@ -211,12 +211,12 @@ def test_a_network_is_held_once_enough_of_its_classes_are_old(begin: float, held
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_share_that_leaves_nothing_of_either_network_is_refused(share: float) -> None:
+def test_a_share_outside_0_and_1_is_refused(share: float) -> None:
     with pytest.raises(UsageError, match="weight_averaging"):
         learner(weight_averaging=share)
 
 
-def test_features_and_gamma_lwf_train_the_very_same_network(vectors: Stream) -> None:
+def test_features_and_gamma_lwf_train_the_same_network(vectors: Stream) -> None:
     settings = {"epochs": 2, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6}
     features, lwf = make("features", adapter_steps=1, **settings), make("gamma-lwf", **settings)
     assert isinstance(lwf, Memoryless)
@@ -247,7 +247,7 @@ def test_a_saved_learner_holds_one_network_and_no_image(images: Stream, tmp_path
             assert image[0].numpy().tobytes() not in saved  # nor a row of pixels
 
 
-def test_a_failed_absorption_leaves_the_learner_as_it_was(vectors: Stream) -> None:
+def test_a_failed_absorb_leaves_the_learner_as_it_was(vectors: Stream) -> None:
     one = learner(features_per_class=7)
     one.learn(vectors.tasks[0])
     before = {name: tensor.clone() for name, tensor in one.state().items()}

@@ -1,4 +1,4 @@
-"""A method in a module of one's own works wherever one of the package does, with the bytes that were predicted."""
+"""A method in a module outside the package works as those inside do, within the predicted bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def variables(place: Path) -> dict[str, str]:
 
 
 def done(place: Path, cwd: Path, *arguments: str, fresh: bool = False) -> Any:
-    """What a command printed as JSON; it must have succeeded."""
+    """The JSON that a command printed; it must succeed."""
     ended = engram(*arguments, "--json", cwd=cwd, fresh=fresh, **variables(place))
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
@@ -114,8 +114,8 @@ def test_a_model_is_taught_within_its_budget_and_used(place: Path, tmp_path: Pat
     assert refused.returncode == 2 and f"{2 * FEATURE:,}" in refused.stderr
     assert not (tmp_path / "model").exists()
     done(place, tmp_path, *learn, "--budget", str(2 * 4 * FEATURE))
-    kept = done(place, tmp_path, "inspect", "model")["classes"]
-    assert [(each["name"], each["features"], each["bytes"]) for each in kept] == [
+    classes = done(place, tmp_path, "inspect", "model")["classes"]
+    assert [(each["name"], each["features"], each["bytes"]) for each in classes] == [
         ("lily", 4, 4 * FEATURE),
         ("rose", 4, 4 * FEATURE),
     ]

@@ -56,10 +56,10 @@ def student() -> Network:
 
 @pytest.mark.parametrize(("settings", "groups"), [({}, 2), ({"constraints": "one"}, 1)])
 def test_after_the_hook_no_constraint_is_violated(settings: dict[str, Any], groups: int, student: Network) -> None:
-    """The first two samples are stored, of two tasks; gradients are of the others, and then turned against them."""
+    """The first two samples are exemplars, of two tasks; gradients are of the others, and then reversed."""
     objective = GEM(memory_strength=0.0, expected_classes=4, **settings)
     samples = Samples.of(torch.randn(4, 5, generator=RANDOM), torch.arange(4))
-    lesson = context(
+    training = context(
         student,
         student.frozen(),
         torch.tensor([False, False, True, True]),
@@ -68,14 +68,14 @@ def test_after_the_hook_no_constraint_is_violated(settings: dict[str, Any], grou
         exemplars=2,
         task_of_class=torch.tensor([0, 1, 2, 2]),
     )
-    loss, weights = objective.loss(lesson), list(student.parameters())
+    loss, weights = objective.loss(training), list(student.parameters())
     parts = [torch.tensor([0]), torch.tensor([1])] if groups == 2 else [torch.tensor([0, 1])]
     constraints = [
         torch.cat([g.flatten() for g in torch.autograd.grad(loss(samples.batch(rows), rows), weights)])
         for rows in parts
     ]
     (-loss(samples.batch(torch.arange(2)), torch.arange(2))).backward()  # unlearns both
-    hook = objective.gradient_hook(lesson)
+    hook = objective.gradient_hook(training)
     assert hook is not None
     hook(torch.Generator())
     found = torch.cat([w.grad.flatten() for w in weights if w.grad is not None])

@@ -1,9 +1,10 @@
-"""Ours-hybrid: images that are replayed and join the adapter's pairs, features that answer, and other objectives."""
+"""Hybrid: exemplars are replayed and are among the adapter's pairs; other objectives; the method engram."""
 
 from typing import Any
 
 import pytest
 import torch
+from learners_made import same
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -11,7 +12,7 @@ from engram.data import Samples, Stream
 from engram.features import Adapter, LinearSVM, Pairs, RidgeAdapter
 from engram.methods import Features, Learner, make
 from engram.methods.features import Hybrid
-from engram.network import CorrectedHead, Network, extract
+from engram.network import CorrectedHead, extract
 from engram.progress import SILENT
 
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 16, "learning_rate": 0.2}
@@ -24,11 +25,6 @@ def hybrid(**settings: Any) -> Hybrid:
     return made
 
 
-def network_of(learner: Learner) -> Network:
-    assert learner.network_ is not None
-    return learner.network_
-
-
 def inputs_of(samples: Samples) -> Tensor:
     return samples.batch(torch.arange(len(samples)))
 
@@ -37,24 +33,20 @@ def of_no_class(inputs: Tensor) -> Samples:
     return Samples.of(inputs, torch.zeros(len(inputs), dtype=torch.int64))
 
 
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
-def test_hybrid_trains_the_very_network_of_icarl_with_as_many_images(vectors: Stream) -> None:
+def test_hybrid_trains_the_network_of_icarl_with_as_many_images(vectors: Stream) -> None:
     one, features = hybrid(), make("features", **QUICK, expected_classes=6, features_per_class=8, adapter="ridge")
     icarl = make("gamma-icarl", **QUICK, expected_classes=6, images_per_class=5)
     for task in vectors:
         assert one.training_settings(1) == icarl.training_settings(1)
         for learner in (one, icarl, features):
             learner.learn(task)
-        assert same(network_of(one).state_dict(), network_of(icarl).state_dict())
+        assert same(one.trained.state_dict(), icarl.trained.state_dict())
         assert torch.equal(one.memory.images.rows, icarl.memory.images.rows)
-        # Without images the second network is another.
-        assert same(network_of(one).state_dict(), network_of(features).state_dict()) == (task.index == 0)
+        # Without exemplars the second network differs.
+        assert same(one.trained.state_dict(), features.trained.state_dict()) == (task.index == 0)
 
 
-def test_so_many_images_and_features_of_every_class_are_kept_to_the_byte(images: Stream) -> None:
+def test_images_and_features_of_every_class_are_stored_and_their_bytes_counted(images: Stream) -> None:
     one = hybrid()
     for seen, task in enumerate(images, start=1):
         one.learn(task)
@@ -65,7 +57,7 @@ def test_so_many_images_and_features_of_every_class_are_kept_to_the_byte(images:
         assert one.memory.nbytes == one.memory.images.nbytes + one.memory.features.nbytes
 
 
-def test_a_total_of_images_leaves_the_features_per_class_as_they_are(vectors: Stream) -> None:
+def test_images_total_does_not_change_features_per_class(vectors: Stream) -> None:
     one = make("hybrid", **QUICK, images_total=14, features_per_class=8, adapter="ridge")
     for task in vectors:
         one.learn(task)
@@ -74,27 +66,27 @@ def test_a_total_of_images_leaves_the_features_per_class_as_they_are(vectors: St
 
 
 @pytest.mark.parametrize("objective", ["distillation", "bic"])
-def test_every_row_of_the_memory_is_what_its_source_says(images: Stream, objective: str) -> None:
+def test_every_row_of_the_memory_matches_its_source(images: Stream, objective: str) -> None:
     one = make("hybrid", **{**QUICK, "learning_rate": 0.05}, **KEPT, objective=objective, adapter="identity")
     for task in images:
         before = one.memory
-        kept = one.learn(task)
+        sources = one.learn(task)
         arrived = inputs_of(task.train)
-        fresh = F.normalize(extract(network_of(one), task.train))
-        for source, image in zip(kept.images.tolist(), one.memory.images.rows, strict=True):
+        fresh = F.normalize(extract(one.trained, task.train))
+        for source, image in zip(sources.images.tolist(), one.memory.images.rows, strict=True):
             assert torch.equal(image, arrived[source] if source >= 0 else before.images.rows[-1 - source])
-        for source, feature in zip(kept.features.tolist(), one.memory.features.rows, strict=True):
+        for source, feature in zip(sources.features.tolist(), one.memory.features.rows, strict=True):
             assert torch.equal(feature, fresh[source] if source >= 0 else before.features.rows[-1 - source])
-        assert [int((sources < 0).sum()) for sources in kept] == [task.index * 16, task.index * 10]
+        assert [int((each < 0).sum()) for each in sources] == [task.index * 16, task.index * 10]
 
 
-def test_the_images_of_a_new_class_are_those_of_its_first_features(vectors: Stream) -> None:
+def test_the_exemplars_of_a_new_class_are_the_images_of_its_first_features(vectors: Stream) -> None:
     one = hybrid()
     for task in vectors:
-        kept = one.learn(task)
+        sources = one.learn(task)
         for class_index in range(2 * task.index, 2 * task.index + 2):
-            images = kept.images[one.memory.images.class_indices == class_index].tolist()
-            features = kept.features[one.memory.features.class_indices == class_index].tolist()
+            images = sources.images[one.memory.images.class_indices == class_index].tolist()
+            features = sources.features[one.memory.features.class_indices == class_index].tolist()
             assert features[:5] == images
             assert min(features) >= 0
 
@@ -116,24 +108,24 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
     return pairs
 
 
-def test_the_kept_images_join_the_pairs(vectors: Stream, recorded: list[Pairs]) -> None:
+def test_exemplars_are_among_the_pairs(vectors: Stream, recorded: list[Pairs]) -> None:
     one = hybrid(adapter="ridge")
     one.learn(vectors.tasks[0])
     assert not recorded
     for task in vectors.tasks[1:]:
-        kept, before = one.memory.images, network_of(one)
+        exemplars, before = one.memory.images, one.trained
         one.learn(task)
         pairs = recorded[-1]
         assert len(pairs.class_indices) == 10 * task.index + 48
-        paired = of_no_class(torch.cat([kept.rows, inputs_of(task.train)]))
+        paired = of_no_class(torch.cat([exemplars.rows, inputs_of(task.train)]))
         assert torch.equal(pairs.old, extract(before, paired))
-        assert torch.equal(pairs.new, extract(network_of(one), paired))
+        assert torch.equal(pairs.new, extract(one.trained, paired))
         class_indices = [one.classes_.index(label) for label in task.train.labels.tolist()]
-        assert pairs.class_indices.tolist() == [*kept.class_indices.tolist(), *class_indices]
+        assert pairs.class_indices.tolist() == [*exemplars.class_indices.tolist(), *class_indices]
     assert len(recorded) == 2
 
 
-def test_stored_features_go_through_the_adapter_of_these_pairs(vectors: Stream, recorded: list[Pairs]) -> None:
+def test_stored_features_are_adapted_by_these_pairs(vectors: Stream, recorded: list[Pairs]) -> None:
     one = hybrid(adapter="ridge")
     one.learn(vectors.tasks[0])
     stored = one.memory.features.rows
@@ -155,8 +147,7 @@ def accuracy(learner: Learner, stream: Stream) -> float:
     return float(torch.cat(right).double().mean())
 
 
-@pytest.mark.parametrize("objective", ["lucir", "bic"])
-@pytest.mark.parametrize("method", ["hybrid", "features"])
+@pytest.mark.parametrize(("method", "objective"), [("features", "lucir"), ("hybrid", "bic")])
 class TestOtherObjectives:
     def learner(self, method: str, objective: str, **settings: Any) -> Features:
         given = {**QUICK, "learning_rate": 0.05, "features_per_class": 8, "adapter": "ridge", **settings}
@@ -173,7 +164,9 @@ class TestOtherObjectives:
         assert (made.head, made.last_relu) == {"lucir": ("cosine", False), "bic": ("corrected", True)}[objective]
         assert made.training == make(objective).training
 
-    def test_vectors_are_learned_and_their_features_answer(self, method: str, objective: str, vectors: Stream) -> None:
+    def test_vectors_are_learned_and_stored_features_classify(
+        self, method: str, objective: str, vectors: Stream
+    ) -> None:
         one = self.learner(method, objective, epochs=10)
         for task in vectors:
             one.learn(task)
@@ -195,32 +188,30 @@ class TestOtherObjectives:
         assert accuracy(one, images) > 0.5  # chance is 1/4
 
 
-def test_lucirs_old_weights_stay_and_features_of_both_signs_are_kept(vectors: Stream) -> None:
+def test_with_lucir_old_weights_stay_and_features_have_both_signs(vectors: Stream) -> None:
     one = make("features", objective="lucir", **{**QUICK, "learning_rate": 0.05}, features_per_class=8, adapter="ridge")
     one.learn(vectors.tasks[0])
-    before = network_of(one).head.weight.clone()
+    before = one.trained.head.weight.clone()
     one.learn(vectors.tasks[1])
-    assert torch.equal(network_of(one).head.weight[:2], before)
+    assert torch.equal(one.trained.head.weight[:2], before)
     assert bool((one.memory.features.rows < 0).any())
 
 
-def test_bic_corrects_where_images_are_kept_and_nothing_where_none_are(vectors: Stream) -> None:
+def test_with_bic_the_correction_needs_exemplars(vectors: Stream) -> None:
     newest = {}
-    for method, kept in (("hybrid", {"images_per_class": 5}), ("features", {})):
+    for method, images in (("hybrid", {"images_per_class": 5}), ("features", {})):
         one = make(
-            method, objective="bic", **{**QUICK, "learning_rate": 0.05}, features_per_class=8, adapter="ridge", **kept
+            method, objective="bic", **{**QUICK, "learning_rate": 0.05}, features_per_class=8, adapter="ridge", **images
         )
         for task in vectors.tasks[:2]:
             one.learn(task)
-        head = network_of(one).head
+        head = one.trained.head
         assert isinstance(head, CorrectedHead)
         newest[method] = (head.newest.tolist(), (float(head.alpha), float(head.beta)) != (1.0, 0.0))
     assert newest == {"hybrid": ([False, False, True, True], True), "features": ([False] * 4, False)}
 
 
-def test_bic_holds_images_out_of_the_training_of_hybrid_but_not_of_its_pairs(
-    vectors: Stream, recorded: list[Pairs]
-) -> None:
+def test_with_bic_held_out_images_are_among_the_pairs(vectors: Stream, recorded: list[Pairs]) -> None:
     one = make("hybrid", objective="bic", adapter="ridge", **{**QUICK, "learning_rate": 0.05}, **KEPT)
     assert isinstance(one, Hybrid)
     one.learn(vectors.tasks[0])
@@ -232,8 +223,8 @@ def test_bic_holds_images_out_of_the_training_of_hybrid_but_not_of_its_pairs(
     assert len(recorded[0].class_indices) == 10 + 48
 
 
-@pytest.mark.parametrize("objective", ["distillation", "lucir", "bic"])
-def test_without_images_it_is_features(objective: str, images: Stream) -> None:
+@pytest.mark.parametrize("objective", ["distillation", "bic"])
+def test_without_images_hybrid_equals_features(objective: str, images: Stream) -> None:
     settings = {**QUICK, "features_per_class": 8, "adapter": "ridge", "objective": objective}
     none, features = make("hybrid", **settings, images_per_class=0), make("features", **settings)
     for task in images:
@@ -245,7 +236,7 @@ def test_without_images_it_is_features(objective: str, images: Stream) -> None:
     assert same(*({name: value for name, value in each.items() if "images" not in name} for each in (left, right)))
 
 
-def test_images_can_be_kept_from_some_task_on(images: Stream) -> None:
+def test_exemplars_can_be_stored_from_a_later_task_on(images: Stream) -> None:
     learner = hybrid(images_per_class=0)
     learner.learn(images.tasks[0])
     more = hybrid(images_per_class=3)
@@ -254,10 +245,10 @@ def test_images_can_be_kept_from_some_task_on(images: Stream) -> None:
     assert more.memory.images.counts.tolist() == [0, 0, 3, 3]
 
 
-def test_our_method_keeps_coded_features_and_images_only_if_asked(images: Stream) -> None:
-    for kept in (0, 2):
-        ours = make("engram", **QUICK, images_per_class=kept, features_per_class=8, adapter_steps=5)
+def test_engram_stores_int8_features_and_images_only_if_set(images: Stream) -> None:
+    for count in (0, 2):
+        ours = make("engram", **QUICK, images_per_class=count, features_per_class=8, adapter_steps=5)
         for task in images:
             ours.learn(task)
         assert ours.memory.features.codec == "int8"
-        assert ours.memory.images.counts.tolist() == [kept] * 4
+        assert ours.memory.images.counts.tolist() == [count] * 4

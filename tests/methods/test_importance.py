@@ -27,7 +27,7 @@ def trained(vectors: Stream) -> TrainingContext:
 def outputs(
     objective: WeightImportance, network: Network, samples: Samples, row: int, class_index: int
 ) -> torch.Tensor:
-    """What the importance is of, for one sample, from the definition."""
+    """The number whose change the importance measures, for one sample, by definition."""
     scores = network(samples.batch(torch.tensor([row])))[1][0]
     if isinstance(objective, MAS):
         return scores.square().sum()
@@ -102,7 +102,7 @@ def test_importance_is_saved_and_counted(method: str, vectors: Stream) -> None:
 
 
 @pytest.mark.parametrize("method", ["ewc", "mas"])
-def test_held_weights_move_less(method: str, vectors: Stream) -> None:
+def test_important_weights_move_less(method: str, vectors: Stream) -> None:
     def moved(importance: float) -> float:
         learner = quick(method, importance=importance, epochs=4)
         learner.learn(vectors.tasks[0])

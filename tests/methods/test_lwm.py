@@ -42,11 +42,11 @@ def test_the_distance_of_two_maps_is_worked_out_by_hand() -> None:
 def test_the_loss_adds_the_distance_for_the_class_that_the_teacher_prefers() -> None:
     teacher, student = network(seed=0).frozen(), network(seed=1)
     labels, in_task = torch.full((6,), 2), torch.tensor([False, False, True])
-    lesson = context(student, teacher, in_task, samples=IMAGES, class_indices=labels)
+    training = context(student, teacher, in_task, samples=IMAGES, class_indices=labels)
     inputs = IMAGES.batch(torch.arange(6))
 
     def value(objective: Distillation) -> Tensor:
-        return objective.loss(lesson)(inputs, labels)
+        return objective.loss(training)(inputs, labels)
 
     plain = value(Distillation(feature_distillation=0.0, expected_classes=10))
     found = value(AttentionDistillation(attention=5.0, expected_classes=10))
@@ -60,7 +60,7 @@ def test_the_loss_adds_the_distance_for_the_class_that_the_teacher_prefers() -> 
     assert all(parameter.grad is not None for parameter in student.extractor.parameters())
 
 
-def test_descending_it_moves_the_attention_to_where_the_teacher_looks() -> None:
+def test_minimising_the_distance_moves_attention_to_that_of_the_teacher() -> None:
     teacher, student = network(seed=0).frozen(), network(seed=1)
     inputs, classes = IMAGES.batch(torch.arange(6)), torch.arange(6) % 3
 

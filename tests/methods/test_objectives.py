@@ -1,4 +1,4 @@
-"""The objectives put the losses together as the equations say."""
+"""Objectives compose the losses as in the equations."""
 
 import math
 from typing import Any
@@ -40,7 +40,7 @@ def test_the_first_task_is_classification_alone(networks: tuple[Network, Network
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_old_classes_get_the_teachers_answers_and_no_zeros(networks: tuple[Network, Network, torch.Tensor]) -> None:
+def test_targets_of_old_classes_are_the_teachers_scores(networks: tuple[Network, Network, torch.Tensor]) -> None:
     student, teacher, inputs = networks
     objective = Distillation(expected_classes=10, distillation=0.7, feature_distillation=0.3)
     class_indices = torch.tensor([2, 3, 2])
@@ -56,7 +56,7 @@ def test_old_classes_get_the_teachers_answers_and_no_zeros(networks: tuple[Netwo
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_what_the_teacher_answers_keeps_its_digits_in_mixed_precision() -> None:
+def test_the_teachers_scores_are_float32_in_mixed_precision() -> None:
     draws = torch.Generator().manual_seed(0)
     answers = (2 * torch.randn(64, 10, generator=draws)).bfloat16()
     own = (answers.float() + 0.1).bfloat16()
@@ -81,7 +81,7 @@ def test_a_known_class_with_new_images_counts_as_in_the_task(networks: tuple[Net
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_fine_tuning_calls_old_classes_wrong(networks: tuple[Network, Network, torch.Tensor]) -> None:
+def test_without_distillation_targets_of_old_classes_are_0(networks: tuple[Network, Network, torch.Tensor]) -> None:
     student, teacher, inputs = networks
     class_indices = torch.tensor([2, 3, 2])
     scores = student(inputs)[1].tolist()
@@ -110,7 +110,7 @@ def test_a_softmax_is_over_the_classes_that_have_samples(
     assert objective.loss(made)(inputs, class_indices).item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_where_every_known_class_is_in_the_task_there_is_none_to_answer_for(
+def test_if_every_known_class_is_in_the_task_nothing_is_distilled(
     networks: tuple[Network, Network, torch.Tensor],
 ) -> None:
     student, teacher, inputs = networks
@@ -141,9 +141,7 @@ def test_without_a_teacher_every_class_of_the_head_is_learned(
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_settings_of_later_tasks_change_nothing_in_the_first_and_something_in_the_second(
-    name: str, images: Stream
-) -> None:
+def test_settings_of_later_tasks_have_no_effect_on_the_first_task(name: str, images: Stream) -> None:
     others: dict[str, Any] = {
         **{"distillation": 3.0, "feature_distillation": 2.0, "less_forget": 50.0, "margin_weight": 9.0, "margin": 2.0},
         **{

@@ -17,14 +17,14 @@ from engram.network import Network, ShiftedHead
 
 
 def network(classes: int) -> Network:
-    """One whose scores are the logarithms of its inputs, so probabilities are the inputs themselves."""
+    """A network whose scores are the logarithms of its inputs: the inputs are the probabilities."""
     head = ShiftedHead(classes)
     head.grow(classes)
     head.weight.data, head.bias.data = torch.eye(classes), torch.zeros(classes)
     return Network(nn.Identity(), head, torch.zeros(classes), torch.ones(classes))
 
 
-def lesson(
+def after_training(
     student: Network, probabilities: list[list[float]], classes: list[int], old: int, **others: object
 ) -> TrainingContext:
     samples = Samples.of(torch.tensor(probabilities).log(), torch.tensor(classes))
@@ -42,7 +42,7 @@ def head_of(student: Network) -> ShiftedHead:
 
 def test_the_first_state_of_each_class_is_its_mean_score_and_the_confidence() -> None:
     student = network(2)
-    IL2M().finish(lesson(student, [[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]], [0, 0, 1], old=0))
+    IL2M().finish(after_training(student, [[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]], [0, 0, 1], old=0))
     head = head_of(student)
     torch.testing.assert_close(head.first_score, torch.tensor([0.8, 0.6]))
     torch.testing.assert_close(head.first_confidence, torch.full((2,), (0.9 + 0.7 + 0.6) / 3))
@@ -54,11 +54,11 @@ def rectified(first_score: float = 0.8) -> ShiftedHead:
     student = network(2)
     head = head_of(student)
     head.first_score, head.first_confidence = torch.tensor([first_score, 0.0]), torch.tensor([0.75, 0.0])
-    IL2M().finish(lesson(student, [[0.2, 0.8], [0.1, 0.9], [0.3, 0.7]], [0, 1, 1], old=1, exemplars=1))
+    IL2M().finish(after_training(student, [[0.2, 0.8], [0.1, 0.9], [0.3, 0.7]], [0, 1, 1], old=1, exemplars=1))
     return head
 
 
-def test_where_a_new_class_is_preferred_old_ones_are_multiplied_by_the_ratios() -> None:
+def test_if_a_new_class_is_predicted_probabilities_of_old_ones_are_multiplied_by_the_ratios() -> None:
     head = rectified()
     factor = (0.8 / 0.2) * (0.8 / 0.75)  # the present confidence is (.9 + .7) / 2 = .8
     torch.testing.assert_close(head.shift, torch.tensor([math.log(factor), 0.0]))
@@ -69,7 +69,7 @@ def test_where_a_new_class_is_preferred_old_ones_are_multiplied_by_the_ratios() 
     torch.testing.assert_close(head.first_score, torch.tensor([0.8, 0.8]))  # of the new class, from now on
 
 
-def test_a_class_of_which_nothing_is_known_is_not_rectified() -> None:
+def test_a_class_without_a_first_score_is_not_rectified() -> None:
     assert rectified(first_score=0.0).shift.tolist() == [0.0, 0.0]
 
 
@@ -78,7 +78,7 @@ def test_a_class_of_which_nothing_is_known_is_not_rectified() -> None:
 
 def test_scores_are_divided_by_the_share_of_the_class_in_the_targets() -> None:
     student = network(2)
-    ThresholdMoving().finish(lesson(student, [[0.5, 0.5]] * 4, [0, 1, 1, 1], old=0))
+    ThresholdMoving().finish(after_training(student, [[0.5, 0.5]] * 4, [0, 1, 1, 1], old=0))
     probabilities = torch.tensor([[0.4, 0.6]])
     found = head_of(student)(probabilities.log()).exp()
     torch.testing.assert_close(found, torch.tensor([[0.4 / 0.25, 0.6 / 0.75]]))
@@ -92,11 +92,11 @@ def test_the_teachers_probabilities_count_too() -> None:
     teacher, student = network(2), network(3)
     teacher.extractor, teacher.mean, teacher.std = TwoOfThree(), torch.zeros(3), torch.ones(3)
     head_of(teacher).set_shift(torch.tensor([5.0, 0.0]), torch.tensor([True, True]))  # it teaches without its shift
-    task = lesson(student, [[0.6, 0.2, 0.2], [0.1, 0.3, 0.6]], [0, 2], old=2)
+    task = after_training(student, [[0.6, 0.2, 0.2], [0.1, 0.3, 0.6]], [0, 2], old=2)
     task = context(student, teacher.eval(), task.in_task, samples=task.samples, class_indices=task.class_indices)
     ThresholdMoving(distillation=0.5).finish(task)
-    answers = [0.6 / 0.8 + 0.1 / 0.4, 0.2 / 0.8 + 0.3 / 0.4]  # of both samples, by class
-    totals = torch.tensor([1 + 0.5 * answers[0], 0.5 * answers[1], 1.0])
+    sums = [0.6 / 0.8 + 0.1 / 0.4, 0.2 / 0.8 + 0.3 / 0.4]  # of both samples, by class
+    totals = torch.tensor([1 + 0.5 * sums[0], 0.5 * sums[1], 1.0])
     torch.testing.assert_close(head_of(student).shift, -(totals / totals.sum()).log())
 
 
