@@ -200,7 +200,7 @@ class Statistics:
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor]) -> Statistics:
-        return cls(tensors["counts"], tensors["means"], tensors["triangles"]) if tensors else cls.empty()
+        return cls(**tensors) if tensors else cls.empty()
 
     def joined(self, other: Statistics) -> Statistics:
         """The statistics of the samples behind both; `other` has at least as many classes and the same covariances."""
@@ -326,7 +326,7 @@ def herd(vectors: Tensor, keep: int) -> Tensor:
         raise UsageError(f"Herding cannot keep {keep} vectors. Give 0 or more.")
     count = min(keep, len(vectors))
     if not count:
-        return torch.from_numpy(np.empty(0, np.int64))
+        return torch.empty(0, dtype=torch.int64)
     return parallel.broadcast(lambda: torch.from_numpy(_greedy(vectors.detach().cpu().double().numpy(), count)))
 
 
@@ -360,20 +360,24 @@ def select(memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_cl
     rows. Returns (sources, counts) as `rearranged` takes them. Exemplars are chosen by their features, so `memory` then
     holds those of the stored images in the same network.
     """
+    groups = select_among(memory, vectors, class_indices, per_class)
+    return torch.cat([memory.counts[:0], *groups]), torch.tensor([len(group) for group in groups], dtype=torch.int64)
+
+
+def select_among(
+    memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_class: int, among: Tensor | None = None
+) -> list[Tensor]:
+    """As `select`, the sources of each class; `among` (bool, (m + n,)) limits it to some stored and new rows."""
     unit, rows = F.normalize(vectors), memory.rows
-    classes = max(len(memory.counts), int(class_indices.max()) + 1 if len(class_indices) else 0)
-    slots = torch.arange(len(memory)).split(memory.counts.tolist())  # the rows of each class so far
-    sources: list[Tensor] = []
-    for class_index in range(classes):
-        arrived = (class_indices == class_index).nonzero().squeeze(1)
-        stored = slots[class_index] if class_index < len(slots) else torch.empty(0, dtype=torch.int64)
-        chosen = torch.cat([-1 - stored, arrived])
-        if len(arrived):
-            candidates = torch.cat([rows[stored], unit[arrived]]) if len(stored) else unit[arrived]
-            chosen = chosen[herd(candidates, per_class)]
-        sources.append(chosen[:per_class])
-    counts = torch.tensor([len(part) for part in sources], dtype=torch.int64)
-    return torch.cat(sources) if sources else counts, counts
+    sources = torch.cat([-1 - torch.arange(len(memory)), torch.arange(len(unit))])
+    members = torch.cat([memory.class_indices, class_indices])
+    chosen = []
+    for class_index in range(len(torch.bincount(members, minlength=len(memory.counts)))):
+        own = sources[members == class_index if among is None else (members == class_index) & among]
+        if bool((own >= 0).any()):
+            own = own[herd(_gather(rows, unit, own), per_class)]
+        chosen.append(own[:per_class])
+    return chosen
 
 
 def warn_of_small_classes(counts: Tensor, among: Tensor, asked: int) -> None:

@@ -42,15 +42,9 @@ class CrossDistillation(Objective):
         return self._loss(context, None)
 
     def finish(self, context: TrainingContext) -> None:
-        epochs = round(self.fine_tuning * context.training.epochs)
-        if context.exemplars and epochs:
-            context.fine_tune(
-                self._loss(context, context.student.frozen()),
-                context.balanced(),
-                epochs=epochs,
-                learning_rate=self.fine_tuning_learning_rate * context.training.learning_rate,
-                milestones=self.fine_tuning_milestones,
-            )
+        loss = self._loss(context, context.student.frozen())
+        milestones = self.fine_tuning_milestones
+        context.fine_tune(loss, self.fine_tuning, self.fine_tuning_learning_rate, milestones=milestones)
 
     def _loss(self, context: TrainingContext, before: Network | None) -> Loss:
         """Eq. 1 with a head per earlier task; in fine-tuning, `before` teaches every head (the authors' code)."""

@@ -78,10 +78,7 @@ class Rebalancing(Objective):
         if self.freeze_old_weights:
             with torch.no_grad():  # they got no gradient, but weight decay
                 context.head(CosineHead).weight[: context.old] = context.teacher.head.weight
-        epochs = round(self.balanced_epochs * context.training.epochs)
-        if context.exemplars and epochs:
-            loss, learning_rate = self._head_loss(context), self.balanced_learning_rate * context.training.learning_rate
-            context.fine_tune(loss, context.balanced(), epochs=epochs, learning_rate=learning_rate)
+        context.fine_tune(self._head_loss(context), self.balanced_epochs, self.balanced_learning_rate)
 
     def _head_loss(self, context: TrainingContext) -> Loss:
         student = context.student

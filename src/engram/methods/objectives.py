@@ -76,12 +76,17 @@ class TrainingContext:
             chosen.append(arrived[herd(features[arrived], per_class - int(counts[class_index]))])
         return torch.cat(chosen)
 
-    def fine_tune(self, loss: Loss, positions: Tensor, **training: Any) -> None:
-        """Train the student further on these samples alone, with other settings of `Training`.
+    def fine_tune(self, loss: Loss, epochs: float, learning_rate: float, **training: Any) -> None:
+        """Train the student further on balanced samples; `epochs` and `learning_rate` are shares of those of training.
 
-        It has no checkpoints: after a kill, the stage before resumes from its last one.
+        Without exemplars nothing happens. There are no checkpoints: after a kill, the stage before resumes from its
+        last one.
         """
-        replace(self.training, **training).fit(
+        count = round(epochs * self.training.epochs)
+        if not self.exemplars or not count:
+            return
+        positions = self.balanced()
+        replace(self.training, epochs=count, learning_rate=learning_rate * self.training.learning_rate, **training).fit(
             self.student,
             self.samples.select(positions),
             self.class_indices[positions],

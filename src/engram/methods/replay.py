@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from engram.data import Samples, Task
 from engram.errors import UsageError
 from engram.features import Classifier, FeatureMemory, ImageMemory, Memory, NearestMean, select, warn_of_small_classes
+from engram.features.memory import select_among
 from engram.methods.learner import Learner, MemorySources
 from engram.network import Network, extract
 from engram.progress import SILENT, Progress
@@ -75,7 +76,10 @@ class Rehearsing(Learner):
         memory, arrived = FeatureMemory(F.normalize(features[:old]), images.counts), features[old:]
         per_class = self.exemplars.per_class(len(self.classes_with(task)))
         if self.objective.holds_out:
-            sources, counts = _select_parts(memory, arrived, class_indices, per_class, self.held_out(task))
+            held_out = self.held_out(task)
+            parts = (select_among(memory, arrived, class_indices, per_class, part) for part in (~held_out, held_out))
+            groups = [merge_parts(trained, validation, per_class) for trained, validation in zip(*parts, strict=True)]
+            sources, counts = torch.cat(groups), torch.tensor([len(group) for group in groups])
         else:
             sources, counts = select(memory, arrived, class_indices, per_class)
         if self.exemplars.images_total is None:
@@ -157,24 +161,6 @@ def held_out_rows(counts: Tensor) -> Tensor:
 def _held_out_of(size: int) -> int:
     """How many of a class's first `size` rows are held out."""
     return (size + 8) // 10
-
-
-def _select_parts(
-    memory: FeatureMemory, vectors: Tensor, class_indices: Tensor, per_class: int, held_out: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As `select`, for trained and held-out rows separately, merged again."""
-    size, classes = len(memory), max(len(memory.counts), int(class_indices.max()) + 1)
-    parts: list[list[Tensor]] = []
-    for part in (~held_out, held_out):
-        old, new = part[:size].nonzero().squeeze(1), part[size:].nonzero().squeeze(1)
-        stored = torch.bincount(memory.class_indices[old], minlength=len(memory.counts))
-        sources, counts = select(FeatureMemory(memory.rows[old], stored), vectors[new], class_indices[new], per_class)
-        # From positions in the part to positions in the whole; negative ones point into the memory.
-        whole = torch.cat([new, (-1 - old).flip(0)])[sources]
-        groups = list(whole.split(counts.tolist()))
-        parts.append(groups + [whole[:0]] * (classes - len(groups)))
-    merged = [merge_parts(trained, validation, per_class) for trained, validation in zip(*parts, strict=True)]
-    return torch.cat(merged), torch.tensor([len(group) for group in merged], dtype=torch.int64)
 
 
 def merge_parts(trained: Tensor, held_out: Tensor, per_class: int) -> Tensor:
