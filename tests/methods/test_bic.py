@@ -200,9 +200,9 @@ def stream() -> Stream:
     return overlapping(60)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def corrected(stream: Stream) -> Replay:
-    """A learner of two tasks."""
+    """A learner of two tasks; not to be changed."""
     one = replay(images_per_class=20)
     for task in stream.tasks[:2]:
         one.learn(task)

@@ -13,7 +13,6 @@ from engram.data.augment import unlabelled_crops
 from engram.errors import TrainingError, UsageError
 from engram.features import Adapter, IdentityAdapter, LinearSVM, MLPAdapter, Pairs, herd
 from engram.methods import Features, Memoryless, make
-from engram.methods.features import UNLABELLED
 from engram.network import Network, extract
 from engram.storage import save_tensors
 
@@ -100,6 +99,7 @@ def test_the_adapter_learns_from_unlabelled_images_and_none_is_stored(
         return IdentityAdapter()
 
     monkeypatch.setattr(MLPAdapter, "fit", fit)
+    monkeypatch.setattr("engram.methods.features.UNLABELLED", 100)
     one = learner(features_per_class=7, unlabelled=str(unlabelled_photos))
     first, second = images.tasks[:2]
     one.learn(first)
@@ -109,9 +109,9 @@ def test_the_adapter_learns_from_unlabelled_images_and_none_is_stored(
     own = len(second.train)
     assert torch.equal(pairs.old[:own], extract(before, second.train))
     assert pairs.class_indices[:own].tolist() == one.class_indices(second, second.train.labels).tolist()
-    beside = unlabelled_crops(unlabelled_photos, second.train.shape, UNLABELLED, one.seed, 1)
+    beside = unlabelled_crops(unlabelled_photos, second.train.shape, 100, one.seed, 1)
     assert torch.allclose(pairs.new[own:], extract(one.network_, beside), atol=1e-5)
-    assert pairs.class_indices[own:].unique().tolist() == [-1] and len(pairs.class_indices) == own + UNLABELLED
+    assert pairs.class_indices[own:].unique().tolist() == [-1] and len(pairs.class_indices) == own + 100
     assert one.memory.features.counts.tolist() == [7] * 4
 
 

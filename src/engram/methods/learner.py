@@ -446,11 +446,9 @@ class Learner(ABC):
 
     def resolved_settings(self, samples: Samples) -> dict[str, Any]:
         """`settings()` with each automatic value replaced by the one that it stands for on samples like these."""
-        tune, device = (
-            "every" if self.tune == "auto" and not self.is_pretrained else self.tune,
-            choose_device(self.device),
-        )
-        resolved = {"tune": tune, "tuned_weights": self.tuned, "device": device.type}
+        device = choose_device(self.device)
+        resolved = {"tuned_weights": self.tuned, "device": device.type}
+        resolved["tune"] = "every" if self.tune == "auto" and not self.is_pretrained else self.tune
         resolved["precision"] = self.training.resolved_precision(samples.shape, device)
         if self.network == "auto":
             side, shape = self.training.crop, samples.shape
