@@ -60,7 +60,7 @@ TOTAL = {"images_total": 2000}  # what their own papers store on CIFAR-100; 20,0
 MEANS = {"predict_with": "nearest-mean"}
 OURS = {
     **{"images_per_class": 0, "codec": "auto", "adapter": "auto", "alpha": 1e4, "adapter_steps": 1600},
-    "rotation_tasks": "first",  # of data sets on which it has rotation_labels
+    "rotation_tasks": "first",  # where the defaults of the data set have rotation_labels
 }
 
 

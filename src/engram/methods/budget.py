@@ -121,8 +121,8 @@ def largest(size: Size, room: int, most: int | None = None) -> int:
 def fit_update(learner: Learner, arriving: Tensor, budget: int, samples: Samples) -> dict[str, int]:
     """The settings with which a learner's memory stays within `budget` bytes after an update, or an error.
 
-    `arriving` (K,) samples of each class are learned, samples like these. Images are kept as its settings say; of the
-    features of each class it stores fewer if need be.
+    `arriving` (K,) samples of each class, like `samples`, are learned. Images are stored as its settings say, and if
+    need be fewer features of each class.
     """
     images, limit = samples.sample_bytes * learner.stored_images(arriving), learner.features_limit(len(arriving))
     dimension = learner.dimension(samples) if limit else 0

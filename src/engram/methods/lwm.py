@@ -21,8 +21,8 @@ from engram.network.losses import fine
 class AttentionDistillation(Distillation):
     """(L_CE + λ L_KD + attention L_AD) / K (Eq. 5), where L_AD is the distance between two maps of attention.
 
-    They are Grad-CAM's of the class that the teacher prefers, in the last maps of the two extractors. Extractors of
-    vectors have no maps, so L_AD is 0.
+    They are the Grad-CAM maps, for the class that the teacher predicts, of the two extractors' last layers. Extractors
+    of vectors have no maps, so L_AD is 0.
     """
 
     name: ClassVar = "lwm"

@@ -49,7 +49,7 @@ class IL2M(Classification):
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdMoving(Distillation):
-    """L_CE + λ L_KD; then the probability of each class is divided by how much of it was in the targets of training.
+    """L_CE + λ L_KD; then the probability of each class is divided by its share of the targets in training.
 
     After Javed & Shafait, "Revisiting distillation and incremental classifier learning" (ACCV 2018, §5). A class's
     share counts the labels of its samples, and λ times the teacher's probabilities for all samples.

@@ -94,7 +94,7 @@ class Rehearsing(Learner):
         if not self.objective.holds_out:
             return held_out
         held_out[: len(images)] = held_out_rows(images.counts)
-        # Of every class in the task as many as of a stored one, and no fewer than will be stored of it.
+        # Hold out as many of each class in the task as of a stored class, and at least one in ten that will be stored.
         per_class = self.exemplars.per_class(len(self.classes_with(task)))
         per_class = max(per_class, int(images.counts.max())) if len(images) else per_class
         for label in task.classes:
