@@ -9,10 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import engram_here
+from commands import Watched, engram, engram_here, tree
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied
 from rich.cells import cell_len
-from terminals import Watched, run, tree
 
 from engram.model import ModelFolder, evaluate, load, rename
 
@@ -30,7 +29,7 @@ def place(small_model: ModelFolder, tmp_path: Path) -> Path:
 
 def test_accuracy_classes_matrix_and_mistakes_are_printed(place: Path) -> None:
     before = tree(place / "model")
-    done = run("evaluate", "model", "flowers", cwd=place)
+    done = engram("evaluate", "model", "flowers", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     first, second, *rest = done.stdout.splitlines()
     assert first == "accuracy 0.833 (95 % interval 0.418 to 0.989) on 6 images; mean over classes 0.667"
@@ -109,7 +108,7 @@ def test_skipped_files_are_listed_on_stderr_and_in_json(place: Path) -> None:
     (place / "flowers" / TULIP / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (place / "flowers" / TULIP / os.fsdecode(b"\xff.png")).touch()
     (place / "flowers" / "notes.txt").touch()
-    done = run("evaluate", "model", "flowers", "--quiet", "--json", cwd=place)
+    done = engram("evaluate", "model", "flowers", "--quiet", "--json", cwd=place)
     assert done.returncode == 0
     output = json.loads(done.stdout)
     assert output["images"] == 6 and len(output["skipped"]) == 3 and done.stdout.isascii()
@@ -118,7 +117,7 @@ def test_skipped_files_are_listed_on_stderr_and_in_json(place: Path) -> None:
         "skipped: flowers/[red]tulip/cut.png",
         r"skipped: flowers/[red]tulip/\udcff.png",
     ]
-    assert run("evaluate", "model", "flowers", cwd=place).stdout.startswith("accuracy 0.833 (")
+    assert engram("evaluate", "model", "flowers", cwd=place).stdout.startswith("accuracy 0.833 (")
 
 
 def test_a_list_may_be_evaluated(place: Path) -> None:
@@ -189,6 +188,6 @@ def test_a_matrix_that_does_not_fit_is_left_to_json(place: Path) -> None:
 
 def test_a_terminal_shows_bars_and_stdout_none_of_them(place: Path) -> None:
     watched = Watched("evaluate", "model", "flowers", cwd=place)
-    assert watched.wait() == 0
+    assert watched.exit_code() == 0
     assert "evaluate" in watched.seen and "time left" in watched.seen and "accuracy" not in watched.seen
     assert watched.printed.startswith("accuracy 0.833") and "\x1b" not in watched.printed

@@ -5,55 +5,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from commands import engram, engram_here
+from models_made import NAMES, SIDE
 
-from engram.data import Samples, Task
-from engram.methods import make
-from engram.model import Metadata, Model, ModelFolder, save
+from engram.model import ModelFolder
 from engram.network import extractor_for_weights
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two generations: of two classes and then three."""
-    draws = torch.Generator().manual_seed(0)
-    learner = make("features", epochs=1, batch_size=8, features_per_class=4, adapter_steps=5)
-    place = ModelFolder(tmp_path_factory.mktemp("models") / "flowers")
-    for index, classes in enumerate([(0, 1), (2,)]):
-        labels = torch.tensor(classes).repeat_interleave(6)
-        images = torch.randint(0, 256, (len(labels), 8, 8, 3), generator=draws).to(torch.uint8)
-        samples = Samples.of(images, labels)
-        learner.learn(Task(index, classes, samples, samples))
-        names = ("rose", "Türkenbund", "名前")[: len(learner.classes_)]
-        with place.writing() as writer:
-            save(writer, Model(learner, names, Metadata(seen=(6,) * len(names))), action="learn")
-    return place.path
-
-
-def test_a_model_becomes_one_onnx_file_and_nothing_else_is_printed(folder: Path, tmp_path: Path) -> None:
-    done = engram("export", str(folder), "model.onnx", "--json", cwd=tmp_path)
+def test_a_model_becomes_one_onnx_file_and_nothing_else_is_printed(small_model: ModelFolder, tmp_path: Path) -> None:
+    done = engram("export", str(small_model.path), "model.onnx", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     assert json.loads(done.stdout) == {
         **{"path": "model.onnx", "kind": "onnx", "bytes": (tmp_path / "model.onnx").stat().st_size, "generation": 2},
-        **{"input": "images", "shape": ["batch", 8, 8, 3], "outputs": ["scores", "probabilities"], "opset": 20},
-        "classes": ["rose", "Türkenbund", "名前"],
+        **{"input": "images", "shape": ["batch", SIDE, SIDE, 3], "outputs": ["scores", "probabilities"], "opset": 20},
+        "classes": [*NAMES],
     }
 
 
-def test_the_stored_features_of_either_generation(folder: Path, tmp_path: Path) -> None:
+def test_the_stored_features_of_either_generation(small_model: ModelFolder, tmp_path: Path) -> None:
     for arguments, number, classes in (((), 2, 3), (("--generation", "1"), 1, 2)):
-        done = engram_here("export", folder, "stored.npz", "--overwrite", *arguments, cwd=tmp_path)
+        done = engram_here("export", small_model.path, "stored.npz", "--overwrite", *arguments, cwd=tmp_path)
         size = (tmp_path / "stored.npz").stat().st_size / 1024
         assert done == (0, f"npz: stored.npz ({size:.1f} KB, generation {number})\n", "")
         with np.load(tmp_path / "stored.npz", allow_pickle=False) as stored:
-            assert stored["features"].shape == (4 * classes, 64)
-            assert stored["classes"].tolist() == ["rose", "Türkenbund", "名前"][:classes]
+            assert stored["features"].shape == (6 * classes, 64)
+            assert stored["classes"].tolist() == [*NAMES[:classes]]
 
 
-def test_weights_that_a_new_model_can_start_from(folder: Path, tmp_path: Path) -> None:
-    done = engram_here("export", folder, "new/weights.safetensors", "--json", "--quiet", cwd=tmp_path)
+def test_weights_that_a_new_model_can_start_from(small_model: ModelFolder, tmp_path: Path) -> None:
+    done = engram_here("export", small_model.path, "new/weights.safetensors", "--json", "--quiet", cwd=tmp_path)
     output = json.loads(done.stdout)
     assert output["kind"] == "safetensors" and output["dimension"] == 64
     assert extractor_for_weights(tmp_path / output["path"]) == "small"
@@ -70,10 +51,10 @@ def test_weights_that_a_new_model_can_start_from(folder: Path, tmp_path: Path) -
     ],
 )
 def test_wrong_arguments_are_refused_in_one_sentence(
-    arguments: list[str], code: int, fact: str, folder: Path, tmp_path: Path
+    arguments: list[str], code: int, fact: str, small_model: ModelFolder, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.npz").write_text("mine")
-    done = engram_here("export", *(folder if each == "FOLDER" else each for each in arguments), cwd=tmp_path)
+    done = engram_here("export", *(small_model.path if each == "FOLDER" else each for each in arguments), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
     assert fact in done.stderr and len(done.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mine.npz"] and (tmp_path / "mine.npz").read_text() == "mine"

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import engram
 from images_made import heic, needs_heic
 from models_made import DAISY, TULIP
 from PIL import Image
-from terminals import run
 
 from engram.model import ModelFolder
 
@@ -32,7 +32,7 @@ def place(small_model: ModelFolder, tmp_path: Path) -> Path:
 
 
 def test_a_photo_is_predicted(place: Path) -> None:
-    done = run("predict", "model", "photos", "--json", cwd=place)
+    done = engram("predict", "model", "photos", "--json", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     predictions = json.loads(done.stdout)["predictions"]
     assert {each["path"]: each["top"][0]["class"] for each in predictions} == {

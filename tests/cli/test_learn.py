@@ -6,15 +6,15 @@ import json
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import torch
-from commands import engram_here
+from commands import Watched, engram, engram_here, tree
 from folders_made import paint
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw
 from rich.cells import cell_len
-from terminals import Watched, run, tree
 
 from engram import storage
 from engram.data.labelled import scan
@@ -41,7 +41,7 @@ def flowers(tmp_path: Path) -> Path:
 
 
 def test_the_result_is_printed_to_stdout_and_nothing_to_stderr(flowers: Path, tmp_path: Path) -> None:
-    done = run("learn", "model", "flowers", cwd=tmp_path)
+    done = engram("learn", "model", "flowers", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"learned 2 new classes \(\[red\]tulip 6, gänseblümchen 6\) in \d+ s", lines[0])
@@ -64,7 +64,7 @@ def test_the_result_is_printed_to_stdout_and_nothing_to_stderr(flowers: Path, tm
 
 
 def test_a_network_from_scratch_is_assessed_on_held_out_images_only(flowers: Path, tmp_path: Path) -> None:
-    done = run("learn", "model", "flowers", *SMALL, *ONCE, cwd=tmp_path)
+    done = engram("learn", "model", "flowers", *SMALL, *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     evidence = load(ModelFolder(tmp_path / "model")).metadata.held_out_counts
     right = sum(evidence.correct)
@@ -78,19 +78,19 @@ def test_a_network_from_scratch_is_assessed_on_held_out_images_only(flowers: Pat
 
 
 def test_accuracy_of_classes_without_held_out_images_is_not_known(flowers: Path, tmp_path: Path) -> None:
-    done = run("learn", "model", "flowers", "--hold-out", "0", *SMALL, *ONCE, cwd=tmp_path)
+    done = engram("learn", "model", "flowers", "--hold-out", "0", *SMALL, *ONCE, cwd=tmp_path)
     assert done.stdout.splitlines()[2] == (
         "accuracy not known: no image was held out. Measure it with: engram evaluate MODEL FOLDER"
     )
     draw(tmp_path / "more", ("rose", "lily"), 10)
-    done = run("learn", "model", "more", *ONCE, cwd=tmp_path)
+    done = engram("learn", "model", "more", *ONCE, cwd=tmp_path)
     accuracy = done.stdout.splitlines()[2]
     assert " over 2 of 4 classes, on 2 held-out images" in accuracy and "other classes were not measured" in accuracy
 
 
 def test_an_update_prints_new_and_known_classes_separately(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", ("rose", TULIP), 5)
-    done = run("learn", "model", "more", *ONCE, cwd=tmp_path)
+    done = engram("learn", "model", "more", *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("learned 1 new class (rose 5), 1 known class ([red]tulip 5) in ")
     assert "model, generation 3: 4 classes; " in done.stdout
@@ -102,9 +102,9 @@ def test_an_update_prints_new_and_known_classes_separately(model: ModelFolder, t
 
 
 def test_accuracy_after_an_update_of_a_frozen_network_is_no_estimate(flowers: Path, tmp_path: Path) -> None:
-    run("learn", "model", "flowers", cwd=tmp_path)
+    engram("learn", "model", "flowers", cwd=tmp_path)
     draw(tmp_path / "more", ("rose", TULIP), 5)
-    done = run("learn", "model", "more", cwd=tmp_path)
+    done = engram("learn", "model", "more", cwd=tmp_path)
     evidence = load(ModelFolder(tmp_path / "model")).metadata.held_out_counts
     assert evidence.total == (11, 6, 5)
     low, high = Accuracy(sum(evidence.correct), 22).interval
@@ -119,7 +119,7 @@ def test_accuracy_after_an_update_of_a_frozen_network_is_no_estimate(flowers: Pa
 def test_json_prints_the_whole_result_as_one_object(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", ("rose", TULIP), 10)
     (tmp_path / "more" / "rose" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    done = run("learn", "model", "more", "--json", "--hold-out", "0.5", *ONCE, cwd=tmp_path)
+    done = engram("learn", "model", "more", "--json", "--hold-out", "0.5", *ONCE, cwd=tmp_path)
     assert done.returncode == 0
     output = json.loads(done.stdout)
     assert output["published"] is True and output["generation"] == 3 and output["classes"] == 4
@@ -145,7 +145,7 @@ def test_json_prints_the_whole_result_as_one_object(model: ModelFolder, tmp_path
 
 def test_json_says_that_the_network_was_not_tuned(flowers: Path, tmp_path: Path) -> None:
     shutil.copy(flowers / TULIP / "0.png", flowers / DAISY / "same.png")
-    output = json.loads(run("learn", "model", "flowers", "--json", cwd=tmp_path).stdout)
+    output = json.loads(engram("learn", "model", "flowers", "--json", cwd=tmp_path).stdout)
     assert output["network"] == "efficientnet-lite0" and output["classifier"].startswith(
         ("ridge", "LDA", "nearest mean")
     )
@@ -160,7 +160,7 @@ def test_an_update_below_at_least_is_shown_and_not_published(flowers: Path, tmp_
     shutil.rmtree(flowers / DAISY)
     shutil.copytree(flowers / TULIP, flowers / DAISY)  # two classes of the same images
     arguments = ("learn", "model", "flowers", "--at-least", "1", "--hold-out", "0.5", *SMALL, *ONCE)
-    text, as_json = run(*arguments, cwd=tmp_path), run(*arguments, "--json", cwd=tmp_path)
+    text, as_json = engram(*arguments, cwd=tmp_path), engram(*arguments, "--json", cwd=tmp_path)
     for done in (text, as_json):
         assert done.returncode == 1
         assert re.match(r"error: .* mean over 2 classes, would be 0\.\d{3}, below 1", done.stderr)
@@ -174,12 +174,12 @@ def test_an_update_below_at_least_is_shown_and_not_published(flowers: Path, tmp_
 
 def test_an_update_that_harms_old_classes_is_rejected_unless_forced(tmp_path: Path) -> None:
     paint(tmp_path / "colours", ("red", "green"), 12)
-    assert run("learn", "model", "colours", cwd=tmp_path).returncode == 0
+    assert engram("learn", "model", "colours", cwd=tmp_path).returncode == 0
     for name, other in (("red", "crimson"), ("green", "emerald")):
         shutil.copytree(tmp_path / "colours" / name, tmp_path / "again" / other)
     before = tree(tmp_path / "model")
-    text = run("learn", "model", "again", cwd=tmp_path)
-    as_json = run("learn", "model", "again", "--json", cwd=tmp_path)
+    text = engram("learn", "model", "again", cwd=tmp_path)
+    as_json = engram("learn", "model", "again", "--json", cwd=tmp_path)
     for done in (text, as_json):
         assert done.returncode == 1
         assert "2 old classes" in done.stderr and "from 1.000" in done.stderr and "--force" in done.stderr
@@ -195,7 +195,7 @@ def test_an_update_that_harms_old_classes_is_rejected_unless_forced(tmp_path: Pa
     assert {name: content for name, (_, content) in tree(tmp_path / "model").items()} == {
         name: content for name, (_, content) in before.items()
     }
-    done = run("learn", "model", "again", "--force", cwd=tmp_path)
+    done = engram("learn", "model", "again", "--force", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert load(ModelFolder(tmp_path / "model")).names == ("green", "red", "crimson", "emerald")
 
@@ -203,7 +203,7 @@ def test_an_update_that_harms_old_classes_is_rejected_unless_forced(tmp_path: Pa
 def test_validation_shows_each_class_before_and_after(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", (TULIP,), 10)
     before = load(model).metadata.held_out_counts
-    done = run("learn", "model", "more", "--validate", "--hold-out", "0.5", cwd=tmp_path)
+    done = engram("learn", "model", "more", "--validate", "--hold-out", "0.5", cwd=tmp_path)
     assert done.returncode == 0
     after = load(model).metadata.held_out_counts
     lines = done.stdout.splitlines()
@@ -216,7 +216,7 @@ def test_validation_shows_each_class_before_and_after(model: ModelFolder, tmp_pa
 
 def test_three_images_per_class_can_be_validated_with_a_frozen_network(tmp_path: Path) -> None:
     draw(tmp_path / "few", (TULIP, DAISY), 3)
-    done = run("learn", "model", "few", "--validate", cwd=tmp_path)
+    done = engram("learn", "model", "few", "--validate", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[1:3] == [f"     –  1.000         3  new   {name}" for name in (TULIP, DAISY)]
@@ -237,7 +237,7 @@ def test_an_update_that_cannot_be_assessed_says_so(tmp_path: Path) -> None:
 
 def test_one_image_of_one_class_is_printed_in_the_singular(tmp_path: Path) -> None:
     draw(tmp_path / "one", (TULIP,), 1)
-    done = run("learn", "model", "one", cwd=tmp_path)
+    done = engram("learn", "model", "one", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("learned 1 new class ([red]tulip 1) in ")
@@ -259,7 +259,7 @@ def test_skipped_files_are_listed_on_stderr_even_with_quiet(flowers: Path, tmp_p
     (flowers / DAISY / "\x1b[31mred.png").touch()
     (flowers / DAISY / ODD).touch()
     (flowers / "empty").mkdir()
-    done = run("learn", "model", "flowers", "--quiet", "--json", *SMALL, *ONCE, cwd=tmp_path)
+    done = engram("learn", "model", "flowers", "--quiet", "--json", *SMALL, *ONCE, cwd=tmp_path)
     assert done.returncode == 0
     assert sorted(line.split(": It")[0] for line in done.stderr.splitlines()) == [
         "skipped: flowers/[red]tulip/:smile: [red].txt",
@@ -422,7 +422,7 @@ def test_a_path_that_cannot_hold_a_model_is_refused(
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write whatever the permissions say")
 def test_a_folder_without_write_permission_is_refused(flowers: Path, tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o555)
-    done = run("learn", "closed", "flowers", *ONCE, cwd=tmp_path)
+    done = engram("learn", "closed", "flowers", *ONCE, cwd=tmp_path)
     assert done.returncode == 1 and "closed" in done.stderr
 
 
@@ -494,7 +494,7 @@ HOSTILE = ("[red]x[bold]", "=1+1+1", "\u202egnp.evil", "😀 :smile:", "x" * 200
 def test_hostile_names_are_shown_as_they_are_at_any_width(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", HOSTILE, 5)
     for asked in (("--dry-run",), ("--validate", "--at-least", "0")):
-        done = run("learn", "model", "more", *asked, *ONCE, cwd=tmp_path, columns=40)
+        done = engram("learn", "model", "more", *asked, *ONCE, cwd=tmp_path, COLUMNS="40")
         assert done.returncode == 0, done.stderr
         flat = done.stdout.replace("\n", "").replace(" ", "")
         for name in HOSTILE:
@@ -502,17 +502,17 @@ def test_hostile_names_are_shown_as_they_are_at_any_width(model: ModelFolder, tm
         assert all(letter.isprintable() or letter == "\n" for letter in done.stdout)
     table = done.stdout[: done.stdout.index("These are estimates")].splitlines()
     assert len(table) > 11 and max(map(cell_len, table)) <= 40
-    assert set(json.loads(run("inspect", "model", "--json", cwd=tmp_path).stdout)["changed"])
+    assert set(json.loads(engram("inspect", "model", "--json", cwd=tmp_path).stdout)["changed"])
     assert load(model).names == (*NAMES, *sorted(HOSTILE))
 
 
 def test_a_model_may_have_any_name(flowers: Path, tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff[red] :smile:")
-    done = run("learn", name, "flowers", *SMALL, *ONCE, cwd=tmp_path)
+    done = engram("learn", name, "flowers", *SMALL, *ONCE, cwd=tmp_path)
     assert done.returncode == 0 and r"\udcff[red] :smile:, generation 1: 2 classes" in done.stdout
-    done = run("learn", name, "flowers", "--dry-run", cwd=tmp_path)
+    done = engram("learn", name, "flowers", "--dry-run", cwd=tmp_path)
     assert r"would update \udcff[red] :smile:: 2 known classes" in done.stdout
-    done = run("learn", "\x1b[31mabsent", ":smile:\x1b[31m", cwd=tmp_path)
+    done = engram("learn", "\x1b[31mabsent", ":smile:\x1b[31m", cwd=tmp_path)
     assert r":smile:\x1b[31m" in done.stderr
 
 
@@ -523,7 +523,7 @@ def test_a_terminal_shows_bars_with_the_time_left_and_stdout_none_of_them(flower
     watched = Watched("learn", "model", "flowers", "--epochs", "40", *SMALL, *QUICK, cwd=tmp_path)
     watched.wait_for("train")
     watched.wait_for("time left")
-    assert watched.wait() == 0
+    assert watched.exit_code() == 0
     assert re.search(r"train .*?\d+ %.*?time left.*?\d:\d\d", watched.seen)
     assert watched.printed.startswith("learned 2 new classes") and "\x1b" not in watched.printed
     assert watched.seen.endswith("\r\x1b[2K\x1b[?25h\r")  # the bars are erased
@@ -531,7 +531,7 @@ def test_a_terminal_shows_bars_with_the_time_left_and_stdout_none_of_them(flower
 
 def test_quiet_shows_nothing_on_a_terminal(flowers: Path, tmp_path: Path) -> None:
     watched = Watched("learn", "model", "flowers", "--quiet", *SMALL, *ONCE, cwd=tmp_path)
-    assert (watched.wait(), watched.seen) == (0, "")
+    assert (watched.exit_code(), watched.seen) == (0, "")
 
 
 # Interruptions
@@ -542,8 +542,8 @@ def test_ctrl_c_in_a_first_training_leaves_no_folder(flowers: Path, tmp_path: Pa
     watched = Watched("learn", "model", "flowers", *SMALL, *LONG, "--json", cwd=tmp_path)
     watched.wait_for("train")
     assert (tmp_path / "model").exists()
-    watched.interrupt()
-    assert watched.wait() == 130
+    watched.send_signal(signal.SIGINT)
+    assert watched.exit_code() == 130
     assert watched.seen.endswith("Interrupted. Nothing was changed.\r\n") and watched.printed == ""
     assert not (tmp_path / "model").exists() and tree(flowers) == before
 
@@ -553,7 +553,7 @@ def test_ctrl_c_during_an_update_leaves_the_model_as_it_was(model: ModelFolder, 
     before = tree(tmp_path)
     watched = Watched("learn", "model", "more", *LONG, cwd=tmp_path)
     watched.wait_for("train")
-    watched.interrupt()
-    assert watched.wait() == 130
+    watched.send_signal(signal.SIGINT)
+    assert watched.exit_code() == 130
     assert "Interrupted. Nothing was changed." in watched.seen and watched.printed == ""
     assert tree(tmp_path) == before

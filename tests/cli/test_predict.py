@@ -8,6 +8,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -16,9 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from commands import ENVIRONMENT, engram_here
+from commands import ENVIRONMENT, Watched, engram, engram_here, tree
 from models_made import DAISY, FORMULA, NAMES, SIDE, TULIP, copied
-from terminals import Watched, run, tree
 
 from engram.cli.predict import parse_reject
 from engram.data.images import decode
@@ -82,7 +82,7 @@ def test_no_cell_of_the_csv_is_a_formula(place: Path) -> None:
     for name in ('=cmd|"x"!A1.png', "ö, ü.png", "-c.png"):
         (place / name).write_bytes((place / "c.png").read_bytes())
     names = ["c.png", "./-c.png", '=cmd|"x"!A1.png', "ö, ü.png"]
-    done = run("predict", "model", *names, "--csv", cwd=place)
+    done = engram("predict", "model", *names, "--csv", cwd=place)
     assert (done.returncode, done.stderr) == (0, "")
     header, *rows = csv.reader(io.StringIO(done.stdout))
     assert header == ["path", "class_1", "p_1", "class_2", "p_2", "class_3", "p_3"]
@@ -137,7 +137,7 @@ def test_an_uncalibrated_model_cannot_reject(form: str, uncalibrated: Path) -> N
 
 def test_a_dash_is_replaced_by_the_paths_on_stdin(place: Path) -> None:
     listed = b"\xef\xbb\xbfb.png\r\n\n   \r\nc.png"
-    done = run("predict", "model", "a.png", "-", "a.png", "--top", "1", cwd=place, stdin=listed)
+    done = engram("predict", "model", "a.png", "-", "a.png", "--top", "1", cwd=place, stdin=listed)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["a.png", "b.png", "c.png", "a.png"]
 
@@ -147,7 +147,7 @@ def test_only_a_newline_separates_paths_on_stdin(place: Path) -> None:
     raw = [*map(os.fsencode, names), b"\xff.png"]
     for name in raw:
         (place / os.fsdecode(name)).write_bytes((place / "a.png").read_bytes())
-    done = run("predict", "model", "-", "--json", cwd=place, stdin=b"\n".join(raw))
+    done = engram("predict", "model", "-", "--json", cwd=place, stdin=b"\n".join(raw))
     output = json.loads(done.stdout)
     assert (done.returncode, output["skipped"]) == (0, [])
     assert [os.fsencode(each["path"]) for each in output["predictions"]] == raw
@@ -155,16 +155,16 @@ def test_only_a_newline_separates_paths_on_stdin(place: Path) -> None:
 
 def test_a_path_with_a_newline_can_be_an_argument_but_not_on_stdin(place: Path) -> None:
     (place / "new\nline.png").write_bytes((place / "a.png").read_bytes())
-    done = run("predict", "model", "-", cwd=place, stdin=b"new\nline.png\n")
+    done = engram("predict", "model", "-", cwd=place, stdin=b"new\nline.png\n")
     assert done.returncode == 1
     assert done.stderr == ("skipped: new: There is no such file.\nskipped: line.png: There is no such file.\n")
-    done = run("predict", "model", "new\nline.png", "--top", "1", cwd=place)
+    done = engram("predict", "model", "new\nline.png", "--top", "1", cwd=place)
     assert done.returncode == 0 and done.stdout.startswith(rf"new\nline.png: {TULIP} ")
 
 
 def test_a_file_may_be_called_dash(place: Path) -> None:
     (place / "-").write_bytes((place / "a.png").read_bytes())
-    done = run("predict", "model", "./-", "--top", "1", cwd=place)
+    done = engram("predict", "model", "./-", "--top", "1", cwd=place)
     assert done.returncode == 0 and done.stdout.startswith(f"-: {TULIP} ")
 
 
@@ -202,7 +202,7 @@ def test_file_names_that_are_not_utf_8_are_printed_in_every_format(place: Path) 
     raw = b"\xff\x1b[31m :smile:.png"
     name = os.fsdecode(raw)
     (place / name).write_bytes((place / "a.png").read_bytes())
-    text, table, output = (run("predict", "model", name, *form, cwd=place) for form in ((), ("--csv",), ("--json",)))
+    text, table, output = (engram("predict", "model", name, *form, cwd=place) for form in ((), ("--csv",), ("--json",)))
     assert [text.returncode, table.returncode, output.returncode] == [0, 0, 0]
     assert text.stdout.startswith(rf"\udcff\x1b[31m :smile:.png: {TULIP} ")
     assert list(csv.reader(io.StringIO(table.stdout)))[1][0] == r"\udcff\x1b[31m :smile:.png"
@@ -257,7 +257,7 @@ def test_hostile_class_names_are_printed_in_every_format(calibrated_model: Model
 def test_wrong_arguments_are_refused(arguments: tuple[str, ...], code: int, fact: str, place: Path) -> None:
     (place / "empty").mkdir()
     before = tree(place)
-    done = run("predict", *arguments, cwd=place)
+    done = engram("predict", *arguments, cwd=place)
     assert (done.returncode, done.stdout) == (code, "")
     assert fact in done.stderr
     assert tree(place) == before
@@ -287,14 +287,14 @@ def test_a_damaged_model_is_reported_with_the_command_that_repairs_it(small_mode
 def test_stdout_in_a_file_has_no_bars(place: Path) -> None:
     for asked, lines in (((), 3), (("--csv",), 4), (("--json",), 1)):
         watched = Watched("predict", "model", "a.png", "b.png", "c.png", *asked, cwd=place)
-        assert watched.wait() == 0
+        assert watched.exit_code() == 0
         assert watched.printed.count("\n") == lines and "\x1b" not in watched.printed
         assert "predict" in watched.seen and TULIP not in watched.seen
 
 
 def test_on_a_terminal_predictions_are_printed_above_the_bar(place: Path) -> None:
     watched = Watched("predict", "model", "a.png", "b.png", "--top", "1", cwd=place, stdout_too=True)
-    assert watched.wait() == 0, watched.seen
+    assert watched.exit_code() == 0, watched.seen
     erased = re.escape("\r\x1b[2K")
     for path, name in (("a.png", TULIP), ("b.png", DAISY)):
         assert re.search(rf"{erased}{re.escape(f'{path}: {name} ')}0\.\d{{3}}\r\n", watched.seen), watched.seen
@@ -309,8 +309,8 @@ def test_ctrl_c_ends_the_wait_for_stdin(place: Path) -> None:
         watched.process.exitcode is None and select.select([held], [], [], 0)[0]
     ):  # until the command has read it and waits for more
         time.sleep(0.02)
-    watched.interrupt()
-    assert watched.wait() == 130 and watched.printed == ""
+    watched.send_signal(signal.SIGINT)
+    assert watched.exit_code() == 130 and watched.printed == ""
     os.close(held)
 
 
@@ -326,7 +326,7 @@ def test_a_closed_pipe_ends_the_command_silently(place: Path) -> None:
 
 def test_characters_outside_the_encoding_of_stdout_are_escaped(place: Path) -> None:
     (place / "日本.png").write_bytes((place / "b.png").read_bytes())
-    done = run("predict", "model", "日本.png", "--top", "1", cwd=place, encoding="latin-1")
+    done = engram("predict", "model", "日本.png", "--top", "1", cwd=place, encoding="latin-1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(rf"\u65e5\u672c.png: {DAISY} 0.")
 

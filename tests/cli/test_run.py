@@ -239,7 +239,7 @@ def pickled_archive(folder: Path) -> str:
         (["--network", "resnet"], 2, "'resnet'.*'resnet"),
         (["--classes-per-task", "11"], 2, "10 classes.* 11"),
         (["--tasks", "6"], 2, "5 tasks.* 6 "),
-        (["--class-order", "nowhere"], 2, "'nowhere'"),
+        (["--class-order", "nowhere"], 2, "class order nowhere"),
         (["--validation", "1.5"], 2, "between 0 and 1"),
         (["--device", "cuda"], 1, "'cuda'"),
         (["--dataset", "arrays"], 2, "--data FILE.npz"),
