@@ -1,4 +1,4 @@
-"""Picture files made on the spot: by Pillow where it writes them, byte by byte where it does not."""
+"""Image files, written by Pillow where it can, and byte by byte where it cannot."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def gradient(height: int = 24, width: int = 32) -> Pixels:
     y, x = np.mgrid[0:height, 0:width]
     down, right = y * 255 / max(height - 1, 1), x * 255 / max(width - 1, 1)
     return np.stack([right, down, (right + 255 - down) / 2], axis=-1).astype(np.uint8)
+
+
+def on_white(colour: Pixels, opacity: Pixels) -> Pixels:
+    """The image (h, w, 3) where it is opaque (h, w), and white where it is not."""
+    share = opacity[..., None] / 255
+    return np.rint(colour * share + 255 * (1 - share)).astype(np.uint8)
 
 
 def encoded(image: Image.Image | Pixels, format: str, **options: Any) -> bytes:

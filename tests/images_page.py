@@ -1,4 +1,4 @@
-"""Images and folders of every kind, good and bad, and docs/images.md, which says what happens to each.
+"""Images and folders of every kind, valid and damaged, and docs/images.md, which says what engram does with each.
 
 The page quotes engram: `python tests/images_page.py` writes it, and a test checks that it is up to date.
 """
@@ -26,6 +26,7 @@ from images_made import (
     gradient,
     grey_16,
     heic,
+    on_white,
     png,
     scans,
     several_frames,
@@ -40,17 +41,17 @@ from engram.errors import EngramError
 from engram.model import LearnOptions, plan_update
 
 PAGE = Path(__file__).parent.parent / "docs" / "images.md"
-PICTURE = gradient()
-ROWS = b"".join(b"\0" + row.tobytes() for row in PICTURE)
-JPEG = encoded(PICTURE, "JPEG", quality=95)
-PNG = encoded(PICTURE, "PNG")
+GRADIENT = gradient()
+ROWS = b"".join(b"\0" + row.tobytes() for row in GRADIENT)
+JPEG = encoded(GRADIENT, "JPEG", quality=95)
+PNG = encoded(GRADIENT, "PNG")
 FADING = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (24, 1))
 RAMP = np.arange(0, 65536, 3000, dtype=np.uint16)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A file that someone has. If it can be read: how, and what is then seen, to so many steps of 256."""
+    """An image file. If it can be read: how, and its pixels with the largest difference in steps of 256."""
 
     what: str
     content: bytes
@@ -59,68 +60,63 @@ class Case:
     tolerance: int = 0
 
 
-def on_white(pixels: Pixels, opacity: Pixels) -> Pixels:
-    share = opacity[..., None] / 255
-    return np.rint(pixels * share + 255 * (1 - share)).astype(np.uint8)
-
-
 def grey(values: np.ndarray) -> Pixels:
     return np.stack([values.astype(np.uint8)] * 3, -1)
 
 
-TURNED, MISTURNED = (encoded(PICTURE, "PNG", exif=block) for block in (exif(6), exif(6)[:20]))
-QUANTISED = Image.fromarray(PICTURE).quantize(64)
+TURNED, MISTURNED = (encoded(GRADIENT, "PNG", exif=block) for block in (exif(6), exif(6)[:20]))
+QUANTISED = Image.fromarray(GRADIENT).quantize(64)
 COARSE = np.array(QUANTISED.convert("RGB"))
-RED = PICTURE[..., 0]
+RED = GRADIENT[..., 0]
 
 # Without pillow-heif these are empty, and the tests of them are skipped.
-HEIC = heic(PICTURE) if WITH_HEIC else b""
-HEIC_TURNED = heic(PICTURE, exif=exif(6)) if WITH_HEIC else b""
-HEIC_OF_TWO = heic(PICTURE, Image.new("RGB", (8, 8))) if WITH_HEIC else b""
+HEIC = heic(GRADIENT) if WITH_HEIC else b""
+HEIC_TURNED = heic(GRADIENT, exif=exif(6)) if WITH_HEIC else b""
+HEIC_OF_TWO = heic(GRADIENT, Image.new("RGB", (8, 8))) if WITH_HEIC else b""
 
 READ = (
-    Case("JPEG", JPEG, "as it is", PICTURE, 16),
-    Case("JPEG, progressive", encoded(PICTURE, "JPEG", quality=95, progressive=True), "as it is", PICTURE, 16),
-    Case("JPEG in CMYK or YCCK", ycck(PICTURE), "in colours, on white paper", PICTURE, 6),
+    Case("JPEG", JPEG, "as it is", GRADIENT, 16),
+    Case("JPEG, progressive", encoded(GRADIENT, "JPEG", quality=95, progressive=True), "as it is", GRADIENT, 16),
+    Case("JPEG in CMYK or YCCK", ycck(GRADIENT), "in colours, on white paper", GRADIENT, 6),
     Case(
         "JPEG that holds several images, as some phones make",
-        encoded(PICTURE, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))], quality=95),
+        encoded(GRADIENT, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))], quality=95),
         "the first",
-        PICTURE,
+        GRADIENT,
         16,
     ),
-    Case("JPEG with something appended, as some phones do", JPEG + b"\xff\xda\0\2 video", "as it is", PICTURE, 16),
-    Case("JPEG, PNG or WebP with an EXIF orientation", TURNED, "upright", np.rot90(PICTURE, -1)),
-    Case("the same, with damage in its EXIF block", MISTURNED, "as stored", PICTURE),
-    Case("PNG", PNG, "as it is", PICTURE),
+    Case("JPEG with something appended, as some phones do", JPEG + b"\xff\xda\0\2 video", "as it is", GRADIENT, 16),
+    Case("JPEG, PNG or WebP with an EXIF orientation", TURNED, "upright", np.rot90(GRADIENT, -1)),
+    Case("the same, with damage in its EXIF block", MISTURNED, "as stored", GRADIENT),
+    Case("PNG", PNG, "as it is", GRADIENT),
     Case("PNG, grey or black and white", encoded(RED, "PNG"), "three equal channels", grey(RED)),
     Case("PNG of 16 bits", grey_16(RAMP), "in 256 steps, black to white", grey(np.rint(RAMP / 257))[None]),
     Case("PNG, GIF or BMP with a palette", encoded(QUANTISED, "PNG"), "in its colours", COARSE),
     Case(
         "PNG, WebP, GIF or BMP that is transparent in places",
-        encoded(np.dstack([PICTURE, FADING]), "PNG"),
+        encoded(np.dstack([GRADIENT, FADING]), "PNG"),
         "on white",
-        on_white(PICTURE, FADING),
+        on_white(GRADIENT, FADING),
         1,
     ),
-    Case("PNG, animated", several_frames("PNG"), "its first frame", PICTURE),
-    Case("WebP", encoded(PICTURE, "WEBP", lossless=True), "as it is", PICTURE),
-    Case("WebP, animated", several_frames("WEBP", lossless=True), "its first frame", PICTURE),
+    Case("PNG, animated", several_frames("PNG"), "its first frame", GRADIENT),
+    Case("WebP", encoded(GRADIENT, "WEBP", lossless=True), "as it is", GRADIENT),
+    Case("WebP, animated", several_frames("WEBP", lossless=True), "its first frame", GRADIENT),
     Case("GIF", encoded(QUANTISED, "GIF"), "in its colours", COARSE),
-    Case("GIF, animated", several_frames("GIF"), "its first frame", PICTURE, 40),
-    Case("BMP", encoded(PICTURE, "BMP"), "as it is", PICTURE),
-    Case("BMP with zeros where opacity could be", bmp_32(np.dstack([PICTURE, 0 * FADING])), "as opaque", PICTURE),
-    Case("HEIC, the format of iPhones", HEIC, "as it is; needs pillow-heif", PICTURE),
-    Case("HEIC with a rotation", HEIC_TURNED, "upright", np.rot90(PICTURE, -1)),
-    Case("HEIC that contains several images", HEIC_OF_TWO, "the primary one", PICTURE),
-    Case("one pixel", encoded(PICTURE[:1, :1], "PNG"), "as it is", PICTURE[:1, :1]),
+    Case("GIF, animated", several_frames("GIF"), "its first frame", GRADIENT, 40),
+    Case("BMP", encoded(GRADIENT, "BMP"), "as it is", GRADIENT),
+    Case("BMP with zeros where opacity could be", bmp_32(np.dstack([GRADIENT, 0 * FADING])), "as opaque", GRADIENT),
+    Case("HEIC, the format of iPhones", HEIC, "as it is; needs pillow-heif", GRADIENT),
+    Case("HEIC with a rotation", HEIC_TURNED, "upright", np.rot90(GRADIENT, -1)),
+    Case("HEIC that contains several images", HEIC_OF_TWO, "the primary one", GRADIENT),
+    Case("one pixel", encoded(GRADIENT[:1, :1], "PNG"), "as it is", GRADIENT[:1, :1]),
 )
 
 ZEROS = zlib.compress(bytes(20_000_000), 9)
 
 
 def damaged(content: bytes) -> bytes:
-    """With one bit in the middle turned."""
+    """The content with one bit in the middle flipped."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
@@ -137,7 +133,7 @@ REFUSED = (
     Case("what Git LFS leaves in place of an image", b"version https://git-lfs.github.com/spec/v1\n"),
     Case("text", b"Dear Sir or Madam"),
     Case("something else", b"\x01\x02\x03\xfe"),
-    Case("TIFF, or camera raw", encoded(PICTURE, "TIFF")),
+    Case("TIFF, or camera raw", encoded(GRADIENT, "TIFF")),
     Case("AVIF", b"\0\0\0\x1cftypavif\0\0\0\0"),
     Case("SVG", b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'),
     Case("PDF", b"%PDF-1.7\n"),
@@ -145,8 +141,8 @@ REFUSED = (
     Case("Photoshop", b"8BPS\0\1" + bytes(20)),
     Case("JPEG 2000", b"\0\0\0\x0cjP  \r\n\x87\n"),
     Case("JPEG XL", b"\0\0\0\x0cJXL \r\n\x87\n"),
-    Case("ICO", encoded(PICTURE, "ICO")),
-    Case("PPM", encoded(PICTURE, "PPM")),
+    Case("ICO", encoded(GRADIENT, "ICO")),
+    Case("PPM", encoded(GRADIENT, "PPM")),
     Case("a video", b"\0\0\0\x18ftypmp42\0\0\0\0"),
     Case("ZIP, and so the files of Office", b"PK\3\4" + bytes(30)),
     Case("gzip", b"\x1f\x8b\x08" + bytes(10)),
@@ -155,14 +151,14 @@ REFUSED = (
         "a PNG whose compressed metadata is huge",
         png(32, 24, 8, 2, ROWS, before=chunk(b"zTXt", b"Comment\0\0" + ZEROS)),
     ),
-    Case("a JPEG of a thousand scans", scans(encoded(PICTURE, "JPEG", progressive=True), 1000)),
+    Case("a JPEG of a thousand scans", scans(encoded(GRADIENT, "JPEG", progressive=True), 1000)),
     Case("an image without pixels", png(0, 24, 8, 2, b"")),
 )
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder or list that someone has, and what to do to make it; whether anything of it is learned."""
+    """A folder or list, a function that makes it, and whether anything of it is learned."""
 
     what: str
     make: Callable[[Path], None]
@@ -276,7 +272,7 @@ def refusal(content: bytes) -> str:
 
 
 def outcome(place: Place) -> tuple[bool, str]:
-    """Whether anything was learned, and what is said."""
+    """Whether anything was learned, and the message."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         place.make(Path("images"))
         try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +13,7 @@ from unittest import mock
 import torch
 from conftest import blobs
 from learners_made import quick
+from progress_made import Recorder
 from torch import Tensor, nn
 
 from engram.data import Samples, Stream, split
@@ -23,7 +23,6 @@ from engram.features import ProductQuantisation, select
 from engram.features.memory import FeatureMemory
 from engram.network import Loss, Network, Training, extract, make_network, parallel
 from engram.network.parallel import rank
-from engram.progress import Phase
 
 
 def refusal(act: Any) -> str:
@@ -112,20 +111,14 @@ def batches(count: int, epochs: int, **settings: Any) -> list[tuple[Tensor, Tens
     return [each for epoch in range(epochs) for each in training.batches(images(count), 5, 1, epoch)]
 
 
-class Epochs:
+class Epochs(Recorder):
     """A progress that records a hash of the network at the end of each epoch."""
 
     def __init__(self, network: Network) -> None:
+        super().__init__()
         self.network = network
         self.states: list[str] = []
         self.losses: list[float] = []
-
-    @contextmanager
-    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        yield self
-
-    def advance(self, steps: int = 1, note: str = "") -> None:
-        pass
 
     def tell(self, **values: float) -> None:
         self.states.append(digest(self.network.state_dict()))

@@ -7,20 +7,19 @@ import io
 import resource
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from progress_made import Recorder
 
 from engram import storage
 from engram.data import cifar, download
 from engram.data.cifar import CIFAR100, Release
 from engram.data.scanning import cache_folder
 from engram.errors import DataError, EngramError
-from engram.progress import Phase
 
 CONTENT = bytes(range(256)) * 20_000  # 5 MB: several chunks
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -54,25 +53,6 @@ def left(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != ".lock")
 
 
-class Recorder:
-    """Records reported progress."""
-
-    def __init__(self) -> None:
-        self.phases: list[tuple[str, int | None]] = []
-        self.steps = 0
-
-    @contextmanager
-    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        self.phases.append((name, steps))
-        yield self
-
-    def tell(self, **values: float) -> None:
-        pass
-
-    def advance(self, steps: int = 1, note: str = "") -> None:
-        self.steps += steps
-
-
 def test_a_download_has_the_bytes_that_the_server_sent(serve: Serve, tmp_path: Path) -> None:
     download.fetch(serve({"/file": body(CONTENT)}) + "/file", tmp_path / "file", MD5)
     assert (tmp_path / "file").read_bytes() == CONTENT
@@ -82,8 +62,7 @@ def test_a_download_has_the_bytes_that_the_server_sent(serve: Serve, tmp_path: P
 def test_progress_counts_the_bytes(serve: Serve, tmp_path: Path) -> None:
     recorder = Recorder()
     download.fetch(serve({"/file": body(CONTENT)}) + "/file", tmp_path / "file", MD5, recorder)
-    assert recorder.phases == [("download", len(CONTENT))]
-    assert recorder.steps == len(CONTENT)
+    assert recorder.phases == [["download", len(CONTENT), len(CONTENT)]]
 
 
 def test_a_body_of_unknown_length_is_downloaded(serve: Serve, tmp_path: Path) -> None:
@@ -94,7 +73,7 @@ def test_a_body_of_unknown_length_is_downloaded(serve: Serve, tmp_path: Path) ->
 
     recorder = Recorder()
     download.fetch(serve({"/file": answer}) + "/file", tmp_path / "file", MD5, recorder)
-    assert recorder.phases == [("download", None)]
+    assert recorder.phases == [["download", None, len(CONTENT)]]
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 

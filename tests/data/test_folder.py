@@ -63,11 +63,11 @@ def test_each_data_set_has_its_own_default_size_and_fit(tmp_path: Path) -> None:
 
 
 def test_the_name_does_not_depend_on_how_the_path_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = class_folders(tmp_path / "pictures", classes=2, per_class=5)
+    root = class_folders(tmp_path / "photos", classes=2, per_class=5)
     (root / "itself").symlink_to("itself")  # beside the classes: no reason to give them up
     monkeypatch.chdir(root)
-    names = {load("folder", place).name for place in (root, Path("."), Path("../pictures"))}
-    assert names == {"pictures"}
+    names = {load("folder", place).name for place in (root, Path("."), Path("../photos"))}
+    assert names == {"photos"}
 
 
 def test_a_folder_name_that_is_not_utf8_is_escaped(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_test_split_may_have_other_names(part: str, tmp_path: Path) -> None:
     root = imagenet(tmp_path / "data", classes=2)
     (root / "val").rename(root / part)
     if part == "val":
-        (root / "test").mkdir()  # as ImageNet's, whose pictures have no labels
+        (root / "test").mkdir()  # as ImageNet's, whose test images have no labels
         write(root / "test" / "1.JPEG", 0, 0)
     assert {path.split("/")[0] for path in names_of(load("folder", root).test)} == {part}
 

@@ -22,7 +22,7 @@ from engram.data.labelled import scan
 
 pytestmark = needs_heic
 
-PICTURE = gradient()
+GRADIENT = gradient()
 FADING = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (24, 1))
 
 
@@ -36,24 +36,24 @@ def pixels(content: bytes, **options: int) -> Pixels:
 
 @pytest.mark.parametrize("size", [(24, 32), (64, 64), (1, 1), (101, 67)])
 def test_a_lossless_photo_keeps_its_pixels(size: tuple[int, int]) -> None:
-    picture = gradient(*size)
-    assert np.array_equal(pixels(heic(picture)), picture)
-    assert extent(heic(picture)) == (size[1], size[0])
+    image = gradient(*size)
+    assert np.array_equal(pixels(heic(image)), image)
+    assert extent(heic(image)) == (size[1], size[0])
 
 
 def test_a_lossy_photo_is_close_to_the_original() -> None:
-    picture = gradient(240, 320)
-    found = pixels(heic(picture, quality=90, chroma=420, matrix_coefficients=6)).astype(float)
-    assert np.abs(found - picture).max() <= 8
+    image = gradient(240, 320)
+    found = pixels(heic(image, quality=90, chroma=420, matrix_coefficients=6)).astype(float)
+    assert np.abs(found - image).max() <= 8
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_photo_is_rotated_once(orientation: int) -> None:
     """pillow-heif stores the orientation twice: as the properties irot and imir, and in the EXIF block."""
     block = exif(orientation)
-    content = heic(PICTURE, exif=block)
+    content = heic(GRADIENT, exif=block)
     assert block in content
-    with Image.open(io.BytesIO(encoded(PICTURE, "PNG", exif=block))) as image:
+    with Image.open(io.BytesIO(encoded(GRADIENT, "PNG", exif=block))) as image:
         expected = np.array(ImageOps.exif_transpose(image))
     assert np.array_equal(pixels(content), expected)
     assert extent(content) == (expected.shape[1], expected.shape[0])
@@ -61,19 +61,19 @@ def test_a_photo_is_rotated_once(orientation: int) -> None:
 
 def test_transparency_is_composited_on_white() -> None:
     share = FADING[..., None] / 255
-    expected = PICTURE * share + 255 * (1 - share)
-    found = pixels(heic(np.dstack([PICTURE, FADING])))
+    expected = GRADIENT * share + 255 * (1 - share)
+    found = pixels(heic(np.dstack([GRADIENT, FADING])))
     assert np.abs(found - expected).max() <= 1
 
 
 def test_premultiplied_colours_are_restored_before_compositing() -> None:
     opacity = np.maximum(FADING, 128)  # with less, eight bits are too few to restore a colour
     share = opacity[..., None] / 255
-    premultiplied = Image.fromarray(np.dstack([PICTURE, opacity])).convert("RGBa")
+    premultiplied = Image.fromarray(np.dstack([GRADIENT, opacity])).convert("RGBa")
     stored = heic_of_mode(premultiplied, "RGBa")
     assert b"prem" in stored
     found = pixels(stored)
-    assert np.abs(found - (PICTURE * share + 255 * (1 - share))).max() <= 2
+    assert np.abs(found - (GRADIENT * share + 255 * (1 - share))).max() <= 2
 
 
 def heic_of_mode(image: Image.Image, mode: str) -> bytes:
@@ -86,21 +86,21 @@ def heic_of_mode(image: Image.Image, mode: str) -> bytes:
 
 
 def test_grey_and_ten_bit_photos_keep_their_brightness() -> None:
-    grey = PICTURE[..., 0]
+    grey = GRADIENT[..., 0]
     assert np.array_equal(pixels(heic(grey)), np.stack([grey] * 3, -1))
     sixteen = Image.fromarray(grey.astype(np.uint16) * 257)
     assert np.abs(pixels(heic(sixteen))[..., 0].astype(float) - grey).max() <= 1
 
 
 def test_a_photo_in_tiles_is_assembled() -> None:
-    picture = gradient(150, 200)
-    content = heic(picture, tile_size=64)
+    image = gradient(150, 200)
+    content = heic(image, tile_size=64)
     assert content.count(b"hvc1") == 12
-    assert np.array_equal(pixels(content), picture)
+    assert np.array_equal(pixels(content), image)
 
 
 def test_the_primary_one_of_several_images_is_read() -> None:
-    images = [Image.new("RGB", (48, 16), "red"), Image.fromarray(PICTURE), Image.new("RGB", (16, 48), "blue")]
+    images = [Image.new("RGB", (48, 16), "red"), Image.fromarray(GRADIENT), Image.new("RGB", (16, 48), "blue")]
     for position, image in enumerate(images):
         content = heic(*images, primary_index=position)
         assert extent(content) == image.size
@@ -108,16 +108,16 @@ def test_the_primary_one_of_several_images_is_read() -> None:
 
 
 def test_a_small_square_is_made_from_the_photo_not_from_its_thumbnail() -> None:
-    picture = gradient(128, 128)
-    content = heic(picture, thumbnails=[64])
+    image = gradient(128, 128)
+    content = heic(image, thumbnails=[64])
     assert b"thmb" in content
-    assert np.array_equal(pixels(content, size=16), pixels(heic(picture), size=16))
+    assert np.array_equal(pixels(content, size=16), pixels(heic(image), size=16))
     reduced = heif.primary_image(content)[0]
-    assert b"thmb" not in reduced and np.array_equal(pixels(reduced), picture)
+    assert b"thmb" not in reduced and np.array_equal(pixels(reduced), image)
 
 
 def test_metadata_is_not_passed_to_the_decoder() -> None:
-    content = heic(PICTURE, exif=exif(6), xmp=b"<x:xmpmeta/>")
+    content = heic(GRADIENT, exif=exif(6), xmp=b"<x:xmpmeta/>")
     assert b"Exif" in content and b"xmpmeta" in content
     reduced = heif.primary_image(content)[0]
     assert b"Exif" not in reduced and b"xmpmeta" not in reduced
@@ -125,12 +125,12 @@ def test_metadata_is_not_passed_to_the_decoder() -> None:
 
 @pytest.mark.parametrize("brand", [b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"])
 def test_every_brand_is_recognised(brand: bytes) -> None:
-    content = heic(PICTURE)
-    assert np.array_equal(pixels(content[:8] + brand + content[12:]), PICTURE)
+    content = heic(GRADIENT)
+    assert np.array_equal(pixels(content[:8] + brand + content[12:]), GRADIENT)
 
 
 def test_the_decoder_is_not_registered_with_pillow() -> None:
-    content = heic(PICTURE)
+    content = heic(GRADIENT)
     decode(content)
     assert "HEIF" not in Image.OPEN
     with pytest.raises(UnidentifiedImageError):
@@ -141,12 +141,12 @@ def test_the_decoder_is_not_registered_with_pillow() -> None:
 
 
 def test_without_the_package_the_error_names_the_format_and_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
-    photo = heic(PICTURE)
+    photo = heic(GRADIENT)
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # importing it raises ImportError
     for function in (decode, extent):
         with pytest.raises(UnreadableImage, match=r"HEIC.*pillow-heif.*pip install.*\[heic\].*JPEG"):
             function(photo)
-    assert decode(encoded(PICTURE, "PNG")).shape == (24, 32, 3)  # other formats need no package
+    assert decode(encoded(GRADIENT, "PNG")).shape == (24, 32, 3)  # other formats need no package
 
 
 # Folders
@@ -156,7 +156,7 @@ def test_photos_are_found_by_their_extensions(tmp_path: Path) -> None:
     names = ("IMG_1.HEIC", "a.heic", "b.heif", "c.hif")
     (tmp_path / "cat").mkdir()
     for name in names:
-        (tmp_path / "cat" / name).write_bytes(heic(PICTURE))
+        (tmp_path / "cat" / name).write_bytes(heic(GRADIENT))
     found = scan(tmp_path)
     assert [path.name for path in found.paths] == sorted(names) and not found.skipped
 
@@ -398,8 +398,8 @@ def test_a_photo_whose_second_half_was_never_copied_is_refused() -> None:
 @cache
 def all_kinds() -> list[bytes]:
     return [
-        heic(PICTURE, exif=exif(6)),
-        heic(np.dstack([PICTURE, FADING])),
+        heic(GRADIENT, exif=exif(6)),
+        heic(np.dstack([GRADIENT, FADING])),
         heic(gradient(100, 100), tile_size=64, thumbnails=[32]),
     ]
 

@@ -26,6 +26,7 @@ from images_made import (
     exif,
     gradient,
     grey_16,
+    on_white,
     png,
     scans,
     several_frames,
@@ -37,21 +38,22 @@ from engram.data import images
 from engram.data.images import UnreadableImage, decode
 from engram.errors import DataError, UsageError
 
-PICTURE = gradient()
+GRADIENT = gradient()
+ROWS = b"".join(b"\0" + row.tobytes() for row in GRADIENT)  # as PNG stores it
 REAL = {
-    "JPEG": encoded(PICTURE, "JPEG"),
-    "progressive JPEG": encoded(PICTURE, "JPEG", progressive=True),
-    "CMYK JPEG": encoded(Image.fromarray(PICTURE).convert("CMYK"), "JPEG"),
-    "turned JPEG": encoded(PICTURE, "JPEG", exif=exif(6)),
-    "PNG": encoded(PICTURE, "PNG"),
+    "JPEG": encoded(GRADIENT, "JPEG"),
+    "progressive JPEG": encoded(GRADIENT, "JPEG", progressive=True),
+    "CMYK JPEG": encoded(Image.fromarray(GRADIENT).convert("CMYK"), "JPEG"),
+    "turned JPEG": encoded(GRADIENT, "JPEG", exif=exif(6)),
+    "PNG": encoded(GRADIENT, "PNG"),
     "APNG": several_frames("PNG"),
     "16-bit PNG": grey_16(np.arange(0, 65536, 3000, dtype=np.uint16)),
-    "WebP": encoded(PICTURE, "WEBP"),
-    "lossless WebP": encoded(PICTURE, "WEBP", lossless=True),
+    "WebP": encoded(GRADIENT, "WEBP"),
+    "lossless WebP": encoded(GRADIENT, "WEBP", lossless=True),
     "animated WebP": several_frames("WEBP"),
-    "BMP": encoded(PICTURE, "BMP"),
-    "palette BMP": encoded(Image.fromarray(PICTURE).quantize(64), "BMP"),
-    "GIF": encoded(Image.fromarray(PICTURE).quantize(64), "GIF"),
+    "BMP": encoded(GRADIENT, "BMP"),
+    "palette BMP": encoded(Image.fromarray(GRADIENT).quantize(64), "BMP"),
+    "GIF": encoded(Image.fromarray(GRADIENT).quantize(64), "GIF"),
     "animated GIF": several_frames("GIF"),
 }
 
@@ -79,11 +81,6 @@ def distance(one: Pixels, other: Pixels) -> float:
     return float(np.abs(one.astype(float) - other).max())
 
 
-def on_white(colour: Pixels, opacity: Pixels) -> Pixels:
-    share = opacity[..., None] / 255
-    return np.rint(colour * share + 255 * (1 - share)).astype(np.uint8)
-
-
 # Formats
 
 
@@ -93,11 +90,11 @@ def on_white(colour: Pixels, opacity: Pixels) -> Pixels:
     + [("JPEG", {"quality": 98, "subsampling": 0, "progressive": progressive}, 4) for progressive in (False, True)],
 )
 def test_every_lossless_format_keeps_its_pixels(format: str, options: dict[str, Any], tolerance: int) -> None:
-    assert distance(pixels(encoded(PICTURE, format, **options)), PICTURE) <= tolerance
+    assert distance(pixels(encoded(GRADIENT, format, **options)), GRADIENT) <= tolerance
 
 
 def test_a_gif_gives_its_colours() -> None:
-    image = Image.fromarray(PICTURE).quantize(64)
+    image = Image.fromarray(GRADIENT).quantize(64)
     assert np.array_equal(pixels(encoded(image, "GIF")), np.array(image.convert("RGB")))
 
 
@@ -114,14 +111,14 @@ def test_an_animation_gives_its_first_frame(format: str) -> None:
     content = several_frames(format, **({"lossless": True} if format == "WEBP" else {}))
     with Image.open(io.BytesIO(content)) as image:
         assert getattr(image, "n_frames", 1) == 2
-    assert distance(pixels(content), PICTURE) <= (40 if format == "GIF" else 0)  # its 64 colours are coarse
+    assert distance(pixels(content), GRADIENT) <= (40 if format == "GIF" else 0)  # its 64 colours are coarse
 
 
 def test_a_jpeg_that_holds_several_images_gives_the_first() -> None:
-    content = encoded(PICTURE, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))], quality=98)
+    content = encoded(GRADIENT, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))], quality=98)
     with Image.open(io.BytesIO(content)) as image:
         assert image.format == "MPO"
-    assert distance(pixels(content), PICTURE) <= 12
+    assert distance(pixels(content), GRADIENT) <= 12
 
 
 def test_a_first_frame_smaller_than_its_gif_is_composited_on_white() -> None:
@@ -135,14 +132,14 @@ def test_a_first_frame_smaller_than_its_gif_is_composited_on_white() -> None:
 
 
 def test_grey_images_have_three_equal_channels() -> None:
-    grey = PICTURE[..., 0]
+    grey = GRADIENT[..., 0]
     assert np.array_equal(pixels(encoded(grey, "PNG")), np.stack([grey] * 3, -1))
     assert distance(pixels(encoded(grey, "JPEG", quality=98)), np.stack([grey] * 3, -1)) <= 3
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "GIF"])
 def test_one_bit_images_are_black_and_white(format: str) -> None:
-    image = Image.fromarray(PICTURE).convert("1")
+    image = Image.fromarray(GRADIENT).convert("1")
     expected = np.array(image.convert("L"))
     assert set(expected.ravel().tolist()) == {0, 255}
     assert np.array_equal(pixels(encoded(image, format)), np.stack([expected] * 3, -1))
@@ -181,17 +178,17 @@ def test_sixteen_bits_of_colour_become_eight() -> None:
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
 def test_transparency_is_composited_on_white(format: str) -> None:
     opacity = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (24, 1))
-    content = encoded(np.dstack([PICTURE, opacity]), format, **({"lossless": True} if format == "WEBP" else {}))
+    content = encoded(np.dstack([GRADIENT, opacity]), format, **({"lossless": True} if format == "WEBP" else {}))
     found = pixels(content)
-    assert distance(found, on_white(PICTURE, opacity)) <= 1
+    assert distance(found, on_white(GRADIENT, opacity)) <= 1
     assert (found[:, 0] == 255).all()
-    assert np.array_equal(found[:, -1], PICTURE[:, -1])
+    assert np.array_equal(found[:, -1], GRADIENT[:, -1])
 
 
 def test_grey_with_alpha_is_composited_on_white() -> None:
     opacity = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (24, 1))
-    content = encoded(Image.merge("LA", [Image.fromarray(PICTURE[..., 1]), Image.fromarray(opacity)]), "PNG")
-    assert distance(pixels(content), on_white(np.stack([PICTURE[..., 1]] * 3, -1), opacity)) <= 1
+    content = encoded(Image.merge("LA", [Image.fromarray(GRADIENT[..., 1]), Image.fromarray(opacity)]), "PNG")
+    assert distance(pixels(content), on_white(np.stack([GRADIENT[..., 1]] * 3, -1), opacity)) <= 1
 
 
 COLOURS = np.array([[200, 10, 20], [30, 180, 40], [50, 60, 160], [70, 80, 90]], np.uint8)
@@ -249,23 +246,23 @@ def test_cmyk_is_converted_to_rgb() -> None:
 
 
 def test_ycck_gives_its_colours() -> None:
-    content = ycck(PICTURE)
+    content = ycck(GRADIENT)
     with Image.open(io.BytesIO(content)) as image:
         assert (image.mode, image.info["adobe_transform"]) == ("CMYK", 2)
-    assert distance(pixels(content), PICTURE) <= 6
+    assert distance(pixels(content), GRADIENT) <= 6
 
 
 def test_the_alpha_of_a_bmp_counts_unless_it_is_all_zero() -> None:
     opacity = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (24, 1))
-    assert distance(pixels(bmp_32(np.dstack([PICTURE, opacity]))), on_white(PICTURE, opacity)) <= 1
-    assert np.array_equal(pixels(bmp_32(np.dstack([PICTURE, 0 * opacity]))), PICTURE)
-    assert (pixels(encoded(np.dstack([PICTURE, 0 * opacity]), "PNG")) == 255).all()
+    assert distance(pixels(bmp_32(np.dstack([GRADIENT, opacity]))), on_white(GRADIENT, opacity)) <= 1
+    assert np.array_equal(pixels(bmp_32(np.dstack([GRADIENT, 0 * opacity]))), GRADIENT)
+    assert (pixels(encoded(np.dstack([GRADIENT, 0 * opacity]), "PNG")) == 255).all()
 
 
 def test_a_bmp_may_be_stored_from_the_top() -> None:
-    content = bytearray(encoded(PICTURE[::-1].copy(), "BMP"))
-    struct.pack_into("<i", content, 22, -len(PICTURE))
-    assert np.array_equal(pixels(bytes(content)), PICTURE)
+    content = bytearray(encoded(GRADIENT[::-1].copy(), "BMP"))
+    struct.pack_into("<i", content, 22, -len(GRADIENT))
+    assert np.array_equal(pixels(bytes(content)), GRADIENT)
 
 
 # Orientation
@@ -286,28 +283,27 @@ UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "JPEG"])
 def test_images_are_rotated_upright(orientation: int, format: str) -> None:
     options = {"PNG": {}, "WEBP": {"lossless": True}, "JPEG": {"quality": 98, "subsampling": 0}}[format]
-    content = encoded(PICTURE, format, exif=exif(orientation), **options)
-    expected = UPRIGHT[orientation](PICTURE)
+    content = encoded(GRADIENT, format, exif=exif(orientation), **options)
+    expected = UPRIGHT[orientation](GRADIENT)
     assert distance(pixels(content), expected) <= (4 if format == "JPEG" else 0)
-    square = UPRIGHT[orientation](pixels(encoded(PICTURE, format, **options), size=9))
+    square = UPRIGHT[orientation](pixels(encoded(GRADIENT, format, **options), size=9))
     assert distance(pixels(content, size=9), square) == 0
 
 
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("kind", [1, 3, 4])
 def test_the_orientation_is_read_in_every_encoding(order: str, kind: int) -> None:
-    assert pixels(encoded(PICTURE, "PNG", exif=exif(8, order, kind))).shape == (32, 24, 3)
+    assert pixels(encoded(GRADIENT, "PNG", exif=exif(8, order, kind))).shape == (32, 24, 3)
 
 
 def test_the_orientation_of_a_png_may_come_after_its_pixels() -> None:
-    rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
-    content = png(32, 24, 8, 2, rows, after=chunk(b"eXIf", exif(6).removeprefix(b"Exif\0\0")))
-    assert np.array_equal(pixels(content), UPRIGHT[6](PICTURE))
+    content = png(32, 24, 8, 2, ROWS, after=chunk(b"eXIf", exif(6).removeprefix(b"Exif\0\0")))
+    assert np.array_equal(pixels(content), UPRIGHT[6](GRADIENT))
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
 def test_an_invalid_orientation_is_ignored(orientation: int) -> None:
-    assert np.array_equal(pixels(encoded(PICTURE, "PNG", exif=exif(orientation))), PICTURE)
+    assert np.array_equal(pixels(encoded(GRADIENT, "PNG", exif=exif(orientation))), GRADIENT)
 
 
 def as_text(block: bytes) -> bytes:
@@ -318,16 +314,15 @@ def as_text(block: bytes) -> bytes:
 
 
 def test_the_orientation_of_a_png_may_be_in_a_text_as_imagemagick_writes_it() -> None:
-    rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     name, _, text = as_text(exif(6)).partition(b"\0")
     for profile in (chunk(b"tEXt", as_text(exif(6))), chunk(b"zTXt", name + b"\0\0" + zlib.compress(text))):
-        content = png(32, 24, 8, 2, rows, before=profile)
+        content = png(32, 24, 8, 2, ROWS, before=profile)
         upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
         assert np.array_equal(pixels(content), upright) and upright.shape == (32, 24, 3)
-    both = png(32, 24, 8, 2, rows, before=chunk(b"tEXt", as_text(exif(6))) + chunk(b"eXIf", exif(1)[6:]))
-    assert np.array_equal(pixels(both), PICTURE)  # what PNG has a chunk for counts more
+    both = png(32, 24, 8, 2, ROWS, before=chunk(b"tEXt", as_text(exif(6))) + chunk(b"eXIf", exif(1)[6:]))
+    assert np.array_equal(pixels(both), GRADIENT)  # what PNG has a chunk for counts more
     for damaged in (b"Raw profile type exif\0", as_text(exif(6))[:-40] + b"xyz", as_text(b"")):
-        assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=chunk(b"tEXt", damaged))), PICTURE)
+        assert np.array_equal(pixels(png(32, 24, 8, 2, ROWS, before=chunk(b"tEXt", damaged))), GRADIENT)
 
 
 def test_damaged_exif_only_loses_the_orientation() -> None:
@@ -345,25 +340,23 @@ def test_damaged_exif_only_loses_the_orientation() -> None:
 
 
 def test_a_text_chunk_named_exif_is_ignored() -> None:
-    rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     for text in (chunk(b"tEXt", b"exif\0none"), chunk(b"zTXt", b"exif\0\0" + zlib.compress(b"none"))):
-        assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=text)), PICTURE)
+        assert np.array_equal(pixels(png(32, 24, 8, 2, ROWS, before=text)), GRADIENT)
 
 
 def test_a_wrong_animation_header_does_not_change_the_image() -> None:
-    rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     for announced in (chunk(b"acTL", bytes(8)), chunk(b"acTL", bytes(3)), chunk(b"fcTL", bytes(26)) * 2):
-        assert np.array_equal(pixels(png(32, 24, 8, 2, rows, before=announced)), PICTURE)
+        assert np.array_equal(pixels(png(32, 24, 8, 2, ROWS, before=announced)), GRADIENT)
 
 
 # Squares
 
 
-def reference(picture: Pixels, size: int) -> Pixels:
+def reference(image: Pixels, size: int) -> Pixels:
     """The shorter side scaled to `size`, then cropped to the middle: in two steps, at integer pixels."""
-    height, width, _ = picture.shape
+    height, width, _ = image.shape
     scale = size / min(height, width)
-    scaled = Image.fromarray(picture).resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
+    scaled = Image.fromarray(image).resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
     left, top = (scaled.width - size) // 2, (scaled.height - size) // 2
     return np.array(scaled.crop((left, top, left + size, top + size)))
 
@@ -386,12 +379,12 @@ def test_any_shape_becomes_a_square(shape: tuple[int, int], format: str) -> None
 
 
 def test_transparent_pixels_do_not_bleed_into_their_neighbours() -> None:
-    picture = np.zeros((8, 8, 4), np.uint8)
-    picture[:, :4] = 200, 0, 0, 255  # red beside a black that is not seen
-    found = pixels(encoded(picture, "PNG"), size=4)
+    image = np.zeros((8, 8, 4), np.uint8)
+    image[:, :4] = 200, 0, 0, 255  # red beside a black that is not seen
+    found = pixels(encoded(image, "PNG"), size=4)
     assert distance(found[:, 0], np.full((4, 3), (200, 0, 0))) <= 6
     assert distance(found[:, 3], np.full((4, 3), 255)) <= 6
-    white = encoded(pixels(encoded(picture, "PNG")), "PNG")
+    white = encoded(pixels(encoded(image, "PNG")), "PNG")
     assert distance(found, pixels(white, size=4)) <= 6
 
 
@@ -406,8 +399,8 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_looks_the_same(
 ) -> None:
     y, x = np.mgrid[0 : shape[0], 0 : shape[1]]
     waves = 127 + 60 * np.sin(x / 9) + 60 * np.cos(y / 14)
-    picture = (waves[..., None] * (1, 0.8, 0.5)).astype(np.uint8)
-    content = encoded(picture, "JPEG", quality=95)
+    image = (waves[..., None] * (1, 0.8, 0.5)).astype(np.uint8)
+    content = encoded(image, "JPEG", quality=95)
     whole = pixels(content)
     decoded = []
     in_colour = images._in_colour
@@ -508,18 +501,17 @@ DEFLATED_ZEROS = zlib.compress(bytes(20_000_000), 9)
     ids=["text", "international text", "colour profile", "many texts"],
 )
 def test_metadata_that_decompresses_to_much_is_refused(metadata: bytes) -> None:
-    rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     for place in ({"before": metadata}, {"after": metadata}):
         if b"iCCP" in metadata and "after" in place:
             continue  # a profile has its place before the pixels
         with pytest.raises(UnreadableImage, match=r"PNG.*damaged"):
-            decode(png(32, 24, 8, 2, rows, **place))
+            decode(png(32, 24, 8, 2, ROWS, **place))
 
 
 def test_a_jpeg_of_a_thousand_scans_is_refused_and_one_of_few_is_read() -> None:
     content = REAL["progressive JPEG"]
     assert np.array_equal(pixels(scans(content, 20)), pixels(content))
-    trailer = content + b"\xff\xda\0\2" * 1000  # after the end: what a phone appends to a picture
+    trailer = content + b"\xff\xda\0\2" * 1000  # after the end: what a phone appends to a photo
     assert np.array_equal(pixels(trailer), pixels(content))
     with pytest.raises(UnreadableImage, match=r"1,0\d\d scans"):
         decode(scans(content, 1000))
@@ -542,7 +534,7 @@ def test_a_truncated_image_is_refused_unless_no_pixel_is_missing(name: str) -> N
                 refused += 1
             else:
                 assert np.array_equal(found, expected if not options else pixels(content, size=4)), length
-    # A last checksum, a GIF's last two bytes, and the other frames of a moving picture are not needed for the first.
+    # A last checksum, a GIF's last two bytes, and the other frames of a animation are not needed for the first.
     assert refused >= 2 * (len(lengths) - 4) or name == "animated GIF"
     assert refused >= len(lengths) // 2
 
@@ -597,7 +589,7 @@ def test_an_error_does_not_quote_the_decoder() -> None:
 
 # What is not read
 
-TIFF, ICO, PPM = (encoded(PICTURE, format) for format in ("TIFF", "ICO", "PPM"))
+TIFF, ICO, PPM = (encoded(GRADIENT, format) for format in ("TIFF", "ICO", "PPM"))
 
 
 @pytest.mark.parametrize(
@@ -642,12 +634,12 @@ def test_a_signature_alone_is_refused(start: bytes) -> None:
 
 
 def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
-    path = tmp_path / "picture.png"
+    path = tmp_path / "image.png"
     path.write_bytes(TIFF)
     with pytest.raises(UnreadableImage, match="Its format is TIFF"):
         decode(path)
-    path.write_bytes(encoded(PICTURE, "BMP"))
-    assert np.array_equal(pixels(path), PICTURE)
+    path.write_bytes(encoded(GRADIENT, "BMP"))
+    assert np.array_equal(pixels(path), GRADIENT)
 
 
 def test_pipes_and_folders_are_refused_without_waiting(tmp_path: Path) -> None:
@@ -757,6 +749,5 @@ def test_an_image_with_a_part_removed_or_repeated_is_an_image_or_refused(
 @given(name=st.binary(min_size=4, max_size=4), body=st.binary(max_size=60), after=st.booleans())
 def test_a_png_with_any_chunk_is_an_image_or_refused(name: bytes, body: bytes, after: bool) -> None:
     """Chunks with correct checksums, which random changes never produce."""
-    rows = b"".join(b"\0" + row.tobytes() for row in PICTURE)
     extra = chunk(name, body)
-    read_or_refused(png(32, 24, 8, 2, rows, after=extra) if after else png(32, 24, 8, 2, rows, before=extra))
+    read_or_refused(png(32, 24, 8, 2, ROWS, after=extra) if after else png(32, 24, 8, 2, ROWS, before=extra))

@@ -7,7 +7,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from images_made import encoded, gradient
+from progress_made import Recorder
 
 from engram.data import labelled
 from engram.data.labelled import LabelledFiles, SkippedFile, decode_files, read_images, scan
 from engram.errors import DataError, UsageError
-from engram.progress import Phase
 from engram.text import printable
 
 CAFE = "café"
@@ -52,30 +52,6 @@ def classes(found: LabelledFiles) -> dict[str, list[str]]:
 
 def reasons(skipped: tuple[SkippedFile, ...], root: Path) -> dict[str, str]:
     return {str(left.path.relative_to(root)): left.reason for left in skipped}
-
-
-class Noted:
-    """Records reported progress."""
-
-    def __init__(self) -> None:
-        self.phases: dict[str, tuple[int | None, int]] = {}
-
-    @contextmanager
-    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        self.phases[name] = steps, 0
-        yield _Counted(self, name)
-
-
-class _Counted:
-    def __init__(self, noted: Noted, name: str) -> None:
-        self.noted, self.name = noted, name
-
-    def advance(self, steps: int = 1, note: str = "") -> None:
-        total, done = self.noted.phases[self.name]
-        self.noted.phases[self.name] = total, done + steps
-
-    def tell(self, **values: float) -> None:
-        pass
 
 
 # Folders
@@ -425,7 +401,7 @@ def test_images_are_read_as_squares_of_their_middle(tmp_path: Path) -> None:
 def test_unreadable_files_are_skipped_and_listed(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png", "cat/3.png", "dog/2.png", "dog/5.png")
     (tmp_path / "cat" / "2.png").write_bytes((tmp_path / "cat" / "1.png").read_bytes()[:-20])
-    (tmp_path / "dog" / "1.jpg").write_text("not a picture")
+    (tmp_path / "dog" / "1.jpg").write_text("not an image")
     (tmp_path / "dog" / "9.gif").touch()
     found = scan(tmp_path)
     (tmp_path / "dog" / "2.png").unlink()
@@ -452,13 +428,12 @@ def test_a_class_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
 
 def test_scanning_and_reading_report_every_image(tmp_path: Path) -> None:
     fill(tmp_path, *(f"{label}/{number}.png" for label in ("cat", "dog") for number in range(4)))
-    (tmp_path / "dog" / "3.png").write_text("not a picture")
-    noted = Noted()
-    read_images(scan(tmp_path, noted), 4, noted)
-    assert noted.phases == {"scan": (None, 8), "read": (8, 8)}
-    lines = Noted()
+    (tmp_path / "dog" / "3.png").write_text("not an image")
+    folder, lines = Recorder(), Recorder()
+    read_images(scan(tmp_path, folder), 4, folder)
+    assert folder.phases == [["scan", None, 8], ["read", 8, 8]]
     scan(listed(tmp_path, "a.png,cat\nb.png,dog\n"), lines)
-    assert lines.phases == {"scan": (None, 2)}
+    assert lines.phases == [["scan", None, 2]]
 
 
 def test_few_images_are_in_memory_at_a_time_and_several_are_decoded_at_once(
@@ -470,17 +445,11 @@ def test_few_images_are_in_memory_at_a_time_and_several_are_decoded_at_once(
     begun, ahead = 0, []
     decode = labelled.decode
 
-    class Behind(_Counted):
+    class Watched(Recorder):
         def advance(self, steps: int = 1, note: str = "") -> None:
             super().advance(steps)
             time.sleep(0.003)  # time enough to run ahead
-            ahead.append(begun - self.noted.phases["read"][1])
-
-    class Watched(Noted):
-        @contextmanager
-        def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-            self.phases[name] = steps, 0
-            yield Behind(self, name)
+            ahead.append(begun - self.phases[-1][2])
 
     def slow(path: Path, **options: int) -> torch.Tensor:
         nonlocal begun

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from folders_made import class_folders, imagenet, settle
+from progress_made import Recorder
 
 from engram.data import scanning
 from engram.data.labelled import scan
 from engram.data.scanning import ImageIndex, build_index, folder_cache, open_index
 from engram.errors import DataError, EngramWarning
-from engram.progress import Phase
 from engram.storage import load_tensors, save_tensors
 
 
@@ -69,24 +68,9 @@ def test_the_same_is_found_and_skipped_as_by_learn(tmp_path: Path) -> None:
 
 
 def test_progress_is_reported(tree: Path) -> None:
-    class Watcher:
-        def __init__(self) -> None:
-            self.steps = 0
-
-        @contextmanager
-        def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-            assert name == "scan"
-            yield self
-
-        def advance(self, steps: int = 1, note: str = "") -> None:
-            self.steps += steps
-
-        def tell(self, **values: float) -> None:
-            pass
-
-    watcher = Watcher()
-    build_index(tree, (), watcher)
-    assert watcher.steps == 12
+    recorder = Recorder()
+    build_index(tree, (), recorder)
+    assert recorder.phases == [["scan", None, 12]]
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ IMAGENET = {
 }
 
 
-def pictures(count: int = 4, height: int = 224, width: int = 224) -> Tensor:
+def random_images(count: int = 4, height: int = 224, width: int = 224) -> Tensor:
     """Smooth uint8 images (n, h, w, 3) that activate a trained network."""
     draws = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 6, 6, generator=draws) * 255
@@ -51,7 +51,7 @@ def pictures(count: int = 4, height: int = 224, width: int = 224) -> Tensor:
 
 
 def network() -> Network:
-    samples = Samples.of(pictures(1), torch.zeros(1, dtype=torch.int64))
+    samples = Samples.of(random_images(1), torch.zeros(1, dtype=torch.int64))
     return make_network(LITE0, "cosine", samples, seed=0).eval().requires_grad_(False)
 
 
@@ -77,7 +77,7 @@ def test_a_feature_has_1280_numbers_and_an_input_224_pixels() -> None:
 
 
 def test_inputs_are_normalised_as_in_its_training() -> None:
-    images, made = pictures(2), network()
+    images, made = random_images(2), network()
     expected = (images.double() - 127) / 128
     found = normalise(images, made.mean, made.std).permute(0, 2, 3, 1)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
@@ -167,7 +167,7 @@ def test_it_computes_what_the_published_weights_say(name: str) -> None:
 
 
 def test_folding_batch_norms_changes_nothing_but_rounding() -> None:
-    made, images = network(), pictures()
+    made, images = network(), random_images()
     frozen = made.frozen(exact=True)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in frozen.modules())
     assert any(isinstance(module, nn.BatchNorm2d) for module in made.modules())
@@ -192,14 +192,14 @@ def test_damaged_weights_are_noticed_although_fused_operations_hide_them() -> No
     made = network()
     with torch.no_grad():
         next(made.extractor.parameters())[0] = torch.nan
-    samples = Samples.of(pictures(), torch.zeros(len(pictures()), dtype=torch.int64))
+    samples = Samples.of(random_images(), torch.zeros(len(random_images()), dtype=torch.int64))
     with pytest.raises(TrainingError):
         extract(made, samples)
 
 
 def test_features_in_bfloat16_point_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: True)
-    made, images = network(), pictures(8)
+    made, images = network(), random_images(8)
     frozen = made.frozen()
     assert frozen.is_bfloat16 and not made.is_bfloat16
     with torch.no_grad():
@@ -234,7 +234,7 @@ def test_with_its_published_classifier_it_names_photos(photos: Path) -> None:
 
 
 def test_a_grey_image_is_seen_as_a_coloured_one_with_equal_channels() -> None:
-    grey = pictures(2)[..., :1]
+    grey = random_images(2)[..., :1]
     assert resize(grey, 100).shape == (2, 100, 100, 3)
     made = network()
     with torch.no_grad():
@@ -243,7 +243,7 @@ def test_a_grey_image_is_seen_as_a_coloured_one_with_equal_channels() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (300, 300), (40, 200)])
 def test_images_of_any_size_are_resized_to_its_own(height: int, width: int) -> None:
-    small = pictures(2, height, width)
+    small = random_images(2, height, width)
     seen = resize(small, 224)
     assert seen.shape == (2, 224, 224, 3) and seen.min() >= 0 and seen.max() <= 255
     assert float((seen.mean((1, 2)) - small.float().mean((1, 2))).abs().max()) < 2

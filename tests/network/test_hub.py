@@ -7,10 +7,8 @@ import functools
 import io
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,6 +17,7 @@ import pytest
 import torch
 from hub_made import COMMIT, PATCHES, PROCESSOR, SIDE, TEXT, TINY, randomised, save, serving, tiny
 from PIL import Image
+from progress_made import Recorder
 from torch import Tensor
 
 from engram.errors import DataError, EngramError, UsageError
@@ -344,8 +343,8 @@ def test_normalisation_is_that_of_the_image_processor(kind: str, options: dict[s
     tiny("vit", tmp_path, processor=None)
     processor.save_pretrained(tmp_path)
     colour = np.array([10, 100, 200], dtype=np.uint8)
-    picture = Image.fromarray(np.tile(colour, (SIDE, SIDE, 1)))
-    expected = processor(picture, return_tensors="np")["pixel_values"][0]
+    image = Image.fromarray(np.tile(colour, (SIDE, SIDE, 1)))
+    expected = processor(image, return_tensors="np")["pixel_values"][0]
     extractor = load_hub(str(tmp_path))
     assert expected.shape == (3, extractor.input_size, extractor.input_size)
     found = (colour / 255 - np.array(extractor.input_mean)) / np.array(extractor.input_std)
@@ -494,22 +493,6 @@ def test_without_transformers_the_extra_is_named(vit: Path, monkeypatch: pytest.
 # The hub
 
 
-class Phases:
-    """A progress that records the name, the steps and the progress of each phase."""
-
-    def __init__(self) -> None:
-        self.phases: list[list[Any]] = []
-
-    @contextmanager
-    def phase(self, name: str, steps: int | None = None) -> Iterator[Any]:
-        self.phases.append([name, steps, 0])
-
-        def advance(steps: int = 1, note: str = "") -> None:
-            self.phases[-1][2] += steps
-
-        yield SimpleNamespace(advance=advance)
-
-
 def load_all(networks: list[str], cache: Path, url: str, *, offline: bool = False) -> tuple[dict[str, Any], str]:
     """The outcome of loading each of these networks, and what was written to the terminal.
 
@@ -523,9 +506,9 @@ def load_all(networks: list[str], cache: Path, url: str, *, offline: bool = Fals
         redirect_stderr(io.StringIO()) as terminal,
     ):
         for network in networks:
-            progress, before = Phases(), describe(network)
+            progress, before = Recorder(), describe(network)
             try:
-                extractor = load_hub(network, progress)  # type: ignore[arg-type]
+                extractor = load_hub(network, progress)
             except EngramError as error:
                 found[network] = {"error": error, "before": before}
             else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import torch
 from contexts import context
 from lazy_made import as_lazy
+from progress_made import Recorder
 from torch import Tensor, nn
 
 from engram.data import Samples
@@ -24,7 +24,7 @@ from engram.methods import make
 from engram.methods.objectives import Classification, Distillation
 from engram.network import Network, Training, make_network
 from engram.network.losses import softmax_cross_entropy
-from engram.progress import SILENT, Phase
+from engram.progress import SILENT, Progress
 from engram.randomness import generator
 
 
@@ -391,33 +391,13 @@ def test_gradient_noise_is_that_of_a_sum_over_the_batch_and_decays_with_the_epoc
         assert abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])) < 0.04
 
 
-class Listener:
-    """Counts the steps of a phase."""
-
-    def __init__(self) -> None:
-        self.expected: int | None = None
-        self.done = 0
-
-    @contextmanager
-    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        assert name == "train"
-        self.expected = steps
-        yield self
-
-    def tell(self, **values: float) -> None:
-        pass
-
-    def advance(self, steps: int = 1, note: str = "") -> None:
-        self.done += steps
-
-
 def test_training_on_tiny_images_learns_them_and_ends_in_evaluation_mode() -> None:
-    samples, listener = tiny_images(), Listener()
+    samples, recorder = tiny_images(), Recorder()
     network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
     loss = Classification(expected_classes=4).loss(context(network, None, torch.ones(4, dtype=torch.bool)))
     training = Training(epochs=12, batch_size=10, learning_rate=0.2, schedule="one-cycle", pad=0, flip=False)
-    training.fit(network, samples, samples.labels, loss, seed=0, task=0, progress=listener)
-    assert (listener.expected, listener.done) == (48, 48)
+    training.fit(network, samples, samples.labels, loss, seed=0, task=0, progress=recorder)
+    assert recorder.phases == [["train", 48, 48]]
     assert not network.training
     with torch.no_grad():
         found = network(samples.inputs)[1].argmax(1)
@@ -461,7 +441,7 @@ def training() -> Training:
     return Training(epochs=4, batch_size=16, learning_rate=0.3, weight_decay=1e-3, schedule="one-cycle", pad=1)
 
 
-def fitted(training: Training, checkpoints: InMemory | None, progress: Listener | None = None) -> Network:
+def fitted(training: Training, checkpoints: InMemory | None, progress: Progress = SILENT) -> Network:
     """A new small network, trained until it ends or is interrupted."""
     samples = tiny_images()
     network = make_network("small", "cosine", samples, seed=0).grown(4, 0, "head")
@@ -473,7 +453,7 @@ def fitted(training: Training, checkpoints: InMemory | None, progress: Listener 
         loss,
         seed=5,
         task=1,
-        progress=progress or Listener(),
+        progress=progress,
         checkpoints=checkpoints,
     )
     return network
@@ -534,14 +514,14 @@ def test_training_is_a_function_of_its_seed(training: Training, uninterrupted: d
 def test_training_resumes_after_an_epoch_to_the_same_bits(
     settings: dict[str, float], epochs_done: int, training: Training
 ) -> None:
-    training, checkpoints, listener = replace(training, **settings), InMemory(stop_after=epochs_done), Listener()
+    training, checkpoints, recorder = replace(training, **settings), InMemory(stop_after=epochs_done), Recorder()
     with pytest.raises(KeyboardInterrupt):
         fitted(training, checkpoints)
     checkpoints.stop_after = None
     torch.manual_seed(99)
-    resumed = fitted(training, checkpoints, listener)
+    resumed = fitted(training, checkpoints, recorder)
     assert_same(state_of(resumed), state_of(fitted(training, None)))
-    assert listener.done == listener.expected == 12
+    assert recorder.phases == [["train", 12, 12]]
 
 
 def test_training_resumes_after_every_epoch_to_the_same_bits(

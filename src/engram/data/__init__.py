@@ -1,4 +1,4 @@
-"""What is learned from: samples, the tasks they arrive in, and the data sets that can be loaded by name."""
+"""Samples, the tasks in which they arrive, and the data sets that can be loaded by name."""
 
 from __future__ import annotations
 

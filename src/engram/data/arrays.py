@@ -1,4 +1,4 @@
-"""Arrays of one's own in one .npz file, read without pickle."""
+"""A user's arrays as a data set: one .npz file, read without pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads that are complete and verified or leave no file, and archives from which only named files are unpacked."""
+"""Download a file completely and verified, or not at all; unpack only named files of an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labelled images of one's own: found in a folder with one sub-folder per class or in a CSV list, then decoded."""
+"""A user's labelled images: found in a folder with one sub-folder per class or in a CSV list, then decoded."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _scan_list(path: Path, phase: Phase) -> LabelledFiles:
     known: dict[str, tuple[Path, str, int]] = {}  # by the resolved path: path, label and line
     for line, cell, label in _rows(path, problems):
         phase.advance()
-        file = path.parent / cell  # not normalised: after a link to a folder, `..` is for the file system to resolve
+        file = path.parent / cell  # not normalised: the file system must resolve `..` after a link to a folder
         if not cell or not label or not os.path.isfile(file):
             what = "the path is empty" if not cell else "" if label else f"the label of {printable(cell)} is empty"
             problems.append(f"Line {line}: {what or f'there is no file {printable(cell)}'}.")

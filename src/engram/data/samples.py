@@ -32,7 +32,6 @@ Result = TypeVar("Result")
 BATCHES = 2  # prefetched while another is used
 HASHED_ROWS = 4096  # in memory at a time
 FIELD_SEED = 1993  # of the class order in iCaRL's code, which most of the field has used since
-NAMED_ORDERS = ("seed", str(FIELD_SEED))
 
 
 class LazyImages(ABC):
@@ -62,9 +61,9 @@ class Samples:
     def of(cls, inputs: Any, labels: Any) -> Samples:
         """From arrays or tensors: uint8 images (n, h, w, c) or (n, h, w), or vectors (n, d) of any real type."""
         inputs, labels = _checked_inputs(_tensor(inputs, "inputs")), _tensor(labels, "labels")
-        if labels.ndim != 1 or len(labels) != len(inputs):
+        if labels.shape != (len(inputs),):
             raise DataError(
-                f"Expected one label per sample; found {len(inputs)} samples, labels {tuple(labels.shape)}."
+                f"Expected one label per sample; found {len(inputs)} samples, {tuple(labels.shape)} labels."
             )
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
             raise DataError(f"Labels must be integers; found {labels.dtype}.")
@@ -394,7 +393,7 @@ def split(
         train, test = hold_out(train, validation, seed, "validation")
     groups = [order[:first], *(order[i : i + classes_per_task] for i in range(first, len(order), classes_per_task))]
     tasks = (Task(index, group, train.of_classes(group), test.of_classes(group)) for index, group in enumerate(groups))
-    named = isinstance(class_order, str) and class_order in NAMED_ORDERS
+    named = isinstance(class_order, str) and class_order in ("seed", str(FIELD_SEED))
     arguments = {
         "first_task": first_task,
         "class_order": class_order if named else list(order),  # of a file, its content and not its path

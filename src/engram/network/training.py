@@ -68,14 +68,13 @@ class Training:
     pad: NonNegativeInt = 4  # iCaRL's code: zeros around an image before it is cropped back at random
     flip: bool = True  # iCaRL's code: mirror half of the images
     crop: PositiveInt | None = None  # iCaRL's code: 224 of ImageNet's 256; random in training, the centre otherwise
-    crop_area: tuple[float, float] | None = None  # crops of such a share of the area, e.g. .08 to 1, resized to crop
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # ... and such a width over height
+    crop_area: tuple[float, float] | None = None  # range of the share of the area, e.g. .08 to 1; resized to crop
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of width over height of such crops
     brightness: NonNegativeFloat = 0.0  # EEIL, §4.1: 63; largest change, for a third of the images
     contrast: NonNegativeFloat = 0.0  # EEIL, §4.1: 0.8; largest change of the factor, for another third
     gradient_noise: NonNegativeFloat = 0.0  # EEIL, §4.1: η = 0.3, of noise on the gradient of a batch's sum
     gradient_noise_decay: NonNegativeFloat = 0.55  # EEIL, §4.1: γ; the noise of epoch e is η / (1 + e)^γ
-    # bfloat16: mixed precision, with weights in float32. auto: that, where the device computes in it, for images that
-    # are large enough to gain by it.
+    # bfloat16: mixed precision, with float32 weights. auto: bfloat16 if the device has it and images are large.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def __post_init__(self) -> None:
