@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,26 +93,15 @@ def test_thousands_of_skipped_files_are_counted_and_not_all_named(tree: Path, mo
 # Keeping
 
 
-def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("scanned again")
-
-    monkeypatch.setattr(scanning, "build_index", refuse)
-
-
 def test_a_cached_index_is_loaded_completely(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree / "train" / "notes.txt").touch()
     settle(tree)
     made = open_index(tree, ("train", "val"))
     assert made.place.parent == folder_cache(tree) and made.place.is_file()
-    forbid(monkeypatch)
+    monkeypatch.setattr(scanning, "build_index", None)  # it is not scanned again
     cached = open_index(tree, ("train", "val"))
-    assert (cached.root, cached.folders, cached.names, cached.skipped) == (
-        made.root,
-        made.folders,
-        made.names,
-        made.skipped,
-    )
+    for field in ("root", "folders", "names", "skipped"):
+        assert getattr(cached, field) == getattr(made, field)
     for field in ("changed", "folder_of", "ends", "sizes", "times"):
         assert torch.equal(getattr(cached, field), getattr(made, field))
     assert cached.skipped and list(cached.identity(torch.arange(12))) == list(made.identity(torch.arange(12)))
@@ -124,31 +114,19 @@ def test_other_parts_have_an_index_of_their_own(tree: Path) -> None:
     assert len(open_index(tree, ())) == 12
 
 
-def added(tree: Path) -> None:
-    (tree / "train" / "n00000001" / "more.JPEG").write_bytes(b"more")
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "file added": lambda tree: (tree / "train/n00000001/more.JPEG").write_bytes(b"more"),
+    "file removed": lambda tree: (tree / "train/n00000001/n00000001_0.JPEG").unlink(),
+    "file renamed": lambda tree: (tree / "val/n00000002/n00000002_3.JPEG").rename(tree / "val/n00000002/other.JPEG"),
+    "class added": lambda tree: (tree / "train/n00000009").mkdir(),
+    "class removed": lambda tree: shutil.rmtree(tree / "val/n00000002"),
+}
 
 
-def removed(tree: Path) -> None:
-    (tree / "train" / "n00000001" / "n00000001_0.JPEG").unlink()
-
-
-def renamed(tree: Path) -> None:
-    (tree / "val" / "n00000002" / "n00000002_3.JPEG").rename(tree / "val" / "n00000002" / "other.JPEG")
-
-
-def class_added(tree: Path) -> None:
-    (tree / "train" / "n00000009").mkdir()
-
-
-def class_removed(tree: Path) -> None:
-    (tree / "val" / "n00000002" / "n00000002_3.JPEG").unlink()
-    (tree / "val" / "n00000002").rmdir()
-
-
-@pytest.mark.parametrize("change", [added, removed, renamed, class_added, class_removed])
-def test_a_changed_folder_is_scanned_again(change: Callable[[Path], None], tree: Path) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_folder_is_scanned_again(change: str, tree: Path) -> None:
     before = open_index(tree, ("train", "val"))
-    change(tree)
+    CHANGES[change](tree)
     after = open_index(tree, ("train", "val"))
     assert paths(after) == sorted(tree.rglob("*.JPEG"))
     assert (after.folders, after.names) != (before.folders, before.names)

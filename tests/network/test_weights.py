@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,26 +66,19 @@ class Attack:
         return Path.touch, (self.evidence,)
 
 
-def as_pickle(content: Any, path: Path) -> None:
-    path.write_bytes(pickle.dumps(content))
+SAVE: dict[str, Callable[[Any, Path], object]] = {
+    "zip": torch.save,
+    "legacy": partial(torch.save, **LEGACY),
+    "pickle": lambda content, path: path.write_bytes(pickle.dumps(content)),
+}
 
 
-def as_zip(content: Any, path: Path) -> None:
-    torch.save(content, path)
-
-
-def as_legacy(content: Any, path: Path) -> None:
-    torch.save(content, path, **LEGACY)
-
-
-@pytest.mark.parametrize("save", [as_zip, as_legacy, as_pickle])
+@pytest.mark.parametrize("form", SAVE)
 @pytest.mark.parametrize("beside_weights", [False, True])
-def test_code_in_a_weights_file_is_a_data_error_and_never_runs(
-    save: Callable[[Any, Path], None], beside_weights: bool, tmp_path: Path
-) -> None:
+def test_code_in_a_weights_file_is_a_data_error_and_never_runs(form: str, beside_weights: bool, tmp_path: Path) -> None:
     evidence, path = tmp_path / "evidence", tmp_path / "weights.pth"
     attack = Attack(evidence)
-    save({**weights(), "extra": attack} if beside_weights else attack, path)
+    SAVE[form]({**weights(), "extra": attack} if beside_weights else attack, path)
     with pytest.raises(DataError) as caught:
         extractor_for_weights(path)
     assert str(path) in str(caught.value)
