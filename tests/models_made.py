@@ -11,6 +11,7 @@ from images_made import encoded
 
 from engram.model import LearnOptions, ModelFolder, learn
 from engram.model.manifest import Manifest
+from engram.progress import SILENT
 
 DAISY = "gänseblümchen"
 TULIP = "[red]tulip"  # what a terminal might take for a colour
@@ -35,8 +36,8 @@ def draw(folder: Path, names: tuple[str, ...], count: int) -> Path:
 def taught(place: Path, *, features_per_class: int = 6, **options: Any) -> ModelFolder:
     """A model in `place`/model of three classes, learned in two generations; their images in `place`/1 and /2.
 
-    The second brings a new class, and more of one that is known. It learns as the paper's do, and keeps float32: tests
-    can compare numbers. Its network is trained from scratch, on half of the images.
+    The second update has a new class and more of a known one. The network is trained from scratch on half of the
+    images, and features are stored as float32, so that tests can compare numbers.
     """
     folder = ModelFolder(place / "model")
     settings = {"adapter_steps": 60, "adapter_width": 64}
@@ -54,7 +55,29 @@ def network_path(manifest: Manifest) -> str:
     return f"networks/{manifest.network.sha256}.safetensors"
 
 
+def files_of(path: Path) -> dict[str, bytes]:
+    """Every file of a folder, with its content."""
+    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
+
+def entries(path: Path) -> dict[str, bytes | None]:
+    """Every file of a folder with its content, and every folder with None."""
+    return {str(each.relative_to(path)): each.read_bytes() if each.is_file() else None for each in path.rglob("*")}
+
+
 def copied(folder: ModelFolder, path: Path) -> ModelFolder:
     """The same model elsewhere."""
     shutil.copytree(folder.path, path)
     return ModelFolder(path)
+
+
+class Interrupting:
+    """Progress that is interrupted, as by Ctrl-C, when a phase begins."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def phase(self, name: str, steps: int | None = None):  # type: ignore[no-untyped-def]
+        if name == self.name:
+            raise KeyboardInterrupt
+        return SILENT.phase(name, steps)

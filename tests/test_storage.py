@@ -91,7 +91,7 @@ def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_return
     assert events == ["sync 9 bytes", "rename", "sync folder"]
 
 
-def test_a_writer_that_is_killed_leaves_the_old_file_and_the_next_one_sweeps(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_the_old_file_and_the_next_one_removes_its_leftovers(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
     code = f"with storage.writing(folder / 'a.txt') as aside:\n aside.write_text('half'); {WAIT}"
@@ -109,37 +109,32 @@ def test_a_writer_that_is_killed_leaves_the_old_file_and_the_next_one_sweeps(tmp
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
     path = tmp_path / "model"
-
-    def fill(folder: Path) -> None:
+    with storage.writing_folder(path) as folder:
         (folder / "a").write_text("1")
         assert not path.exists()
         (folder / "b").write_text("2")
-
-    storage.publish_folder(path, fill)
     assert names(tmp_path) == {"model"}
     assert names(path) == {"a", "b"}
 
 
 def test_a_folder_that_cannot_be_filled_never_appears(tmp_path: Path) -> None:
-    def fill(folder: Path) -> None:
+    with pytest.raises(OSError, match="no space left"), storage.writing_folder(tmp_path / "model") as folder:
         (folder / "a").write_text("1")
         raise OSError("no space left")
-
-    with pytest.raises(OSError, match="no space left"):
-        storage.publish_folder(tmp_path / "model", fill)
     assert names(tmp_path) == set()
 
 
 def test_a_folder_that_exists_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "model"
-    storage.publish_folder(path, lambda folder: (folder / "a").write_text("1") and None)
-    with pytest.raises(OSError):
-        storage.publish_folder(path, lambda folder: (folder / "b").write_text("2") and None)
+    with storage.writing_folder(path) as folder:
+        (folder / "a").write_text("1")
+    with pytest.raises(OSError), storage.writing_folder(path) as folder:
+        (folder / "b").write_text("2")
     assert names(path) == {"a"}
     assert names(tmp_path) == {"model"}
 
 
-def test_files_and_folders_are_removed_and_what_is_absent_is_no_error(tmp_path: Path) -> None:
+def test_remove_takes_files_folders_and_missing_paths(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1")
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     (tmp_path / "folder" / "deep" / "file").write_text("1")
@@ -148,9 +143,7 @@ def test_files_and_folders_are_removed_and_what_is_absent_is_no_error(tmp_path: 
     assert names(tmp_path) == set()
 
 
-def test_a_removal_that_stops_midway_leaves_nothing_half_removed_under_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_removal_leaves_nothing_under_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a").write_text("1")
 
@@ -166,7 +159,7 @@ def test_a_removal_that_stops_midway_leaves_nothing_half_removed_under_its_name(
     assert names(tmp_path) == set()
 
 
-def test_sweeping_takes_only_what_was_left_aside(tmp_path: Path) -> None:
+def test_sweep_removes_only_temporary_files(tmp_path: Path) -> None:
     (tmp_path / f"{storage.ASIDE}file").write_text("1")
     (tmp_path / f"{storage.ASIDE}folder").mkdir()
     (tmp_path / f"{storage.ASIDE}folder" / "a").write_text("1")
@@ -176,7 +169,7 @@ def test_sweeping_takes_only_what_was_left_aside(tmp_path: Path) -> None:
     assert names(tmp_path) == {"kept", ".hidden"}
 
 
-def test_sweeping_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
+def test_sweep_removes_a_link_and_not_its_target(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a").write_text("1")
     for name, target in (("folder", "elsewhere"), ("nothing", "absent")):
@@ -189,7 +182,7 @@ def test_sweeping_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> Non
 # Locks
 
 
-def test_a_folder_that_another_process_works_in_is_refused_until_that_one_ends_however_it_ends(tmp_path: Path) -> None:
+def test_a_locked_folder_is_refused_until_its_holder_ends_even_if_killed(tmp_path: Path) -> None:
     with process(f"with storage.locked(folder):\n {WAIT}", tmp_path) as other:
         (tmp_path / f"{storage.ASIDE}of-the-holder").write_text("half")
         with pytest.raises(EngramError, match=str(tmp_path)), storage.locked(tmp_path):
@@ -201,7 +194,7 @@ def test_a_folder_that_another_process_works_in_is_refused_until_that_one_ends_h
             pass
 
 
-def test_a_lock_is_let_go_after_an_error(tmp_path: Path) -> None:
+def test_a_lock_is_released_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyError), storage.locked(tmp_path):
         raise KeyError
     with storage.locked(tmp_path):
@@ -214,7 +207,7 @@ def test_a_folder_in_which_no_lock_can_be_made_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lock_is_not_made_where_a_link_leads(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / ".lock").symlink_to(tmp_path / "outside")
     with pytest.raises(EngramError, match="folder"), storage.locked(tmp_path / "folder"):
@@ -280,7 +273,7 @@ def test_reading_inside_a_folder_leaves_nothing_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_json_from_outside_is_read_as_any_other() -> None:
+def test_valid_untrusted_json_is_parsed() -> None:
     value = {"name": "Σ", "numbers": [0, -1.5, 1e300, 2**70], "none": None, "deep": {"list": [[True]]}}
     assert storage.parse_json(json.dumps(value).encode(), "a.json") == value
 
@@ -292,9 +285,9 @@ def test_json_from_outside_is_read_as_any_other() -> None:
         (b'{"a": 1', "Expecting"),
         (b"\xff\xfe{}", "codec can't decode"),
         ('{"a": 1}'.encode("utf-16"), "codec can't decode"),
-        (b"[NaN]", "NaN is not a number of JSON"),
-        (b"[-Infinity]", "-Infinity is not a number of JSON"),
-        (b"[1e999]", "1e999 is not a number of JSON"),
+        (b"[NaN]", "NaN is not a JSON number"),
+        (b"[-Infinity]", "-Infinity is not a JSON number"),
+        (b"[1e999]", "1e999 is not a JSON number"),
         (b"[" + b"9" * 5000 + b"]", "digits"),
         (b'{"a": 1, "b": 2, "a": 1}', "a name is given twice"),
         (b'["\\ud800"]', "surrogates not allowed"),
@@ -304,12 +297,12 @@ def test_json_from_outside_is_read_as_any_other() -> None:
         (b"[" * 100_000 + b"]" * 100_000, "it is nested too deeply"),
     ],
 )
-def test_json_from_outside_is_taken_to_the_letter(content: bytes, reason: str) -> None:
+def test_invalid_untrusted_json_is_refused(content: bytes, reason: str) -> None:
     with pytest.raises(DataError, match=rf"^a\.json cannot be read as JSON: .*{reason}"):
         storage.parse_json(content, "a.json")
 
 
-def test_only_what_was_left_aside_long_ago_is_swept_where_others_may_be_writing(tmp_path: Path) -> None:
+def test_sweep_old_removes_only_old_temporary_files(tmp_path: Path) -> None:
     for name, age in (("old", 2 * storage.STALE), ("new", 0)):
         file = tmp_path / f"{storage.ASIDE}{name}"
         file.write_bytes(b"half of it")
@@ -321,7 +314,7 @@ def test_only_what_was_left_aside_long_ago_is_swept_where_others_may_be_writing(
 # JSON
 
 
-def test_json_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_json_round_trip(tmp_path: Path) -> None:
     value = {"name": "Σ façade", "curve": [0.1, 1 / 3], "none": None}
     storage.write_json(tmp_path / "a.json", value)
     assert storage.read_json(tmp_path / "a.json") == value
@@ -331,7 +324,7 @@ def test_json_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_not_json_is_refused_and_the_old_file_stays(number: float, tmp_path: Path) -> None:
+def test_invalid_json_number_is_refused_and_the_old_file_stays(number: float, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     storage.write_json(path, {"accuracy": 0.5})
     with pytest.raises(ValueError):
@@ -340,7 +333,7 @@ def test_what_is_not_json_is_refused_and_the_old_file_stays(number: float, tmp_p
     assert names(tmp_path) == {"a.json"}
 
 
-def test_a_name_that_is_not_text_is_kept(tmp_path: Path) -> None:
+def test_a_name_that_is_not_unicode_survives(tmp_path: Path) -> None:
     value = {"data": os.fsdecode(b"caf\xe9.npz")}
     storage.write_json(tmp_path / "a.json", value)
     assert storage.read_json(tmp_path / "a.json") == value
@@ -370,7 +363,7 @@ TENSORS = {
 }
 
 
-def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_tensors_round_trip_bit_for_bit(tmp_path: Path) -> None:
     storage.save_tensors(tmp_path / "a.safetensors", TENSORS)
     loaded = storage.load_tensors(tmp_path / "a.safetensors")
     assert set(loaded) == set(TENSORS)
@@ -390,13 +383,13 @@ def test_the_same_tensors_give_the_same_bytes_whatever_their_order_and_layout(tm
     assert storage.checksum(tmp_path / "a") == storage.checksum(tmp_path / "b")
 
 
-def test_tensors_that_share_memory_are_saved_each_for_itself(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_are_saved_separately(tmp_path: Path) -> None:
     whole = torch.arange(6.0)
     storage.save_tensors(tmp_path / "a", {"whole": whole, "part": whole[2:4]})
     assert storage.load_tensors(tmp_path / "a")["part"].tolist() == [2.0, 3.0]
 
 
-def test_a_file_of_tensors_is_as_readable_as_any_other(tmp_path: Path) -> None:
+def test_a_file_of_tensors_has_the_usual_permissions(tmp_path: Path) -> None:
     storage.write_json(tmp_path / "a.json", 1)
     storage.save_tensors(tmp_path / "a.safetensors", TENSORS)
     assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "a.json").stat().st_mode
@@ -425,9 +418,7 @@ def test_tensors_are_read_from_content_as_from_a_file(tmp_path: Path) -> None:
         storage.parse_tensors(b"{}", "a")
 
 
-def test_a_disk_that_takes_no_tensors_is_an_error_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, content: bytes) -> int:
         path.touch()
         assert len(names(tmp_path)) == 1 and path.name.startswith(storage.ASIDE)  # nothing else is written beside it
@@ -454,7 +445,7 @@ def test_a_folder_is_made_with_its_parents_and_may_exist(tmp_path: Path) -> None
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_a_folder_that_cannot_be_made_is_said_why(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EngramError, match=r"file/runs .*Not a directory"):
         storage.make_folder(tmp_path / "file" / "runs")
@@ -487,7 +478,7 @@ def test_a_folder_that_the_system_calls_read_only_is_refused(tmp_path: Path, mon
         storage.make_folder(tmp_path)
 
 
-def test_who_else_may_hold_a_folder_is_for_the_umask_to_say(tmp_path: Path) -> None:
+def test_the_umask_restricts_the_lock_file(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
         with storage.locked(tmp_path):

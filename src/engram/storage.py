@@ -18,7 +18,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -122,12 +122,13 @@ def write_file(path: Path, content: bytes) -> None:
         aside.write_bytes(content)
 
 
-def publish_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Create the folder `path`, which must not exist, with what `fill` writes into it, atomically and durably."""
+@contextmanager
+def writing_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder to fill with files; without an error it then becomes `path`, which must not exist."""
     aside = _aside(path)
     aside.mkdir()
     try:
-        fill(aside)
+        yield aside
         for file in aside.iterdir():
             sync(file)
         sync(aside)
@@ -240,7 +241,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is not a number of JSON")
+        raise ValueError(f"{text[:20]} is not a JSON number")
     return number
 
 

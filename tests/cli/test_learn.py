@@ -334,7 +334,7 @@ def test_a_dry_run_prints_the_plan_of_an_update_and_changes_nothing(model: Model
     done = engram_here("learn", "model", "more", "--dry-run", cwd=tmp_path)
     assert done.stdout.startswith(
         f"would update model: 1 known class ({TULIP} 1)\n"
-        "network small at 16 pixels, not trained (these classes alone show it nothing to tell apart); about "
+        "network small at 16 pixels, not trained (these classes alone give it nothing to distinguish); about "
     )
     draw(tmp_path / "new", ("rose", "lily"), 2)
     output = json.loads(

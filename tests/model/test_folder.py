@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from models_made import files_of
 from safetensors.torch import save
 
 from engram import storage
@@ -43,17 +44,8 @@ def weight(folder: ModelFolder, generation: int | None = None) -> int:
     return int(folder.load(generation)[1]["weight"])
 
 
-def tree(path: Path) -> dict[str, bytes]:
-    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
-
-
 def folders(path: Path) -> list[str]:
     return sorted(each.name for each in (path / "generations").iterdir())
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # here no power fails; it would be most of the time
 
 
 # Publishing and loading
@@ -99,7 +91,7 @@ def test_published_generation_is_loaded_unchanged(tmp_path: Path) -> None:
 
 def test_folder_holds_exactly_the_documented_files(tmp_path: Path) -> None:
     made(tmp_path, 2)
-    assert tree(tmp_path).keys() == {
+    assert files_of(tmp_path).keys() == {
         ".lock",
         "current.json",
         "generations/000001/manifest.json",
@@ -115,7 +107,7 @@ def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
     for name, each in (("one", tensors), ("two", dict(reversed(tensors.items())))):
         with ModelFolder(tmp_path / name).writing() as writer:
             writer.publish(each, action="learn", method="m", settings={}, classes=[])
-    one, two = (tree(tmp_path / name)["generations/000001/learner.safetensors"] for name in ("one", "two"))
+    one, two = (files_of(tmp_path / name)["generations/000001/learner.safetensors"] for name in ("one", "two"))
     assert one == two
 
 
@@ -134,8 +126,6 @@ def test_the_last_generations_are_kept(tmp_path: Path) -> None:
     with folder.writing() as writer:
         publish(writer, 9, keep=1)
     assert folders(tmp_path) == ["000009"]
-    with folder.writing() as writer, pytest.raises(UsageError, match="not 0"):
-        publish(writer, keep=0)
 
 
 def test_rollback_and_further_updates(tmp_path: Path) -> None:
@@ -190,7 +180,7 @@ def test_folder_with_other_content_is_left_unchanged(tmp_path: Path) -> None:
     ):
         pass
     assert [str(tmp_path) in problem for problem in ModelFolder(tmp_path).problems()] == [True]
-    assert tree(tmp_path).keys() == {"holiday.jpg"}
+    assert files_of(tmp_path).keys() == {"holiday.jpg"}
 
 
 @pytest.mark.parametrize(
@@ -209,10 +199,10 @@ def test_folder_with_other_content_is_left_unchanged(tmp_path: Path) -> None:
 )
 def test_unreadable_content_is_not_written(wrong: dict[str, Any], tmp_path: Path) -> None:
     folder = made(tmp_path)
-    before = tree(tmp_path)
+    before = files_of(tmp_path)
     with folder.writing() as writer, pytest.raises(UsageError, match="cannot be saved"):
         publish(writer, 2, **wrong)
-    assert tree(tmp_path) == before
+    assert files_of(tmp_path) == before
 
 
 # Forgetting
@@ -230,7 +220,7 @@ def test_publishing_alone_removes_every_byte_of_other_generations(tmp_path: Path
         writer.publish(kept, action="forget", method="m", settings={}, classes=["carla"], record={"n": 1}, alone=True)
         publish(writer, 4)
     assert folder.generations() == [3, 4]
-    for name, content in tree(tmp_path).items():
+    for name, content in files_of(tmp_path).items():
         for trace in (b"anna", b"berta", secret.numpy().tobytes()[:8]):
             assert trace not in content, name
     entries = [(change.generation, change.action, change.details) for change in folder.history()]
@@ -238,7 +228,7 @@ def test_publishing_alone_removes_every_byte_of_other_generations(tmp_path: Path
     assert folder.problems() == []
 
 
-def test_what_cannot_be_removed_is_named_and_removed_by_the_next_writer(
+def test_failed_removal_is_reported_and_completed_by_the_next_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path, 2)
@@ -313,7 +303,7 @@ def test_the_next_writer_removes_what_a_killed_writer_left_and_reading_does_not(
     folder = made(tmp_path)
     with folder.writing() as writer:
         publish(writer, 2, keep=1)
-    whole = tree(tmp_path)
+    whole = files_of(tmp_path)
 
     def litter() -> None:
         for place in (tmp_path, tmp_path / "generations", tmp_path / "networks"):
@@ -326,11 +316,11 @@ def test_the_next_writer_removes_what_a_killed_writer_left_and_reading_does_not(
 
     for left in (litter, unused_network):
         left()
-        littered = tree(tmp_path)
+        littered = files_of(tmp_path)
         assert folder.problems() == [] and folder.leftovers()
-        assert tree(tmp_path) == littered
+        assert files_of(tmp_path) == littered
         with pytest.warns(EngramWarning, match=str(tmp_path)), folder.writing():
-            assert tree(tmp_path) == whole and folders(tmp_path) == ["000002"]
+            assert files_of(tmp_path) == whole and folders(tmp_path) == ["000002"]
 
 
 @pytest.mark.parametrize("file", ["learner.safetensors", "networks"])
@@ -378,7 +368,7 @@ def refused(folder: ModelFolder, name: str) -> None:
 
 def test_every_changed_byte_is_found_and_refused(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    whole = tree(tmp_path)
+    whole = files_of(tmp_path)
     for name in sorted(whole.keys() - {".lock"}):
         path, content = tmp_path / name, whole[name]
         for position, byte in enumerate(content):
@@ -388,7 +378,7 @@ def test_every_changed_byte_is_found_and_refused(tmp_path: Path) -> None:
                 folder.load()
         path.write_bytes(content)
     assert folder.problems() == []
-    assert tree(tmp_path) == whole
+    assert files_of(tmp_path) == whole
 
 
 def cut(length: float) -> Callable[[Path], object]:
@@ -650,7 +640,7 @@ def test_model_of_a_newer_version_is_neither_read_nor_changed(tmp_path: Path) ->
     folder = made(tmp_path)
     (tmp_path / "current.json").write_bytes(seal({"schema": 2, "engram": "9.0.0", "anything": 1}))
     (tmp_path / "generations" / "000009").mkdir()
-    before = tree(tmp_path)
+    before = files_of(tmp_path)
     fact = r"current\.json .*schema 2.* 9\.0\.0"
     assert len(folder.problems()) == 1
     for read in (folder.load, folder.current, folder.history):
@@ -661,7 +651,7 @@ def test_model_of_a_newer_version_is_neither_read_nor_changed(tmp_path: Path) ->
             publish(writer, 2)
         with pytest.raises(DataError, match=fact):
             writer.use(1)
-    assert tree(tmp_path) == before
+    assert files_of(tmp_path) == before
     assert folders(tmp_path) == ["000001", "000009"]
 
 

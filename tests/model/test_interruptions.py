@@ -11,7 +11,6 @@ import json
 import os
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 import pytest
 import torch
-from models_made import network_path
+from models_made import copied, entries, network_path
 from refusals import STEPS, always
 
 from engram import storage
@@ -71,11 +70,6 @@ def whole_number(folder: ModelFolder) -> int:
     return manifest.generation
 
 
-def entries(path: Path) -> dict[str, bytes | None]:
-    """Every file with its content, and every folder."""
-    return {str(each.relative_to(path)): each.read_bytes() if each.is_file() else None for each in path.rglob("*")}
-
-
 def assert_tidy(folder: ModelFolder) -> None:
     """The next writer removes all leftovers; everything else is as it was saved.
 
@@ -106,7 +100,7 @@ def assert_tidy(folder: ModelFolder) -> None:
     assert entries(folder.path).keys() == expected
 
 
-# What the other process can be asked to do.
+# Tasks of the other process
 
 
 def publish_until_killed(path: str) -> None:
@@ -136,7 +130,7 @@ def publish_and_die_at(path: str, number: int, step: int, alone: bool, frozen: b
 
 def publish_and_die_after_the_network(path: str) -> None:
     """Publish, but with SIGKILL between the renames of the network file and of the generation's folder."""
-    storage.publish_folder = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    storage.writing_folder = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
     with ModelFolder(Path(path)).writing() as writer:
         publish(writer, 3)
 
@@ -169,7 +163,7 @@ def look_without_rights(path: str) -> None:
     folder = ModelFolder(Path(path))
     try:
         with folder.writing():
-            print("it could be written to", flush=True)
+            print("writable", flush=True)
     except EngramError as error:
         print(type(error).__name__, "not writable" in str(error), flush=True)
     print(whole_number(folder), folder.problems(), flush=True)
@@ -201,7 +195,7 @@ class Other:
         self.process = process
 
     def start(self, task: Callable[..., None], *arguments: Any) -> int:
-        """Begin a task; gives the number of the process that does it."""
+        """Begin a task; returns the id of its process."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps([task.__name__, [str(a) if isinstance(a, Path) else a for a in arguments]]))
         self.process.stdin.write("\n")
@@ -209,7 +203,7 @@ class Other:
         return int(self.process.stdout.readline())
 
     def end(self) -> tuple[list[str], int]:
-        """Wait for its end; gives what it printed and its exit code."""
+        """Wait for its end; returns what it printed and its exit code."""
         assert self.process.stdout is not None
         lines: list[str] = []
         while not (line := self.process.stdout.readline()).startswith("ended "):
@@ -242,11 +236,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 def frozen_template(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """The same with one network for both generations."""
     return made(tmp_path_factory.mktemp("models") / "frozen", 2, frozen=True)
-
-
-def copied(template: ModelFolder, path: Path) -> ModelFolder:
-    shutil.copytree(template.path, path)
-    return ModelFolder(path)
 
 
 # Kills

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from models_made import network_path
+from models_made import files_of, network_path
 from safetensors.torch import load_file
 
 from engram import storage
@@ -238,17 +238,17 @@ def test_a_first_network_that_cannot_be_saved_leaves_the_model_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path, [None])
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = files_of(tmp_path)
 
     def refuse(*arguments: Any) -> None:
         assert len(files(folder)) == 1
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with folder.writing() as writer:
-        monkeypatch.setattr(storage, "publish_folder", refuse)
+        monkeypatch.setattr(storage, "writing_folder", refuse)
         with pytest.raises(EngramError, match=os.strerror(errno.ENOSPC)):
             publish(writer, 2.0)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert files_of(tmp_path) == before
     assert folder.problems() == []
 
 

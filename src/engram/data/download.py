@@ -98,20 +98,16 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
     Members are looked up, never followed: links and paths that lead elsewhere have no effect. Verify the archive's
     checksum first: gzip's own comes after the last byte that tar reads, and is not checked.
     """
-
-    def fill(aside: Path) -> None:
-        wanted = {str(PurePosixPath(folder.name, name)): name for name in names}
-        with tarfile.open(archive, "r:gz") as members:
+    wanted = {str(PurePosixPath(folder.name, name)): name for name in names}
+    try:
+        with storage.writing_folder(folder) as aside, tarfile.open(archive, "r:gz") as members:
             for member in members:
                 content = members.extractfile(member) if member.isreg() and member.name in wanted else None
                 if content is not None:
                     with content, (aside / wanted.pop(member.name)).open("wb") as file:
                         shutil.copyfileobj(content, file, CHUNK)
-        if wanted:
-            raise DataError(f"{archive} lacks these regular files: {', '.join(wanted)}. Download it again.")
-
-    try:
-        storage.publish_folder(folder, fill)
+            if wanted:
+                raise DataError(f"{archive} lacks these regular files: {', '.join(wanted)}. Download it again.")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{archive} cannot be unpacked: {error}. Delete it and run again.") from error
     except OSError as error:

@@ -146,7 +146,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn inputs X with labels y (n,) from scratch. After an error the classifier is unchanged."""
         with self._unchanged_by_errors():
-            inputs, labels = self._training_data(X, y, anew=True)
+            inputs, labels = self._training_data(X, y, reset=True)
             self._become(self._taught(None, inputs, labels, labels[:0]))
         return self
 
@@ -158,7 +158,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """
         model: Model | None = getattr(self, "model_", None)
         with self._unchanged_by_errors():
-            inputs, labels = self._training_data(X, y, anew=model is None)
+            inputs, labels = self._training_data(X, y, reset=model is None)
             announced = self._announced(classes, labels)
             self._become(self._taught(model, inputs, labels, announced))
         return self
@@ -186,20 +186,16 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         check_is_fitted(self)
         place = Path(path).resolve()
         folder = ModelFolder(path)
+        loaded, generation = getattr(self, "_loaded", (None, 0))
         with folder.writing() as writer:
-            self._refuse_a_lost_update(place, folder)
+            if loaded == place and folder.exists() and folder.pointer().current != generation:
+                raise UsageError(
+                    f"The model {place} has changed since it was loaded, and its last update would be lost. "
+                    "Load it again and repeat yours, or save to another folder."
+                )
             record = {"memory_bytes": self.model_.learner.memory.nbytes}
             manifest = save(writer, self.model_, action="save", record=record)
         self._loaded = place, manifest.generation
-
-    def _refuse_a_lost_update(self, place: Path, folder: ModelFolder) -> None:
-        """Refuse to overwrite an update that somebody else made since the model was loaded."""
-        loaded, generation = getattr(self, "_loaded", (None, 0))
-        if loaded == place and folder.exists() and folder.pointer().current != generation:
-            raise UsageError(
-                f"The model {place} has changed since it was loaded, and its last update would be lost. "
-                "Load it again and repeat yours, or save to another folder."
-            )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str = "auto") -> Self:
@@ -237,19 +233,17 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     # Validation of inputs.
 
-    def _training_data(self, X: Any, y: Any, *, anew: bool) -> tuple[Array, Array]:
+    def _training_data(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
         """Inputs and labels (n,) to learn from."""
         X = _array(X)
         if _is_images(X):
-            inputs = self._images(X, anew=anew)
+            inputs = self._images(X, reset=reset)
             if y is None:
                 raise InvalidInput("IncrementalClassifier requires y to be passed, but the target y is None.")
-            labels = check_array(y, ensure_2d=False, dtype=None, input_name="y")
-            labels = column_or_1d(labels, warn=True)
+            labels = column_or_1d(check_array(y, ensure_2d=False, dtype=None, input_name="y"), warn=True)
             check_consistent_length(inputs, labels)
         else:
-            self._expect_vectors(X, anew=anew)
-            inputs, labels = validate_data(self, X, y, reset=anew, dtype=np.float32, order="C")
+            inputs, labels = self._vectors(X, y, reset=reset)
         with as_value_errors():
             kind_of(labels, None)
         check_classification_targets(labels)
@@ -258,12 +252,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _inputs(self, X: Any) -> Array:
         """Inputs to classify."""
         X = _array(X)
-        if _is_images(X):
-            return self._images(X, anew=False)
-        self._expect_vectors(X, anew=False)
-        return validate_data(self, X, reset=False, dtype=np.float32, order="C")  # type: ignore[no-any-return]
+        inputs: Array = self._images(X, reset=False) if _is_images(X) else self._vectors(X, reset=False)
+        return inputs
 
-    def _images(self, images: Array, *, anew: bool) -> Array:
+    def _images(self, images: Array, *, reset: bool) -> Array:
         if images.dtype != np.uint8 or images.ndim > 4:
             raise InvalidInput(
                 "X must be vectors (n, d), or uint8 images (n, height, width) or (n, height, width, channels); "
@@ -272,21 +264,23 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         images = images[..., np.newaxis] if images.ndim == 3 else images
         if images.shape[-1] not in (1, 3) or not images.size:
             raise InvalidInput(f"Images must have 1 or 3 channels, and there must be some; found {images.shape}.")
-        if anew:
+        if reset:
             for name in {"n_features_in_", "feature_names_in_"} & set(vars(self)):  # of vectors learned before
                 delattr(self, name)
-        elif images.shape[1:] != self.model_.learner.shape_:
-            raise InvalidInput(f"X has images {images.shape[1:]}, but {self._learned_from()}.")
+        else:
+            self._expect("images", images.shape[1:])
         return np.ascontiguousarray(images)
 
-    def _expect_vectors(self, X: Any, *, anew: bool) -> None:
-        # scikit-learn checks everything else about X.
-        if not anew and len(self.model_.learner.shape_) == 3 and getattr(X, "ndim", None) == 2:
-            raise InvalidInput(f"X has vectors {X.shape[1:]}, but {self._learned_from()}.")
+    def _vectors(self, X: Any, *y: Any, reset: bool) -> Any:
+        if not reset and len(self.model_.learner.shape_) == 3 and getattr(X, "ndim", None) == 2:
+            self._expect("vectors", X.shape[1:])
+        return validate_data(self, X, *y, reset=reset, dtype=np.float32, order="C")
 
-    def _learned_from(self) -> str:
-        shape = self.model_.learner.shape_
-        return f"IncrementalClassifier is expecting {'images' if len(shape) == 3 else 'vectors'} {shape} as input"
+    def _expect(self, kind: str, shape: tuple[int, ...]) -> None:
+        learned = self.model_.learner.shape_
+        if shape != learned:
+            expected = f"{'images' if len(learned) == 3 else 'vectors'} {learned}"
+            raise InvalidInput(f"X has {kind} {shape}, but IncrementalClassifier is expecting {expected} as input.")
 
     def _announced(self, classes: ArrayLike | None, labels: Array) -> Array:
         """The labels in `classes`, or none; those in y must be among them."""
@@ -312,8 +306,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """The updated model; `model` itself is not changed."""
         with as_value_errors():
             kind = kind_of(labels, None if model is None else model.metadata.labels)
-            said = set(names_of(announced, kind_of(announced, kind)))
-        said |= set(() if model is None else model.metadata.announced)
+            announced_names = set(names_of(announced, kind_of(announced, kind)))
+        announced_names |= set(() if model is None else model.metadata.announced)
         values, codes = np.unique(labels, return_inverse=True)
         names = names_of(values, kind)
         with as_value_errors():
@@ -322,14 +316,15 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             arriving = dict(zip(names, np.bincount(codes).tolist(), strict=True))
             seed = self._seed() if model is None else model.learner.seed
             parameters = self.get_params(deep=False)
-            options = options_of(parameters, len(inputs), inputs.shape[1:], seed, anew=model is None)
+            options = options_of(parameters, len(inputs), inputs.shape[1:], seed, first=model is None)
             plan = plan_update_of_samples(model, arriving, inputs.shape[1:], options)
             class_indices = torch.tensor([plan.labels[name] for name in names])[torch.from_numpy(codes)]
-            taught, _ = train_update(model, plan, Samples.of(_writable(inputs), class_indices), options)
+            inputs = inputs if inputs.flags.writeable else inputs.copy()  # torch warns about read-only memory
+            taught, _ = train_update(model, plan, Samples.of(inputs, class_indices), options)
         return with_metadata(
             taught,
             labels=kind,
-            announced=tuple(sorted(said - set(taught.names))),
+            announced=tuple(sorted(announced_names - set(taught.names))),
             feature_names=tuple(getattr(self, "feature_names_in_", ())),
         )
 
@@ -376,8 +371,3 @@ def _array(X: Any) -> Any:
 
 def _is_images(X: Any) -> bool:
     return isinstance(X, np.ndarray) and X.ndim > 2
-
-
-def _writable(inputs: Array) -> Array:
-    # It is never written to, but torch warns about read-only memory.
-    return inputs if inputs.flags.writeable else inputs.copy()

@@ -32,7 +32,7 @@ ARRAYS: dict[str, Any] = {
 # feature distillation keep stored features usable (found on digits as vectors, and on blobs).
 VECTORS: dict[str, Any] = {**ARRAYS, "learning_rate": 0.03, "feature_distillation": 2.0, "adapter_steps": 120}
 UNDIVIDED_VECTOR_RATE = 0.05  # for objectives that are not divided by the number of classes
-VECTOR_STEPS, FEWEST_VECTOR_EPOCHS, MOST_VECTOR_EPOCHS = 300, 5, 30
+VECTOR_EPOCHS = 300, 5, 30  # steps of training in each update; at least and at most so many epochs
 
 
 class InvalidParameter(UsageError, ValueError):
@@ -55,11 +55,11 @@ def as_value_errors() -> Iterator[None]:
 
 
 def options_of(
-    parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...], seed: int, *, anew: bool
+    parameters: Mapping[str, Any], samples: int, shape: tuple[int, ...], seed: int, *, first: bool
 ) -> LearnOptions:
     """The parameters as options of an update with this many samples of this shape."""
     given = _plain(parameters["settings"] if parameters["settings"] is not None else {})
-    if not anew:
+    if not first:
         given.pop("weights", None)  # the model contains the weights it started from
     if owned := [name for name in OWN if name in given]:
         parameter = "random_state" if owned[0] == "seed" else owned[0]
@@ -80,7 +80,7 @@ def options_of(
     network = choose_network(shape) if parameters["network"] == "auto" else parameters["network"]
     settings = {
         **_settings(parameters["method"], given.get("objective"), network, shape),
-        "epochs": _epochs(samples, shape),
+        "epochs": choose_epochs(samples, *(VECTOR_EPOCHS if len(shape) == 1 else ())),
         **given,
     }
     return LearnOptions(
@@ -129,28 +129,11 @@ def _settings(method: str, objective: str | None, network: str | nn.Module, shap
     defaults = dict(VECTORS if vectors else ARRAYS)
     if "expected_classes" not in known:
         defaults["learning_rate"] = UNDIVIDED_VECTOR_RATE if vectors else None
-    fixed = METHODS[method].settings  # what makes a method itself stays
-    settings = {
-        name: value for name, value in defaults.items() if name in known and name not in fixed and value is not None
-    }
+    own = known - METHODS[method].settings.keys()  # what makes a method itself stays
+    settings = {name: value for name, value in defaults.items() if name in own and value is not None}
     if network == IDENTITY and "expected_classes" in settings:
         settings["learning_rate"] = HEAD_RATE
     return settings
-
-
-def _epochs(samples: int, shape: tuple[int, ...]) -> int:
-    if len(shape) == 3:
-        return choose_epochs(samples)
-    return max(FEWEST_VECTOR_EPOCHS, min(MOST_VECTOR_EPOCHS, round(VECTOR_STEPS * BATCH / samples)))
-
-
-def _all_settings(
-    method: str, objective: str | None, network: str | nn.Module, shape: tuple[int, ...]
-) -> dict[str, Any]:
-    """The same, with those that only a new model is given."""
-    pretrained = is_pretrained(network)
-    images = image_settings(method, objective, from_scratch=not pretrained, pretrained=pretrained)
-    return {**images, **_settings(method, objective, network, shape)}
 
 
 def parameters_of(model: Model) -> dict[str, Any]:
@@ -160,8 +143,10 @@ def parameters_of(model: Model) -> dict[str, Any]:
     if len(learner.shape_) == 3 and settings["learning_rate"] == FIRST_RATE:
         settings["learning_rate"] = LATER_RATE  # `engram learn` uses the other in the first update only
     objective = settings["objective"] if settings["objective"] != METHODS[learner.name].objective else None
-    usual = {**_all_settings(learner.name, objective, learner.network, learner.shape_), "objective": objective}
-    base = settings_of(make(learner.name, **usual))
+    pretrained = is_pretrained(learner.network)
+    usual = image_settings(learner.name, objective, from_scratch=not pretrained, pretrained=pretrained)
+    usual |= _settings(learner.name, objective, learner.network, learner.shape_)
+    base = settings_of(make(learner.name, **usual, objective=objective))
     other = {name: value for name, value in settings.items() if name not in OWN and value != base[name]}
     other |= {"objective": objective} if objective is not None else {}
     images, classifier = settings.get("images_per_class"), settings.get("classifier")

@@ -123,15 +123,12 @@ class RunFolder:
 
     def save(self, learner: Learner, state: RunState) -> None:
         """Publish a checkpoint and remove what it supersedes."""
-
-        def fill(folder: Path) -> None:
+        with storage.writing_folder(self.path / f"checkpoint-{learner.tasks_:03d}") as folder:
             storage.save_tensors(folder / "learner.safetensors", learner.state())
             storage.save_tensors(folder / "origins.safetensors", {"origins": state.origins})
             storage.write_json(folder / "measurements.json", [asdict(each) for each in state.measurements])
             names = ("seconds", "networks_reused", "environment")
             storage.write_json(folder / "seconds.json", {name: getattr(state, name) for name in names})
-
-        storage.publish_folder(self.path / f"checkpoint-{learner.tasks_:03d}", fill)
         self.tidy()
 
     def load(self) -> dict[str, Any] | None:

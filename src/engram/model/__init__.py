@@ -14,7 +14,6 @@ from engram.model.learning import (
     UpdateRejected,
     UpdateResult,
     learn,
-    learn_files,
     learn_images,
     train_update,
 )
@@ -34,7 +33,7 @@ from engram.model.prediction import (
     predict,
     rejection,
 )
-from engram.model.saving import inconsistencies, load, load_generation, restore_model, save, verify
+from engram.model.saving import inconsistencies, load, load_generation, save, verify
 from engram.model.watching import WatchEvent, watch
 
 __all__ = ["Answer", "Calibration", "ClassAccuracy", "ClassProbability", "DoubtfulImage", "EditResult"]
@@ -44,6 +43,6 @@ __all__ += ["Rejection", "RejectionThreshold", "UnknownClass", "UpdatePlan", "Up
 __all__ += ["answers", "evaluate", "evaluate_scores", "evidence", "expected_seconds", "export", "find_images"]
 __all__ += ["forget", "inconsistencies"]
 __all__ += ["inspect", "learn", "learn_images", "load", "load_generation", "merge", "plan_update"]
-__all__ += ["plan_update_of_samples", "predict", "preview_forget", "rejection", "rename", "restore_model", "rollback"]
+__all__ += ["plan_update_of_samples", "predict", "preview_forget", "rejection", "rename", "rollback"]
 __all__ += ["save", "settings_of", "train_update", "verify", "with_metadata", "with_settings"]
-__all__ += ["WatchEvent", "learn_files", "watch"]
+__all__ += ["WatchEvent", "watch"]

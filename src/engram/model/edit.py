@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from engram.data.labelled import name_key
 from engram.errors import UsageError, unknown
 from engram.methods import editing
 from engram.model.folder import ModelFolder
 from engram.model.held_out import HeldOutScores, assess
-from engram.model.manifest import Manifest
 from engram.model.model import Model
 from engram.model.saving import load, save
 from engram.text import composed, printable, unfit
@@ -30,7 +29,7 @@ class ForgetPreview:
     generations: tuple[int, ...]  # all there are: the new one replaces them
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EditResult:
     """A model after an edit."""
 
@@ -38,11 +37,6 @@ class EditResult:
     generation: int  # in use now
     classes: tuple[str, ...]  # known now
     details: Mapping[str, Any]  # what was done
-
-    @classmethod
-    def of(cls, action: str, manifest: Manifest, details: Mapping[str, Any]) -> Self:
-        """The result of an edit that led to the generation of this manifest."""
-        return cls(action=action, generation=manifest.generation, classes=manifest.classes, details=details)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -72,9 +66,15 @@ def forget(folder: ModelFolder, names: Sequence[str]) -> EditResult:
         # Without names: this stays in the history.
         record = {"classes": len(gone.names), "features": gone.features, "images": gone.images}
         manifest = save(writer, model, action="forget", record=record, alone=True)
-    details = {"forgotten": list(gone.names), "not_in_use": list(gone.not_in_use), "bytes": gone.bytes}
-    stored = {"features": gone.features, "images": gone.images, "removed_generations": list(gone.generations)}
-    return EditResult.of("forget", manifest, {**details, **stored})
+    details = {
+        "forgotten": list(gone.names),
+        "not_in_use": list(gone.not_in_use),
+        "bytes": gone.bytes,
+        "features": gone.features,
+        "images": gone.images,
+        "removed_generations": list(gone.generations),
+    }
+    return EditResult("forget", manifest.generation, manifest.classes, details)
 
 
 def rename(folder: ModelFolder, old: str, new: str) -> EditResult:
@@ -89,7 +89,7 @@ def rename(folder: ModelFolder, old: str, new: str) -> EditResult:
         names = tuple(new if name == old else name for name in model.names)
         details = {"from": old, "to": new}
         manifest = save(writer, replace(model, names=names), action="rename", record=details)
-    return EditResult.of("rename", manifest, details)
+    return EditResult("rename", manifest.generation, manifest.classes, details)
 
 
 def merge(folder: ModelFolder, name: str, into: str) -> EditResult:
@@ -105,7 +105,7 @@ def merge(folder: ModelFolder, name: str, into: str) -> EditResult:
         features, images = _stored(edited, [into])
         details = {"class": name, "into": into, "features": features, "images": images}
         manifest = save(writer, edited, action="merge", record=details)
-    return EditResult.of("merge", manifest, details)
+    return EditResult("merge", manifest.generation, manifest.classes, details)
 
 
 def rollback(folder: ModelFolder, to: int | None = None) -> EditResult:
@@ -117,7 +117,8 @@ def rollback(folder: ModelFolder, to: int | None = None) -> EditResult:
     with folder.writing() as writer:
         before = writer.number_in_use()
         manifest = writer.use(_parent(writer) if to is None else to)
-    return EditResult.of("rollback", manifest, {"from": before, "created": manifest.created})
+    details = {"from": before, "created": manifest.created}
+    return EditResult("rollback", manifest.generation, manifest.classes, details)
 
 
 def _preview(folder: ModelFolder, model: Model, names: Sequence[str]) -> ForgetPreview:

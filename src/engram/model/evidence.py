@@ -14,15 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram.methods import Learner
-from engram.model.held_out import (
-    MIN_FEATURES,
-    Accuracy,
-    Calibration,
-    HeldOutScores,
-    assess,
-    confusion_matrix,
-    value_and_interval,
-)
+from engram.model.held_out import MIN_FEATURES, Accuracy, HeldOutScores, confusion_matrix, value_and_interval
 from engram.model.learning import NEAR_DUPLICATE
 from engram.model.model import Model
 from engram.randomness import generator
@@ -77,18 +69,18 @@ def evidence(model: Model) -> Evidence:
     """Measure a model on its stored features."""
     learner, classes = model.learner, len(model.names)
     found = HeldOutScores.of(learner)
-    counts, _ = assess(found, classes, Calibration(), estimated=model.metadata.held_out_counts.estimated)
     confusion = torch.zeros(classes, classes, dtype=torch.int64)
     if found is not None:
         confusion = confusion_matrix(found.class_indices, found.scores.argmax(1), classes)
     shares, small = _curves(learner, found), len(learner.memory.features) <= MOST_ROWS
     similar = _similar(learner) if small else [0] * classes
-    accuracy, interval = value_and_interval(counts.accuracy())
+    correct, total = int(confusion.trace()), int(confusion.sum())
+    accuracy, interval = value_and_interval(Accuracy(correct, total) if total else None)
     return Evidence(
         accuracy=accuracy,
         interval=interval,
-        held_out=sum(counts.total),
-        estimated=counts.estimated,
+        held_out=total,
+        estimated=model.metadata.held_out_counts.estimated,
         fractions=(*FRACTIONS, 1.0),
         curve=tuple(float((share * confusion.sum(1)).sum() / confusion.sum()) for share in shares),
         classes=tuple(

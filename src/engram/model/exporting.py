@@ -16,8 +16,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,11 +125,8 @@ def _write_weights(model: Model, path: Path, generation: int | None) -> Mapping[
     return {"tensors": len(weights), "dimension": network.dimension}
 
 
-WRITERS: dict[str, Callable[[Model, Path, int | None], Mapping[str, Any]]] = {
-    ".onnx": _write_graph,
-    ".npz": _write_arrays,
-    ".safetensors": _write_weights,
-}
+Write = Callable[[Model, Path, int | None], Mapping[str, Any]]
+WRITERS: dict[str, Write] = {".onnx": _write_graph, ".npz": _write_arrays, ".safetensors": _write_weights}
 
 
 class Graph(nn.Module):
@@ -156,15 +152,15 @@ def _input_name(model: Model) -> str:
 def make_graph(model: Model, generation: int | None = None) -> ModelProto:
     """The ONNX graph, checked, with its metadata. The same model gives the same bytes."""
     # The exporter itself is written in onnxscript.
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
         raise not_installed(f"To write ONNX, {' and '.join(missing)}", "export")
     import onnx.checker
     import onnx.helper
 
+    logging.getLogger(EXPORTER_LOG).setLevel(logging.ERROR)
     example = blank_inputs(2, model.learner.shape_)  # with one, the exporter would make the 1 a constant
     try:
-        with _quietly():
+        with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
                 Graph(model).eval(),
                 (example,),
@@ -190,20 +186,6 @@ def make_graph(model: Model, generation: int | None = None) -> ModelProto:
     return graph
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence the exporter's warnings about itself."""
-    logger = logging.getLogger(EXPORTER_LOG)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
-
-
 def metadata(model: Model, generation: int | None = None) -> dict[str, str]:
     """The metadata of the ONNX file; what is not plain text is JSON."""
     size, shape = model.image_size, model.learner.shape_
@@ -216,13 +198,11 @@ def metadata(model: Model, generation: int | None = None) -> dict[str, str]:
         kind = "float32 vectors" if size is None else "uint8 images (height, width, channels)"
         preparation = f"As they were learned: {kind} of {shape}."
     known = {
-        "engram.classes": json.dumps(model.names),  # by class index
-        "engram.temperature": repr(model.metadata.calibration.temperature),  # the probabilities include it already
-        "engram.method": model.learner.name,
-        "engram.preparation": preparation,
+        "classes": json.dumps(model.names),  # by class index
+        "temperature": model.metadata.calibration.temperature,  # the probabilities include it already
+        "method": model.learner.name,
+        "preparation": preparation,
+        "generation": generation,
+        "image_size": size,
     }
-    if generation is not None:
-        known["engram.generation"] = str(generation)
-    if size is not None:
-        known["engram.image_size"] = str(size)
-    return known
+    return {f"engram.{name}": str(value) for name, value in known.items() if value is not None}

@@ -306,11 +306,11 @@ class ModelFolder:
 
     def _history(self, pointer: Pointer) -> tuple[Change, ...]:
         """From the newest generation that can be read: going back to an earlier one does not undo history."""
-        newest, *others = sorted(pointer.generations, reverse=True)
-        for number in (newest, *others):
+        numbers = sorted(pointer.generations, reverse=True)
+        for number in numbers:
             with suppress(DataError):
                 return self._manifest(pointer, number).history
-        return self._manifest(pointer, newest).history
+        return self._manifest(pointer, numbers[0]).history
 
     def _folders(self) -> dict[int, Path]:
         """The folders of generations by number, whether `current.json` names them or not."""
@@ -331,7 +331,7 @@ class ModelFolder:
     def _on_disk(self, after: int = 0) -> dict[int, str]:
         """The generations on disk after this number, with "" for those whose manifest is damaged.
 
-        None from before a `forget`: such are there if its writer was killed before removing them.
+        Generations from before a `forget` do not count: its writer may have been killed before it removed them.
         """
         found: dict[int, str] = {}
         for number in sorted(number for number in self._folders() if number > after):
@@ -417,11 +417,9 @@ class Writer(ModelFolder):
 
         `check` gets what will be written and may raise an error: then nothing is.
 
-        The last `keep` generations stay. With `alone` no other stays, and no record of an earlier one: what the model
-        is to forget is then in no file of its folder. (The blocks of removed files are the file system's to overwrite.)
+        The last `keep` generations stay; with `alone` only the new one, and the history loses its records. No file of
+        the folder then contains what the model forgets. (The file system may not overwrite the removed files at once.)
         """
-        if keep < 1:
-            raise UsageError(f"A model keeps 1 generation at least, not {keep}.")
         with storage.disk_errors(f"The model {self.path} could not be saved"):
             before = self._with_newer(self._open())
             now = time.strftime(TIME, time.gmtime())
@@ -446,7 +444,7 @@ class Writer(ModelFolder):
         return manifest
 
     def use(self, generation: int) -> Manifest:
-        """Put an earlier generation, which must be intact, in use again. Others stay until they are pruned.
+        """Put an earlier generation, which must be intact, in use again. Later updates prune the others.
 
         This also repairs a damaged `current.json`, from the manifests on disk. What was forgotten stays forgotten, even
         if a kill prevented its removal.
@@ -527,13 +525,10 @@ class Writer(ModelFolder):
         try:
             manifest = dataclasses.replace(manifest, network=self._store_network(network), learner=_file(learner))
             content = _checked(manifest)
-
-            def fill(folder: Path) -> None:
+            storage.make_synced_folder(path.parent)
+            with storage.writing_folder(path) as folder:
                 (folder / LEARNER).write_bytes(learner)
                 (folder / MANIFEST).write_bytes(content)
-
-            storage.make_synced_folder(path.parent)
-            storage.publish_folder(path, fill)
             digest = hashlib.sha256(content).hexdigest()
             self._point(Pointer(current=manifest.generation, generations={**others, manifest.generation: digest}))
         except BaseException:

@@ -27,7 +27,6 @@ from engram.model.manifest import Strict
 
 Z = 1.959964  # standard deviations of a normal distribution within which 95 % lie
 MIN_FEATURES = 2  # of a class: a single one cannot be left out
-MAX_FALL = 0.1  # of the accuracy on old classes; an update with a larger one is rejected
 BINS = 15  # of the expected calibration error
 # Held-out images below which a temperature is mostly noise. With ten (two classes of five photos each) the expected
 # calibration error falls from .29 to .10, the mean of 60 draws from twelve classes.
@@ -155,17 +154,16 @@ def calibrate(scores: Tensor, class_indices: Tensor, before: Calibration) -> Cal
     The temperature always comes from these scores: classifiers differ in scale, and where every prediction is correct
     any low temperature would look perfect. Its error is measured on halves, each with the temperature of the other.
     """
-    n = len(class_indices)
-    if n < MIN_CALIBRATION:
+    if len(class_indices) < MIN_CALIBRATION:
         return Calibration(temperature=before.temperature)
-    halves = torch.arange(n) % 2 == 0
+    halves = torch.arange(len(class_indices)) % 2 == 0
     probabilities = torch.empty_like(scores, dtype=torch.float64)
     for part in (halves, ~halves):
         temperature = fit_temperature(scores[~part], class_indices[~part])
         probabilities[part] = torch.softmax(scores[part].double() / temperature, dim=1)
     return Calibration(
         temperature=fit_temperature(scores, class_indices),
-        images=n,
+        images=len(class_indices),
         error_before=calibration_error(torch.softmax(scores.double() / before.temperature, dim=1), class_indices),
         error_after=calibration_error(probabilities, class_indices),
     )
@@ -186,9 +184,8 @@ def fit_temperature(scores: Tensor, class_indices: Tensor) -> float:
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         probabilities = torch.softmax(scores / math.exp(middle), dim=1)
-        slope = float(
-            ((targets - probabilities) * scores).sum()
-        )  # of the likelihood along 1 / T, in which it is concave
+        # Of the likelihood along 1 / T, in which it is concave.
+        slope = float(((targets - probabilities) * scores).sum())
         low, high = (low, middle) if slope > 0 else (middle, high)
     return math.exp((low + high) / 2)
 
@@ -225,13 +222,6 @@ def replays(learner: Learner) -> bool:
     return decided is not None and decided.tunes
 
 
-def falls_sharply(before: Accuracy | None, after: Accuracy | None) -> bool:
-    """Whether accuracy has fallen by more than a little, and by more than chance."""
-    if before is None or after is None:
-        return False
-    return before.value - after.value > MAX_FALL and after.interval[1] < before.interval[0]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RejectionThreshold:
     """The similarity below which an image is rejected, and what it costs."""
@@ -258,11 +248,10 @@ class ClassSimilarity:
 
         A network that was trained to separate the stored classes does not separate other classes as well.
         """
-        memory = learner.memory.features
-        usable = memory.held_out is not None and len(memory.counts) == len(learner.classes_)
-        if not usable or len(memory.counts) < MIN_CLASSES or int(memory.counts.min()) < 1:
+        memory, counts = learner.memory.features, learner.memory.features.counts.tolist()
+        if memory.held_out is None or not bool(memory.held_out.all()) or len(counts) != len(learner.classes_):
             return None
-        if not bool(memory.held_out.all()) or not bool((memory.counts > 1).any()):  # type: ignore[union-attr]
+        if len(counts) < MIN_CLASSES or min(counts) < 1 or max(counts) < 2:
             return None
         return cls.fitted(memory.rows, memory.class_indices)
 
@@ -282,7 +271,9 @@ class ClassSimilarity:
             without = (vectors * F.normalize(sums[own] - vectors)).sum(1)  # the own mean, without the sample itself
             others.append(nearest)
             known.append(torch.maximum(nearest, without)[counts[own] > 1])
-        centre, deviation = _one_more_class(_logit(torch.cat(others)), class_indices[rows])
+        # Similarities cannot exceed 1; their logits are closer to a normal distribution.
+        logits = torch.logit(torch.cat(others).double(), NARROW)
+        centre, deviation = _one_more_class(logits, class_indices[rows])
         return cls(means, torch.cat(known), centre, deviation)
 
     def __call__(self, features: Tensor) -> Tensor:
@@ -302,11 +293,6 @@ class ClassSimilarity:
         return RejectionThreshold(
             rate=rate, similarity=similarity, known_accepted=accepted, images=len(self.known), classes=classes
         )
-
-
-def _logit(similarity: Tensor) -> Tensor:
-    """Similarities cannot exceed 1; their logits are closer to a normal distribution."""
-    return torch.logit(similarity.double(), NARROW)
 
 
 def _one_more_class(logits: Tensor, class_indices: Tensor) -> tuple[float, float]:

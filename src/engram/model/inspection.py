@@ -172,10 +172,8 @@ def _history(folder: ModelFolder, current: int) -> tuple[Generation, ...]:
 
 def _learned(details: Mapping[str, Any]) -> dict[str, int]:
     learned: dict[str, int] = {}
-    for kind in ("new", "more"):
-        counts = details.get(kind)
-        if isinstance(counts, dict):  # samples of each class
-            counts = [len(counts), sum(counts.values())]
-        if counts is not None:  # of a generation that was deleted, only the numbers of classes and of samples are left
-            learned |= {kind: counts[0], f"{kind}_samples": counts[1]}
+    for kind in (kind for kind in ("new", "more") if kind in details):
+        counts = details[kind]  # samples of each class; of a deleted generation, the numbers of classes and of samples
+        classes, samples = (len(counts), sum(counts.values())) if isinstance(counts, dict) else counts
+        learned |= {kind: classes, f"{kind}_samples": samples}
     return learned

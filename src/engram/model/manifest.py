@@ -71,7 +71,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counted(details: dict[str, Any]) -> dict[str, Any]:
-    """Counts in a record of the history, which others compute with: of samples by class, or of classes and samples."""
+    """Check the counts in a record of the history: samples by class, or the numbers of classes and of samples."""
     for name in ("new", "more"):
         value = details.get(name, {})
         counts = list(value.values()) if isinstance(value, dict) else value

@@ -214,7 +214,7 @@ def _tuning(learner: Learner, options: LearnOptions, fresh: int, arriving: list[
     decided = decide(learner.tune, arriving, first=not learner.tasks_, pretrained=learner.is_pretrained)
     trains = decided is None or decided.tunes
     if trains and learner.tasks_ and not _worth_training(learner, fresh, len(arriving)):
-        return Tuning(False, "these classes alone show it nothing to tell apart")
+        return Tuning(False, "these classes alone give it nothing to distinguish")
     return decided
 
 
@@ -360,9 +360,9 @@ def choose_size(found: LabelledFiles, weights: Path | None) -> int:
     return max(SMALLEST_SIDE, min(statistics.median_low(sides or [largest]), largest))
 
 
-def choose_epochs(samples: int) -> int:
-    """The number of epochs for so many samples."""
-    return max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(STEPS * BATCH / samples)))
+def choose_epochs(samples: int, steps: int = STEPS, fewest: int = FEWEST_EPOCHS, most: int = MOST_EPOCHS) -> int:
+    """The number of epochs in which so many samples make this number of steps, within limits."""
+    return max(fewest, min(most, round(steps * BATCH / samples)))
 
 
 def choose_network(shape: tuple[int, ...]) -> str:

@@ -22,7 +22,6 @@ from engram.model.held_out import (
     MIN_CALIBRATION,
     MIN_CLASSES,
     Accuracy,
-    RejectionThreshold,
     calibration_error,
     confusion_matrix,
 )
@@ -65,11 +64,6 @@ class Rejection:
     probability: float = 0.0  # of the most likely class; an image below it is rejected
     similarity: float = -math.inf  # to the nearest class mean; an image below it is rejected
 
-    @property
-    def needs_similarity(self) -> bool:
-        """Whether it goes by the similarity."""
-        return self.similarity > -math.inf
-
     def rejects(self, probability: float, similarity: float | None) -> bool:
         """Whether an image is rejected; its similarity may be None only if none is required."""
         return probability < self.probability or (similarity is not None and similarity < self.similarity)
@@ -99,7 +93,14 @@ def rejection(model: Model, reject: float | str | None) -> Rejection:
     if reject is None:
         return Rejection()
     if isinstance(reject, str):
-        return Rejection(similarity=_threshold(model, reject).similarity)
+        if (similarity := model.class_similarity) is None:
+            raise UsageError(
+                "For this model it cannot be estimated how many images of unknown classes are accepted. That needs "
+                f"stored features of at least {MIN_CLASSES} classes, and a network that was not trained on them. "
+                "Give a probability instead, such as 0.9."
+            )
+        rate = DEFAULT_RATE if reject == "auto" else float(reject.removesuffix("%")) / 100
+        return Rejection(similarity=similarity.threshold(rate).similarity)
     if not 0 <= reject <= 1:
         raise UsageError(f"The probability below which an image is rejected must lie between 0 and 1; found {reject}.")
     if not model.is_calibrated:
@@ -108,16 +109,6 @@ def rejection(model: Model, reject: float | str | None) -> Rejection:
             f"{MIN_CALIBRATION} held-out images, of classes with at least two: teach it more images."
         )
     return Rejection(probability=reject)
-
-
-def _threshold(model: Model, reject: str) -> RejectionThreshold:
-    if (similarity := model.class_similarity) is None:
-        raise UsageError(
-            "For this model it cannot be estimated how many images of unknown classes are accepted. That needs stored "
-            f"features of at least {MIN_CLASSES} classes, and a network that was not trained on them. "
-            "Give a probability instead, such as 0.9."
-        )
-    return similarity.threshold(DEFAULT_RATE if reject == "auto" else float(reject.removesuffix("%")) / 100)
 
 
 def _predictions(
@@ -142,11 +133,8 @@ def answers(model: Model, inputs: Tensor, top: int = 5, rejections: Iterable[Rej
 
     With its similarity to the nearest class mean if a rejection needs it.
     """
-    similarities: Tensor | None = None
-    if any(each.needs_similarity for each in rejections):
-        probabilities, similarities = model.classify(inputs)
-    else:
-        probabilities = model.probabilities(inputs)
+    needs_similarity = any(each.similarity > -math.inf for each in rejections)
+    probabilities, similarities = model.classify(inputs) if needs_similarity else (model.probabilities(inputs), None)
     best = probabilities.sort(dim=1, descending=True, stable=True)
     rows = zip(
         best.values[:, :top].tolist(),
@@ -207,16 +195,12 @@ class Evaluation:
     @property
     def accuracy(self) -> float:
         """The share of correct predictions."""
-        return self._overall.value
+        return int(self.confusion.trace()) / self.images
 
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % confidence interval of the accuracy."""
-        return self._overall.interval
-
-    @property
-    def _overall(self) -> Accuracy:
-        return Accuracy(int(self.confusion.trace()), self.images)
+        return Accuracy(int(self.confusion.trace()), self.images).interval
 
     @property
     def mean_accuracy(self) -> float:
@@ -301,10 +285,9 @@ def evaluate_scores(
 
 def _split(found: LabelledFiles, model: Model) -> tuple[LabelledFiles, tuple[UnknownClass, ...]]:
     """The images of classes that the model knows, and the classes that it does not know."""
-    images = Counter(found.class_names[label] for label in found.labels)
-    unknown = tuple(UnknownClass(name, images[name]) for name in found.class_names if name not in model.names)
-    known = {name for name in found.class_names if name in model.names}
-    if not known:
+    known, images = set(model.names), Counter(found.class_names[label] for label in found.labels)
+    unknown = tuple(UnknownClass(name, images[name]) for name in found.class_names if name not in known)
+    if len(unknown) == len(found.class_names):
         raise DataError(
             f"The model knows none of the classes in {printable(found.source)}: "
             f"{', '.join(printable(each.name) for each in unknown[:5])}{', …' if len(unknown) > 5 else ''}. "
