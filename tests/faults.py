@@ -1,7 +1,7 @@
 """`engram` in forks of a process that has learned already, to be killed, or traced so that a system call fails.
 
-Native code (safetensors) writes without Python's knowledge, so it is strace that kills a process before its n-th call
-of a kind, or has that call fail. With nothing left to import, all of a small `engram learn` takes a sixth of a second.
+Native code (safetensors) writes without Python's knowledge, so strace kills a process before its n-th call of a kind,
+or lets that call fail. With nothing left to import, a small `engram learn` takes a sixth of a second.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Call(NamedTuple):
 
     kind: str
     number: int
-    text: str  # what strace says of it, without what differs from one time to the next
+    text: str  # the line of strace, without what differs between runs
 
     @property
     def changes(self) -> bool:
@@ -72,17 +72,17 @@ class Forks:
             raise RuntimeError(problem)
 
     def start(self, task: Callable[..., None], *arguments: Any) -> int:
-        """A fork that waits for `go` to do the task; gives its number."""
+        """Start a fork that waits for `go` to do the task; returns its process id."""
         self.connection.send((task, arguments))
         return int(self.connection.recv())
 
     def go(self) -> None:
-        """Let it begin. It may be killed from here on: it has no more to say that half of it would confuse."""
+        """Let it begin. From here on it may be killed: it sends nothing more until it ends."""
         self.connection.send("go")
         assert self.connection.recv() == "gone"
 
     def end(self) -> int:
-        """Wait for its end; gives its exit code, or minus the signal."""
+        """Wait for its end; returns its exit code, or minus the signal."""
         return int(self.connection.recv())
 
     def do(self, task: Callable[..., None], *arguments: Any) -> int:
@@ -124,7 +124,7 @@ def _serve(connection: Connection, prepare: Callable[..., None] | None, argument
 
 
 def _exit_code(task: Callable[..., None], *arguments: Any) -> int:
-    """As of an interpreter that does the task and ends."""
+    """The exit code of an interpreter that does the task and ends."""
     try:
         task(*arguments)
         code = 0
@@ -139,15 +139,15 @@ def _exit_code(task: Callable[..., None], *arguments: Any) -> int:
 
 
 def learned_before(arguments: Sequence[str], cwd: Path) -> None:
-    """A preparation: `engram` with these arguments, twice, so that whatever is imported late is imported."""
+    """A preparation: run `engram` with these arguments twice, so that late imports are done."""
     with tempfile.TemporaryDirectory() as place:
         for _ in range(2):
             code = _exit_code(be_engram, tuple(arguments), cwd, Path(place), False)
             assert code == 0, Path(place, "stderr").read_text(encoding="utf-8")
 
 
-def read_until(path: Path, stop: Path, told: Path) -> None:
-    """Load a model again and again and have it answer; in the end say how often."""
+def read_until(path: Path, stop: Path, result: Path) -> None:
+    """Load a model and classify, again and again; at the end write how often."""
     reads = 0
     while not stop.exists():
         model = load(ModelFolder(path))
@@ -156,11 +156,11 @@ def read_until(path: Path, stop: Path, told: Path) -> None:
         scores = model.scores(torch.zeros(1, side, side, 3, dtype=torch.uint8))
         assert scores.shape == (1, len(model.names)) and scores.isfinite().all()
         reads += 1
-    told.write_text(str(reads))
+    result.write_text(str(reads))
 
 
 def engram(forks: Forks, arguments: Sequence[str], cwd: Path, inject: str | None = None) -> tuple[Ended, list[str]]:
-    """How `engram` with these arguments ended in a fork, and what strace says of it; see `traced`."""
+    """How `engram` with these arguments ended in a fork, and the output of strace; see `traced`."""
     return traced(forks, inject, _be_engram, tuple(arguments), cwd)
 
 
@@ -169,10 +169,10 @@ def _be_engram(arguments: tuple[str, ...], cwd: Path, place: Path) -> None:
 
 
 def traced(forks: Forks, inject: str | None, task: Callable[..., None], *arguments: Any) -> tuple[Ended, list[str]]:
-    """How a task ended in a fork, and what strace says of it. It also gets a folder, for what it prints.
+    """How a task ended in a fork, and the output of strace. The task also gets a folder for its output.
 
-    It is traced if there is something to `inject`: one call, of its first thread, and a fault, as strace has them. With
-    an empty text there is no fault, and all calls are written, those of other threads with a number before them.
+    It is traced if there is something to `inject`: a call of its first thread and a fault, in the syntax of strace. An
+    empty text is no fault: then all calls are listed, those of other threads with a number before them.
     """
     with tempfile.TemporaryDirectory() as place:
         process = forks.start(task, *arguments, Path(place))
@@ -190,7 +190,7 @@ def traced(forks: Forks, inject: str | None, task: Callable[..., None], *argumen
 
 def _attached(process: int, log: Path, inject: str) -> subprocess.Popen[str]:
     program = shutil.which("strace")
-    said = "it is not installed"
+    status = "it is not installed"
     if program is not None:
         calls = [inject.partition(":")[0]] if inject else CALLS
         command = [program, "-y", "-s", "8", "-o", str(log), "-p", str(process)]
@@ -198,16 +198,16 @@ def _attached(process: int, log: Path, inject: str) -> subprocess.Popen[str]:
         command += ["-e", f"inject={inject}"] if inject else ["-f"]
         strace = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert strace.stderr is not None
-        said = strace.stderr.readline().strip()
-        if said.endswith("attached"):
+        status = strace.stderr.readline().strip()
+        if status.endswith("attached"):
             return strace
         strace.communicate()
     os.kill(process, signal.SIGKILL)
-    pytest.skip(f"strace cannot trace: {said}")
+    pytest.skip(f"strace cannot trace: {status}")
 
 
 def calls_in(place: Path, lines: Sequence[str]) -> list[Call]:
-    """The calls that concern what is in a folder, in their order, each counted among all of its kind."""
+    """The calls about paths in a folder, in order, each numbered among all of its kind."""
     counts: Counter[str] = Counter()
     found = []
     for line in lines:
@@ -220,7 +220,7 @@ def calls_in(place: Path, lines: Sequence[str]) -> list[Call]:
 
 
 def alike(line: str, place: Path) -> str:
-    """A call, or a name, without what differs from one time to the next: numbers, contents, names drawn by lot."""
+    """A call, or a name, without what differs between runs: numbers, contents, random names."""
     text = line.rpartition(" = ")[0].rstrip() or line
     text = re.sub(r"0x\w+( /\*.*?\*/)?|\{st_.*?\}", "*", text)
     text = re.sub(r"^(p?read|p?write|getdents)(64)?(\(.*?>).*", r"\1\2\3", text)  # what is read or written

@@ -33,6 +33,16 @@ OF_EACH_KIND = list(
 )
 
 
+def _form(method: str) -> tuple[object, ...]:
+    learner = make(method)
+    settings = learner.settings()
+    return type(learner), *(settings.get(name) for name in ("head", "classifier", "predict_with", "covariance"))
+
+
+# One method of each kind of saved state: they differ in learner or head, in what classifies or in what is stored.
+OF_EACH_STATE = list({_form(method): method for method in reversed(METHODS)}.values())
+
+
 def quick(method: str, **settings: Any) -> Learner:
     """A learner that has learned nothing yet; settings that the method does not have are left out."""
     known = {"objective", *setting_names(method, settings.get("objective"))}

@@ -1,4 +1,4 @@
-"""The steps in which a disk may refuse, as seen from Python."""
+"""The calls in which a disk may fail, as seen from Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def to_write(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> boo
     return "w" in mode
 
 
-# Where a function is, its name, and which calls of it are meant.
+# The module of a function, its name, and which calls of it count.
 STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "sync": (os, "fsync", always),
     "replace": (os, "replace", always),

@@ -32,7 +32,7 @@ from engram.model import (
 )
 from engram.model.plan import plan_update_of_samples
 
-WISHES = LearnOptions(
+OPTIONS = LearnOptions(
     method="features",
     image_size=SIDE,
     epochs=6,
@@ -45,7 +45,7 @@ WISHES = LearnOptions(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """Four classes of eighty vectors, more than there are centroids; those of two were adapted."""
-    return taught(tmp_path_factory.mktemp("coded"), WISHES)
+    return taught(tmp_path_factory.mktemp("coded"), OPTIONS)
 
 
 def taught(place: Path, options: LearnOptions) -> ModelFolder:
@@ -68,7 +68,7 @@ def test_inspect_shows_the_codec_and_counts_every_byte(model: ModelFolder) -> No
 
 def test_quantised_model_is_intact_and_as_accurate_as_float32(model: ModelFolder, tmp_path: Path) -> None:
     assert verify(model).intact
-    exact = taught(tmp_path, replace(WISHES, settings={**WISHES.settings, "codec": "float32"}))
+    exact = taught(tmp_path, replace(OPTIONS, settings={**OPTIONS.settings, "codec": "float32"}))
     tested = draw(tmp_path / "test", (*NAMES, "aster"), 10)
     right = [evaluate(load(each), tested).accuracy for each in (model, exact)]
     assert right[0] >= right[1] - 0.05
@@ -102,11 +102,11 @@ def test_after_forgetting_codebook_and_rotation_are_those_of_the_remaining_vecto
 
 
 def test_quantised_features_are_exported_decoded(model: ModelFolder, tmp_path: Path) -> None:
-    export(load(model), tmp_path / "kept.npz")
-    kept = np.load(tmp_path / "kept.npz")
-    assert kept["features"].dtype == np.float32
-    assert np.array_equal(kept["features"], load(model).learner.memory.features.rows.numpy())
-    assert np.allclose(np.linalg.norm(kept["features"], axis=1), 1, atol=1e-5)
+    export(load(model), tmp_path / "memory.npz")
+    arrays = np.load(tmp_path / "memory.npz")
+    assert arrays["features"].dtype == np.float32
+    assert np.array_equal(arrays["features"], load(model).learner.memory.features.rows.numpy())
+    assert np.allclose(np.linalg.norm(arrays["features"], axis=1), 1, atol=1e-5)
 
 
 def test_plan_predicts_the_stored_bytes_exactly(model: ModelFolder) -> None:
@@ -142,7 +142,7 @@ def test_without_faiss_a_quantised_model_predicts_but_does_not_learn(
     loaded = load(model)
     assert loaded.probabilities(torch.zeros(1, SIDE, SIDE, 3, dtype=torch.uint8)).shape == (1, 4)
     with pytest.raises(UsageError, match="faiss-cpu must be installed"):
-        plan_update_of_samples(loaded, {"rose": 30}, (SIDE, SIDE, 3), replace(WISHES, settings={}))
+        plan_update_of_samples(loaded, {"rose": 30}, (SIDE, SIDE, 3), replace(OPTIONS, settings={}))
 
 
 def test_estimator_accepts_a_codec_as_a_setting(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw, network_path
+from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw, files_of, network_path
 from refusals import STEPS
 from torch import Tensor
 
@@ -46,18 +46,9 @@ EDITS: dict[str, Callable[[ModelFolder], object]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def model(small_model: ModelFolder, tmp_path: Path) -> ModelFolder:
     return copied(small_model, tmp_path / "model")
-
-
-def tree(path: Path) -> dict[str, bytes]:
-    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
 
 
 def photos(small_model: ModelFolder) -> tuple[Tensor, list[str]]:
@@ -107,12 +98,12 @@ def traces(model: Model, name: str) -> dict[str, list[bytes]]:
     }
 
 
-def found(path: Path, sought: dict[str, list[bytes]]) -> dict[str, set[str]]:
+def found(path: Path, searched: dict[str, list[bytes]]) -> dict[str, set[str]]:
     """The files that contain traces of each kind."""
-    files = tree(path)
+    files = files_of(path)
     return {
         kind: {name for name, content in files.items() if any(each in content for each in renders)}
-        for kind, renders in sought.items()
+        for kind, renders in searched.items()
     }
 
 
@@ -121,8 +112,8 @@ def test_no_file_contains_a_trace_of_a_forgotten_class(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder = copied(request.getfixturevalue(kind), tmp_path / "model")
-    sought = {number: traces(load(folder, generation=number), DAISY) for number in (1, 2)}
-    for number, each in sought.items():  # the same search finds everything before
+    searched = {number: traces(load(folder, generation=number), DAISY) for number in (1, 2)}
+    for number, each in searched.items():  # the same search finds everything before
         place = f"generations/{number:06d}"
         manifests = {f"generations/{n:06d}/manifest.json" for n in (1, 2)}
         there = found(folder.path, each)
@@ -131,20 +122,20 @@ def test_no_file_contains_a_trace_of_a_forgotten_class(
         )
         assert there["vectors"] == there["head"] == there["classifier"] == {f"{place}/learner.safetensors"}
         assert there["name"] == manifests
-    assert bool(sought[2]["images"]) == (kind == "hybrid_model")
-    every_vector = [row for number in (1, 2) for row in sought[number]["vectors"][1::4]]  # as float32
-    learners = [content for name, content in tree(folder.path).items() if name.endswith("learner.safetensors")]
+    assert bool(searched[2]["images"]) == (kind == "hybrid_model")
+    every_vector = [row for number in (1, 2) for row in searched[number]["vectors"][1::4]]  # as float32
+    learners = [content for name, content in files_of(folder.path).items() if name.endswith("learner.safetensors")]
     assert all(any(row in content for content in learners) for row in every_vector) and len(every_vector) == 12
 
     done = forget(folder, [DAISY])
-    assert tree(folder.path).keys() == {
+    assert files_of(folder.path).keys() == {
         ".lock",
         "current.json",
         "generations/000003/manifest.json",
         "generations/000003/learner.safetensors",
         network_path(folder.current()),
     }
-    for each in sought.values():
+    for each in searched.values():
         assert not any(found(folder.path, each).values())
     assert done.classes == (TULIP, FORMULA) and done.details["removed_generations"] == [1, 2]
     assert verify(folder).problems == ()
@@ -159,7 +150,9 @@ def test_forgetting_leaves_the_other_classes_and_updates_all_counts(
     forget(model, [DAISY])
     after = load(model)
     others = [number for number, name in enumerate(names) if name != DAISY]
-    right = [sum(said[number] == names[number] for number in others) for said in (before, answers(after, images))]
+    right = [
+        sum(predicted[number] == names[number] for number in others) for predicted in (before, answers(after, images))
+    ]
     assert right[1] >= right[0] >= 0.95 * len(others)
     assert after.metadata.seen == (48, 24) and was.seen == (48, 24, 24)
     assert (was.calibration.images, after.metadata.calibration.images) == (36, 24)  # it is another classifier now
@@ -182,11 +175,11 @@ def test_forgetting_keeps_the_temperature_if_too_few_held_out_images_remain(
 
 
 def test_preview_lists_what_forget_removes_and_changes_nothing(hybrid_model: ModelFolder) -> None:
-    before = tree(hybrid_model.path)
+    before = files_of(hybrid_model.path)
     gone = preview_forget(hybrid_model, [DAISY, FORMULA, DAISY])
     assert (gone.names, gone.features, gone.images, gone.generations) == ((DAISY, FORMULA), 12, 6, (1, 2))
     assert gone.bytes == 12 * 64 * 4 + 6 * 16 * 16 * 3
-    assert tree(hybrid_model.path) == before
+    assert files_of(hybrid_model.path) == before
 
 
 def test_all_classes_but_one_can_be_forgotten(small_model: ModelFolder, model: ModelFolder) -> None:
@@ -194,23 +187,23 @@ def test_all_classes_but_one_can_be_forgotten(small_model: ModelFolder, model: M
     images, _ = photos(small_model)
     assert set(answers(load(model), images[:3])) == {DAISY}
     assert verify(model).problems == ()
-    before = tree(model.path)
+    before = files_of(model.path)
     with pytest.raises(UsageError, match=str(model.path)):
         forget(model, [DAISY])
-    assert tree(model.path) == before
+    assert files_of(model.path) == before
 
 
 @pytest.mark.parametrize("others", [(), (TULIP,)])
 def test_forget_removes_a_class_that_only_unused_generations_know(others: tuple[str, ...], model: ModelFolder) -> None:
-    sought = traces(load(model), FORMULA)
+    searched = traces(load(model), FORMULA)
     rollback(model)
     before = load(model)
-    assert FORMULA not in before.names and found(model.path, sought)["vectors"]
+    assert FORMULA not in before.names and found(model.path, searched)["vectors"]
     gone = preview_forget(model, [FORMULA, *others])
     assert (gone.not_in_use, gone.features, gone.generations) == ((FORMULA,), 6 * len(others), (1, 2))
     done = forget(model, [FORMULA, *others])
     assert done.details["forgotten"] == [FORMULA, *others] and done.details["not_in_use"] == [FORMULA]
-    assert not any(found(model.path, sought).values()) and model.generations() == [3]
+    assert not any(found(model.path, searched).values()) and model.generations() == [3]
     assert verify(model).problems == ()
     if not others:  # then the generation in use is as it was
         after = load(model)
@@ -249,12 +242,12 @@ def test_a_forgotten_class_can_be_learned_again(model: ModelFolder, tmp_path: Pa
 def test_unknown_class_is_refused_with_the_nearest_name(
     names: list[str], message: str, small_model: ModelFolder
 ) -> None:
-    before = tree(small_model.path)
+    before = files_of(small_model.path)
     for act in (preview_forget, forget):
         with pytest.raises(UsageError) as raised:
             act(small_model, names)
         assert str(raised.value).startswith(message)
-    assert tree(small_model.path) == before
+    assert files_of(small_model.path) == before
 
 
 def test_class_is_found_by_a_decomposed_name(model: ModelFolder) -> None:
@@ -305,7 +298,7 @@ for step in range(1, 100):
 
 
 def test_forget_killed_at_any_step_is_undone_or_final_for_every_read(small_model: ModelFolder, tmp_path: Path) -> None:
-    sought = traces(load(small_model), DAISY)
+    searched = traces(load(small_model), DAISY)
     command = [sys.executable, "-c", KILLED, str(small_model.path), str(tmp_path), DAISY]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     codes = done.stdout.split()
@@ -325,7 +318,7 @@ def test_forget_killed_at_any_step_is_undone_or_final_for_every_read(small_model
             assert not any(DAISY in manifest.classes for manifest in folder.manifests())
         with warnings.catch_warnings(action="ignore"):
             rollback(folder, folder.number_in_use())
-        assert any(found(folder.path, sought).values()) != forgotten
+        assert any(found(folder.path, searched).values()) != forgotten
         outcomes.append(forgotten)
     assert outcomes == sorted(outcomes) and outcomes.count(False) >= 8 and outcomes.count(True) >= 3
 
@@ -334,11 +327,11 @@ def test_forget_killed_at_any_step_is_undone_or_final_for_every_read(small_model
 def test_forget_killed_before_removal_holds_with_a_damaged_pointer(
     damage: Callable[[Path], object], model: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sought = traces(load(model), DAISY)
+    searched = traces(load(model), DAISY)
     with monkeypatch.context() as killed:
         killed.setattr(Writer, "_remove_unused", lambda self, essential: None)
         forget(model, [DAISY])
-    assert any(found(model.path, sought).values())
+    assert any(found(model.path, searched).values())
     damage(model.path / "current.json")
     with pytest.raises(DataError, match=r"engram rollback .* --to 3"):
         load(model)
@@ -347,12 +340,12 @@ def test_forget_killed_before_removal_holds_with_a_damaged_pointer(
             rollback(model, number)
     done = rollback(model, 3)
     assert done.details["from"] is None and done.classes == (TULIP, FORMULA)
-    assert not any(found(model.path, sought).values())
+    assert not any(found(model.path, searched).values())
     assert verify(model).problems == ()
 
 
 def test_failed_removal_names_the_command_that_finishes_it(model: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    sought = traces(load(model), DAISY)
+    searched = traces(load(model), DAISY)
 
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -366,7 +359,7 @@ def test_failed_removal_names_the_command_that_finishes_it(model: ModelFolder, m
     with pytest.warns(EngramWarning, match="generations/000001"):
         rollback(model, 3)
     assert verify(model).leftovers == verify(model).problems == ()
-    assert not any(found(model.path, sought).values())
+    assert not any(found(model.path, searched).values())
 
 
 @pytest.mark.parametrize(
@@ -381,7 +374,7 @@ def test_failed_removal_names_the_command_that_finishes_it(model: ModelFolder, m
 def test_failed_edit_leaves_the_model_unchanged(
     edit: str, step: str, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = tree(model.path)
+    before = files_of(model.path)
     place, name, concerns = STEPS[step]
     function = getattr(place, name)
     refused = 0
@@ -397,7 +390,7 @@ def test_failed_edit_leaves_the_model_unchanged(
         patched.setattr(place, name, failing)
         with pytest.raises(EngramError, match=os.strerror(errno.ENOSPC)):
             EDITS[edit](model)
-    assert refused and tree(model.path) == before
+    assert refused and files_of(model.path) == before
     assert verify(model).problems == ()
 
 
@@ -421,27 +414,14 @@ def test_rename_changes_only_the_name(small_model: ModelFolder, model: ModelFold
     assert verify(model).problems == ()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "[red]x[/red]",
-        "=1+1+1",
-        "\u202eevil",
-        "שלום",
-        "n" * 10_000,
-        "a/b",
-        "..",
-        "می‌خواهم",
-        "👨‍👩‍👧",
-        "Gänseblümchen",
-        "'; rm -rf ~",
-    ],
-)
-def test_any_single_line_of_text_can_be_a_name(name: str, model: ModelFolder) -> None:
-    rename(model, DAISY, name)
-    assert load(model).names[1] == name
-    rename(model, name, DAISY)
-    assert load(model).names[1] == DAISY
+def test_any_single_line_of_text_can_be_a_name(model: ModelFolder) -> None:
+    marked_up = ("[red]x[/red]", "=1+1+1", "'; rm -rf ~", "a/b", "..")
+    foreign = ("\u202eevil", "שלום", "می‌خواهم", "👨‍👩‍👧", "Gänseblümchen", "n" * 10_000)
+    before = DAISY
+    for name in (*marked_up, *foreign):
+        rename(model, before, name)
+        assert load(model).names[1] == name
+        before = name
 
 
 def test_names_are_stored_composed(model: ModelFolder) -> None:
@@ -467,10 +447,10 @@ def test_names_are_stored_composed(model: ModelFolder) -> None:
     ],
 )
 def test_invalid_or_duplicate_name_is_refused(new: str, message: str, small_model: ModelFolder) -> None:
-    before = tree(small_model.path)
+    before = files_of(small_model.path)
     with pytest.raises(UsageError, match=message):
         rename(small_model, DAISY, new)
-    assert tree(small_model.path) == before
+    assert files_of(small_model.path) == before
 
 
 # Joining
@@ -486,7 +466,7 @@ def test_merged_class_predicts_for_both(small_model: ModelFolder, model: ModelFo
     assert after.metadata.calibration.temperature == before.metadata.calibration.temperature
     images, names = photos(small_model)
     expected = [FORMULA if name == DAISY else name for name in names]
-    assert np.mean([said == name for said, name in zip(answers(after, images), expected, strict=True)]) >= 0.9
+    assert np.mean([predicted == name for predicted, name in zip(answers(after, images), expected, strict=True)]) >= 0.9
     assert verify(model).problems == ()
     assert rollback(model).classes == NAMES
     assert answers(load(model), images) == answers(before, images)
@@ -500,12 +480,12 @@ def test_merge_combines_exemplars(hybrid_model: ModelFolder, tmp_path: Path) -> 
 
 
 def test_merge_into_itself_or_an_unknown_class_is_refused(small_model: ModelFolder) -> None:
-    before = tree(small_model.path)
+    before = files_of(small_model.path)
     with pytest.raises(UsageError, match="itself"):
         merge(small_model, DAISY, DAISY)
     with pytest.raises(UsageError, match="'rose'"):
         merge(small_model, DAISY, "rose")
-    assert tree(small_model.path) == before
+    assert files_of(small_model.path) == before
 
 
 # Going back
@@ -525,11 +505,11 @@ def test_rollback_returns_to_the_parent_and_makes_no_generation(model: ModelFold
 
 
 def test_impossible_rollback_lists_the_possible_ones(model: ModelFolder) -> None:
-    before = tree(model.path)
+    before = files_of(model.path)
     for number in (0, -1, 3):
         with pytest.raises(UsageError, match=rf"{number} .* 1, 2\."):
             rollback(model, number)
-    assert tree(model.path) == before
+    assert files_of(model.path) == before
     with model.writing() as writer:
         made = load(writer)
         writer.publish(made.learner.state(), action="learn", method="m", settings={}, classes=made.names, keep=1)

@@ -65,8 +65,8 @@ def answers(colours: dict[str, list[np.ndarray]]) -> tuple[list[str], list[str],
 def calibration_error(scores: np.ndarray, true: list[str]) -> float:
     """|accuracy − confidence| in fifteen bins of confidence, weighed by how many are in each; by its definition."""
     shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    confidence, said = shares.max(1), shares.argmax(1)
-    right = np.array([CLASSES[class_index] for class_index in said]) == np.array(true)
+    confidence, predicted = shares.max(1), shares.argmax(1)
+    right = np.array([CLASSES[class_index] for class_index in predicted]) == np.array(true)
     total = 0.0
     for lower in np.arange(15) / 15:
         inside = (confidence >= lower) & (confidence < lower + 1 / 15)
@@ -87,19 +87,19 @@ def painted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, dict[
 
 def test_confusion_matrix_matches_scikit_learn(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, colours = painted
-    true, said, _ = answers(colours)
+    true, predicted, _ = answers(colours)
     assert evaluation.names == CLASSES
-    assert evaluation.confusion.tolist() == confusion_matrix(true, said, labels=CLASSES).tolist()
+    assert evaluation.confusion.tolist() == confusion_matrix(true, predicted, labels=CLASSES).tolist()
     assert evaluation.images == 100 and 0 < evaluation.accuracy < 1
 
 
 def test_accuracies_match_scikit_learn(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, colours = painted
-    true, said, _ = answers(colours)
-    report = classification_report(true, said, labels=CLASSES, output_dict=True, zero_division=np.nan)
+    true, predicted, _ = answers(colours)
+    report = classification_report(true, predicted, labels=CLASSES, output_dict=True, zero_division=np.nan)
     recalls = [report[name]["recall"] for name in CLASSES]
     precisions = [report[name]["precision"] for name in CLASSES]
-    assert evaluation.accuracy == pytest.approx(np.mean(np.array(true) == np.array(said)))
+    assert evaluation.accuracy == pytest.approx(np.mean(np.array(true) == np.array(predicted)))
     assert evaluation.mean_accuracy == pytest.approx(np.mean(recalls))
     assert evaluation.per_class() == pytest.approx(recalls)
     assert [np.nan if each is None else each for each in evaluation.precision()] == pytest.approx(
@@ -119,8 +119,8 @@ def test_calibration_errors_match_the_definition(
 
 def test_all_confusions_are_listed_most_frequent_first(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, colours = painted
-    true, said, _ = answers(colours)
-    pairs = [pair for pair in zip(true, said, strict=True) if pair[0] != pair[1]]
+    true, predicted, _ = answers(colours)
+    pairs = [pair for pair in zip(true, predicted, strict=True) if pair[0] != pair[1]]
     mistakes = evaluation.mistakes()
     assert {(one, other): count for one, other, count in mistakes} == {pair: pairs.count(pair) for pair in pairs}
     counts = [count for *_, count in mistakes]
@@ -138,13 +138,13 @@ def test_evaluation_survives_json(painted: tuple[Evaluation, dict[str, list[np.n
 def test_absent_classes_have_no_accuracy_and_do_not_count(tmp_path: Path) -> None:
     colours = paint(tmp_path, {"cat": 12, "ant": 5})
     evaluation = evaluate(ByColour(), tmp_path)  # type: ignore[arg-type]
-    true, said, _ = answers(colours)
-    assert evaluation.confusion.tolist() == confusion_matrix(true, said, labels=CLASSES).tolist()
+    true, predicted, _ = answers(colours)
+    assert evaluation.confusion.tolist() == confusion_matrix(true, predicted, labels=CLASSES).tolist()
     shares = dict(zip(CLASSES, evaluation.per_class(), strict=True))
     assert {name for name, share in shares.items() if share is None} == {"emu", "dog", "bee"}
     assert evaluation.mean_accuracy == pytest.approx((shares["cat"] + shares["ant"]) / 2)  # type: ignore[operator]
-    never_said = [name for name in CLASSES if name not in said]
-    assert [name for name, each in zip(CLASSES, evaluation.precision(), strict=True) if each is None] == never_said
+    never_predicted = [name for name in CLASSES if name not in predicted]
+    assert [name for name, each in zip(CLASSES, evaluation.precision(), strict=True) if each is None] == never_predicted
 
 
 def test_more_images_than_a_batch_are_all_evaluated(tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def test_a_folder_without_any_known_class_is_refused(tmp_path: Path) -> None:
 
 def test_interval_is_over_all_images_of_known_classes(painted: tuple[Evaluation, dict[str, list[np.ndarray]]]) -> None:
     evaluation, colours = painted
-    true, said, _ = answers(colours)
-    right = sum(one == other for one, other in zip(true, said, strict=True))
+    true, predicted, _ = answers(colours)
+    right = sum(one == other for one, other in zip(true, predicted, strict=True))
     assert evaluation.interval == Accuracy(right, 100).interval
     assert evaluation.to_json()["interval"] == list(evaluation.interval)
 
@@ -227,7 +227,7 @@ def test_a_model_of_vectors_cannot_evaluate_images(tmp_path: Path) -> None:
         evaluate(model, tmp_path)  # type: ignore[arg-type]
 
 
-def test_a_real_model_is_evaluated_on_what_it_learned(small_model: ModelFolder) -> None:
+def test_a_real_model_is_evaluated_on_its_training_images(small_model: ModelFolder) -> None:
     model = load(small_model)
     evaluation = evaluate(model, small_model.path.parent / "1")
     assert evaluation.names == NAMES and evaluation.images == 48

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from folders_made import COLOURS, paint
+from models_made import Interrupting, copied, files_of
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,7 +17,6 @@ from engram.data.labelled import read_images, scan
 from engram.features import Int8
 from engram.model import LearnOptions, Model, ModelFolder, evaluate, learn, load, plan_update, predict, verify
 from engram.network.backbones import Variant
-from engram.progress import SILENT
 
 ALL = tuple(COLOURS)
 DIMENSION = 64  # of the features of the network `small`
@@ -58,8 +58,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 @pytest.fixture
 def folder(two_colours: ModelFolder, tmp_path: Path) -> ModelFolder:
-    shutil.copytree(two_colours.path, tmp_path / "model")
-    return ModelFolder(tmp_path / "model")
+    return copied(two_colours, tmp_path / "model")
 
 
 def test_the_default_is_a_pretrained_network_that_is_not_trained(default: ModelFolder) -> None:
@@ -84,8 +83,7 @@ def test_a_second_update_leaves_network_and_old_features_bit_identical(folder: M
 
 
 def test_features_are_stored_as_int8_by_default_and_do_not_move(default: ModelFolder, tmp_path: Path) -> None:
-    shutil.copytree(default.path, tmp_path / "model")
-    folder = ModelFolder(tmp_path / "model")
+    folder = copied(default, tmp_path / "model")
     before = load(folder)
     assert before.learner.memory.nbytes == Int8().nbytes(4, 1280)
     learn(folder, paint(tmp_path / "2", ("blue",), 6))
@@ -102,7 +100,7 @@ def test_stored_features_are_the_unit_features_of_the_images(two_colours: ModelF
         torch.testing.assert_close((stored(model, name) @ own.T).amax(1), torch.ones(6))
 
 
-# What may arrive
+# Images of an update
 
 
 def test_classes_may_arrive_one_at_a_time(small_weights: Path, tmp_path: Path) -> None:
@@ -173,7 +171,7 @@ def test_exemplars_can_be_stored_beside_features_of_a_frozen_network(small_weigh
     assert load(folder).metadata.held_out_counts.total == (4, 4, 4)
 
 
-# What is asked for
+# Options
 
 
 @pytest.mark.parametrize(
@@ -230,8 +228,7 @@ def test_same_images_give_the_same_model(two_colours: ModelFolder, small_weights
 def test_model_loads_without_the_package_of_its_weights(
     default: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(default.path, tmp_path / "model")
-    folder = ModelFolder(tmp_path / "model")
+    folder = copied(default, tmp_path / "model")
     monkeypatch.setattr(Variant, "path", lambda self: None)
     photos = paint(tmp_path / "new", ("blue",), 3)
     (found,) = predict(load(folder), [photos / "blue" / "0.png"], top=1)
@@ -241,29 +238,14 @@ def test_model_loads_without_the_package_of_its_weights(
     assert plan_update(load(folder), scan(photos), LearnOptions()).image_size == 224
 
 
-# Interruptions
-
-
-class Interrupting:
-    """Progress that is interrupted, as by Ctrl-C, when a phase begins."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def phase(self, name: str, steps: int | None = None):  # type: ignore[no-untyped-def]
-        if name == self.name:
-            raise KeyboardInterrupt
-        return SILENT.phase(name, steps)
-
-
 @pytest.mark.parametrize("phase", ["read", "extract", "herd", "classify"])
 def test_interrupted_update_changes_nothing(
     phase: str, folder: ModelFolder, small_weights: Path, tmp_path: Path
 ) -> None:
     photos = paint(tmp_path / "new", ("blue",), 3)
-    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    before = files_of(folder.path)
     for place, options in ((folder, None), (ModelFolder(tmp_path / "first"), exact(small_weights))):
         with pytest.raises(KeyboardInterrupt):
             learn(place, photos, options, Interrupting(phase))
-    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+    assert files_of(folder.path) == before
     assert not (tmp_path / "first").exists()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from folders_made import paint
 from images_made import encoded
-from models_made import DAISY, NAMES, SIDE, TULIP, copied, draw
+from models_made import DAISY, NAMES, SIDE, TULIP, Interrupting, copied, draw, entries
 from torch.nn import functional as F
 
 from engram.data import Samples
@@ -40,16 +40,12 @@ from engram.model import (
 from engram.network import extract
 
 QUICK = {"adapter_steps": 20, "adapter_width": 32}
-WISHES = LearnOptions(epochs=2, trains=True, settings=QUICK)
+OPTIONS = LearnOptions(epochs=2, trains=True, settings=QUICK)
 
 
 def model_of(folder: ModelFolder, path: Path) -> tuple[ModelFolder, Model]:
     folder = copied(folder, path)
     return folder, load(folder)
-
-
-def entries(path: Path) -> dict[str, bytes | None]:
-    return {str(each.relative_to(path)): each.read_bytes() if each.is_file() else None for each in path.rglob("*")}
 
 
 def test_classes_of_three_updates_are_recognised(tmp_path: Path) -> None:
@@ -156,7 +152,7 @@ def test_more_images_of_a_known_class_add_features_and_leave_the_network(
 
 def test_known_classes_are_trained_on_if_requested(small_model: ModelFolder, tmp_path: Path) -> None:
     folder, before = model_of(small_model, tmp_path / "model")
-    learned = learn(folder, draw(tmp_path / "more", (TULIP, DAISY), 10), WISHES)
+    learned = learn(folder, draw(tmp_path / "more", (TULIP, DAISY), 10), OPTIONS)
     weight = "extractor.conv1.weight"
     after = load(folder).learner.trained.state_dict()
     changed = [
@@ -166,9 +162,9 @@ def test_known_classes_are_trained_on_if_requested(small_model: ModelFolder, tmp
     assert learned.adaptation is not None and learned.adaptation.omega > 0
 
 
-def test_new_and_known_classes_come_together(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_one_update_may_have_new_and_known_classes(small_model: ModelFolder, tmp_path: Path) -> None:
     folder, before = model_of(small_model, tmp_path / "model")
-    learned = learn(folder, draw(tmp_path / "both", ("rose", TULIP), 10), WISHES)
+    learned = learn(folder, draw(tmp_path / "both", ("rose", TULIP), 10), OPTIONS)
     after = load(folder)
     assert learned.new == {"rose": 10} and learned.more == {TULIP: 10}
     assert after.names == (*before.names, "rose") and len(set(after.learner.classes_)) == 4
@@ -183,7 +179,7 @@ def test_budget_shrinks_classes_evenly_least_representative_features_first(
     after = load(folder)
     assert after.learner.memory.features.counts.tolist() == [4, 4, 4, 4]
     assert after.learner.memory.nbytes <= 4 * 4 * 64 * 4 == after.metadata.budget
-    learn(folder, draw(tmp_path / "lily", ("lily",), 10), WISHES)  # from now on
+    learn(folder, draw(tmp_path / "lily", ("lily",), 10), OPTIONS)  # from now on
     assert load(folder).learner.memory.features.counts.tolist() == [3, 3, 3, 3, 3]
     before_rows = before.learner.memory.features.rows.reshape(3, 6, -1)
     trimmed = learn(
@@ -262,7 +258,7 @@ def test_exemplars_are_stored_while_requested(small_model: ModelFolder, tmp_path
     learn(folder, draw(tmp_path / "rose", ("rose",), 10), LearnOptions(settings=QUICK, epochs=1, images_per_class=2))
     model = load(folder)
     assert model.learner.name == "hybrid" and model.learner.memory.images.counts.tolist() == [0, 0, 0, 2]
-    learn(folder, draw(tmp_path / "lily", ("lily",), 10), WISHES)
+    learn(folder, draw(tmp_path / "lily", ("lily",), 10), OPTIONS)
     assert load(folder).learner.memory.images.counts.tolist() == [0, 0, 0, 2, 2]
     learn(folder, draw(tmp_path / "more", (TULIP,), 10), LearnOptions(images_per_class=0))
     model = load(folder)
@@ -280,7 +276,7 @@ def test_new_model_uses_the_method_engram_and_int8(tmp_path: Path) -> None:
     assert not len(model.learner.memory.images) and verify(folder).problems == ()
 
 
-def test_features_and_images_are_the_hybrid_from_the_beginning_too(tmp_path: Path) -> None:
+def test_a_new_model_with_exemplars_has_the_method_hybrid(tmp_path: Path) -> None:
     found = scan(draw(tmp_path / "p", ("a", "b"), 4))
     learner = plan_update(None, found, LearnOptions(method="features", image_size=SIDE, images_per_class=3)).learner
     assert (learner.name, learner.settings()["images_per_class"]) == ("hybrid", 3)
@@ -418,26 +414,12 @@ def test_rejected_first_update_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-class Interrupting:
-    """Progress that is interrupted, as by Ctrl-C, when a phase begins."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def phase(self, name: str, steps: int | None = None):  # type: ignore[no-untyped-def]
-        from engram.progress import SILENT
-
-        if name == self.name:
-            raise KeyboardInterrupt
-        return SILENT.phase(name, steps)
-
-
 @pytest.mark.parametrize("phase", ["read", "train", "extract", "adapt", "herd", "classify"])
 def test_an_interruption_leaves_the_old_model_as_it_was(phase: str, small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     before = entries(folder.path)
     with pytest.raises(KeyboardInterrupt):
-        learn(folder, draw(tmp_path / "rose", ("rose",), 6), WISHES, Interrupting(phase))
+        learn(folder, draw(tmp_path / "rose", ("rose",), 6), OPTIONS, Interrupting(phase))
     assert entries(folder.path) == before
 
 
@@ -461,14 +443,14 @@ def test_a_training_that_ends_with_infinite_statistics_is_not_published(tmp_path
 def test_two_updates_cannot_run_at_once(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with folder.writing(), pytest.raises(BusyError, match=str(folder.path)):
-        learn(folder, draw(tmp_path / "rose", ("rose",), 6), WISHES)
+        learn(folder, draw(tmp_path / "rose", ("rose",), 6), OPTIONS)
 
 
 @pytest.mark.parametrize("twin", ["[RED]tulip", "ga\u0308nseblu\u0308mchen".upper()])
 def test_near_duplicate_of_a_known_name_is_refused(twin: str, small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     with pytest.raises(DataError, match="capitals"):
-        learn(folder, draw(tmp_path / "twin", (twin,), 6), WISHES)
+        learn(folder, draw(tmp_path / "twin", (twin,), 6), OPTIONS)
 
 
 @pytest.mark.parametrize("written", ["ga\u0308nseblu\u0308mchen", f" {DAISY} "])
@@ -521,9 +503,9 @@ def test_invalid_options_are_refused(options: dict[str, float]) -> None:
 def test_update_follows_its_plan(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     photos = draw(tmp_path / "rose", ("rose",), 10)
-    plan = plan_update(load(folder), scan(photos), WISHES)
+    plan = plan_update(load(folder), scan(photos), OPTIONS)
     assert plan.new == {"rose": 10} and plan.trains and expected_seconds(plan) > 0
-    assert learn(folder, photos, WISHES).memory_bytes == plan.memory_bytes
+    assert learn(folder, photos, OPTIONS).memory_bytes == plan.memory_bytes
 
 
 @pytest.mark.parametrize(("side", "expected"), [(40, 32), (20, 20), (300, 32)])

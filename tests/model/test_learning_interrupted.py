@@ -1,8 +1,7 @@
-"""`engram learn`, killed before any system call or at any moment, and with any that the disk refuses.
+"""`engram learn` killed before any system call or at any moment, and with any system call failing.
 
-The folder always holds the old model or the new one, whole; after an error that is reported, the old one; and what a
-killed one left is gone after the next look at the folder. The slow tests record what they found in
-`benchmarks/results/interruptions.json`.
+The folder always holds the old model or the new one, complete; after a reported error, the old one. The next writer
+removes the leftovers of a killed one. The slow tests record their findings in `benchmarks/results/interruptions.json`.
 """
 
 from __future__ import annotations
@@ -35,41 +34,40 @@ QUICK = ("--image-size", "16", "--epochs", "1", "--features-per-class", "3", "--
 SMALL = ("--set", "adapter_steps=1", "--set", "adapter_width=8")
 FAULTS = {"killed": "signal=SIGKILL", "no room": "error=ENOSPC", "broken": "error=EIO"}
 REASONS = {"no room": os.strerror(errno.ENOSPC), "broken": os.strerror(errno.EIO)}
-UNSURE = "will show after a restart"  # said where the disk refuses to take a change back
+UNSURE = "will be known after a restart"  # in the error if the disk refuses to undo a change
 UNUSED = f"{'9' * 64}.safetensors"  # a network file that a killed writer left
-# What killed writers had left, renamed to be removed.
+# Leftovers of killed writers, renamed to be removed.
 UNNAMED = (f"generations/{storage.ASIDE}000001-", f"networks/{storage.ASIDE}{UNUSED}-")
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "interruptions.json"
 RECORDING = "ENGRAM_RECORD" in os.environ
 
 
 @dataclass
-class Lessons:
-    """What there is to learn from, and two places to begin: `first`, where there is no folder, and `again`.
+class Updates:
+    """Images to learn, and two places to start from: `first`, where there is no folder, and `again`.
 
-    That is a model taught so often that the next generation takes the place of the oldest, and killed writers have left
-    things there.
+    The latter is a model with as many generations as are kept, and with leftovers of killed writers.
     """
 
     place: Path
     forks: Forks
     recorded: dict[str, list[Call]] = field(default_factory=dict)
-    learned: dict[str, str] = field(default_factory=dict)  # the SHA-256 of what is learned, by where it began
-    resumed: set[tuple[str, ...]] = field(default_factory=set)  # what lay there when learning was begun anew
+    learned: dict[str, str] = field(default_factory=dict)  # digests of the model after learning, by the start
+    resumed: set[tuple[str, ...]] = field(default_factory=set)  # leftovers after which learning was repeated
 
     def command(self, start: str, folder: ModelFolder) -> tuple[str, ...]:
         source = self.place / ("1" if start == "first" else "2")
         return ("learn", str(folder.path), str(source), *QUICK, *SMALL)
 
     def copy(self, start: str, home: Path) -> ModelFolder:
-        """The model to begin with, alone in the folder `home`: that is written to as well."""
+        """The model to start from, alone in the folder `home`, which is written to as well."""
         home.mkdir()
         if start == "again":
             shutil.copytree(self.place / "littered", home / "model")
         return ModelFolder(home / "model")
 
     def learn(self, start: str, folder: ModelFolder, *trace: Any, **options: Any) -> tuple[Ended, list[str]]:
-        """How learning ended, and what strace said, if there is something to trace."""
+        """How learning ended, and the output of strace, if something is traced."""
         return engram(self.forks, self.command(start, folder), self.place, *trace, **options)
 
     def calls(self, start: str) -> list[Call]:
@@ -85,7 +83,7 @@ class Lessons:
 
 
 @pytest.fixture(scope="module")
-def updates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lessons]:
+def updates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Updates]:
     place = tmp_path_factory.mktemp("updates")
     draw(place / "1", (TULIP, DAISY), 4)
     draw(place / "2", (FORMULA, TULIP), 4)
@@ -102,7 +100,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lessons]:
         (generations.parent / f"{storage.ASIDE}left").write_text("half a file")
         (generations.parent / "networks" / f"{storage.ASIDE}left").write_text("half a file")
         (generations.parent / "networks" / UNUSED).write_text("a file")
-        yield Lessons(place, forks, learned={"old": digest(old)})
+        yield Updates(place, forks, learned={"old": digest(old)})
 
 
 def digest(folder: ModelFolder) -> str:
@@ -119,11 +117,11 @@ VERIFIED: set[str] = set()  # digests of all files of folders that were found in
 
 
 def check_tidy(folder: ModelFolder) -> None:
-    """All is as it was saved; after the next writer nothing else is there, except newer generations."""
+    """Assert that all is as it was saved, and that the next writer leaves nothing else but newer generations."""
     files = sorted(path for path in folder.path.rglob("*") if path.is_file())
     content = "".join(f"{path.relative_to(folder.path)} {storage.checksum(path)}\n" for path in files)
     if content not in VERIFIED:
-        assert verify(folder).intact  # which finds all that `problems` does
+        assert verify(folder).intact
         VERIFIED.add(content)
     with warnings.catch_warnings(action="ignore"), folder.writing():
         manifests = folder.manifests()
@@ -135,13 +133,13 @@ def check_tidy(folder: ModelFolder) -> None:
 
 
 def check_again(
-    updates: Lessons, folder: ModelFolder, ended: Ended, before: set[str], call: Call, lasting: bool
+    updates: Updates, folder: ModelFolder, ended: Ended, before: set[str], call: Call, lasting: bool
 ) -> str:
     """Assert that the folder holds the old model or the new one; returns which."""
-    number = folder.current().generation  # as a reader sees it, before anything is swept
+    number = folder.current().generation  # as a reader sees it, before leftovers are removed
     old = KEEP + 2
     assert digest(folder) == updates.learned[{old: "old", old + 1: "again"}[number]]
-    # What led to a generation whose manifest cannot be read for a moment is missing from then on.
+    # The record of a generation whose manifest cannot be read at that moment is missing from then on.
     assert number - len(folder.history()) in ((0,) if call.changes else (0, 1))
     if ended.code > 0:
         assert lasting or not {name for name in names(folder.path) - before if not name.startswith(UNNAMED)}
@@ -152,7 +150,7 @@ def check_again(
     return "old" if number == old else "new"
 
 
-def check_first(updates: Lessons, folder: ModelFolder, ended: Ended, call: Call, lasting: bool) -> str:
+def check_first(updates: Updates, folder: ModelFolder, ended: Ended, call: Call, lasting: bool) -> str:
     """Assert that there is the new model or none, and that learning works then; returns `new` or `old`."""
     exists = folder.exists()
     if exists:
@@ -168,14 +166,14 @@ def check_first(updates: Lessons, folder: ModelFolder, ended: Ended, call: Call,
             updates.resumed.add(left)
             assert updates.learn("first", folder)[0].code == 0
             assert digest(folder) == updates.learned["first"]
-        else:  # the same again, but without learning, which takes longer
+        else:  # the same leftovers as before: without learning, which takes longer
             with folder.writing() as writer:
                 save(writer, load(ModelFolder(updates.place / "old")), action="learn")
     check_tidy(folder)
     return "new" if exists else "old"
 
 
-def check(updates: Lessons, start: str, call: Call, fault: str, home: Path, lasting: bool = False) -> str:
+def check(updates: Updates, start: str, call: Call, fault: str, home: Path, lasting: bool = False) -> str:
     """Learn with a fault at a call, or from it on; gives the model that is in use then, `old` or `new`."""
     folder = updates.copy(start, home)
     before = names(folder.path)
@@ -201,7 +199,7 @@ def check(updates: Lessons, start: str, call: Call, fault: str, home: Path, last
 
 
 def check_all(
-    updates: Lessons, start: str, calls: Sequence[Call], fault: str, place: Path, lasting: bool = False
+    updates: Updates, start: str, calls: Sequence[Call], fault: str, place: Path, lasting: bool = False
 ) -> list[str]:
     """The model that is in use after a fault at each of the calls."""
     models, problems = [], []
@@ -214,7 +212,7 @@ def check_all(
     return models
 
 
-def test_trace_has_every_write_sync_and_rename(updates: Lessons) -> None:
+def test_trace_has_every_write_sync_and_rename(updates: Updates) -> None:
     for start, name in (("first", "000001"), ("again", f"{KEEP + 3:06d}")):
         calls = [call for call in updates.calls(start) if call.changes]
         kinds = Counter(call.kind for call in calls)
@@ -229,11 +227,11 @@ def test_trace_has_every_write_sync_and_rename(updates: Lessons) -> None:
         assert 'rename("/model/.aside-current.json-*", "/model/current.json")' in renamed
 
 
-# A disk that is broken takes the same ways out as one that is full, so it is for those who have time.
+# The code treats a broken disk like a full one, so that is a slow test.
 @pytest.mark.parametrize("fault", ["killed", "no room", pytest.param("broken", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("start", ["first", "again"])
 def test_fault_at_any_changing_call_leaves_the_old_model_or_the_new_one(
-    start: str, fault: str, updates: Lessons, tmp_path: Path
+    start: str, fault: str, updates: Updates, tmp_path: Path
 ) -> None:
     calls = [call for call in updates.calls(start) if call.changes]
     models = check_all(updates, start, calls, fault, tmp_path)
@@ -248,7 +246,7 @@ def test_fault_at_any_changing_call_leaves_the_old_model_or_the_new_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["first", "again"])
 def test_fault_at_any_reading_call_leaves_the_old_model_or_the_new_one(
-    start: str, updates: Lessons, tmp_path: Path
+    start: str, updates: Updates, tmp_path: Path
 ) -> None:
     calls = [call for call in updates.calls(start) if not call.changes]
     models = check_all(updates, start, calls, "broken", tmp_path)
@@ -259,15 +257,15 @@ def test_fault_at_any_reading_call_leaves_the_old_model_or_the_new_one(
 @pytest.mark.parametrize("fault", ["no room", "broken"])
 @pytest.mark.parametrize("start", ["first", "again"])
 def test_lasting_fault_leaves_the_old_model_or_the_new_one(
-    start: str, fault: str, updates: Lessons, tmp_path: Path
+    start: str, fault: str, updates: Updates, tmp_path: Path
 ) -> None:
-    # Not of writes: what is said of them is written too.
+    # Not of writes: the error message is written too.
     calls = [call for call in updates.calls(start) if call.changes and call.kind not in ("write", "openat")]
     models = check_all(updates, start, calls, fault, tmp_path, lasting=True)
     record(f"{fault} from a call on", start, calls, models)
 
 
-def test_unprintable_result_is_one_error_line_and_the_model_is_the_new_one(updates: Lessons, tmp_path: Path) -> None:
+def test_unprintable_result_is_one_error_line_and_the_model_is_the_new_one(updates: Updates, tmp_path: Path) -> None:
     folder = updates.copy("again", tmp_path / "home")
     written = [call for call in updates.calls("again") if call.kind == "write"]
     ended, _ = updates.learn("again", folder, f"write:error=ENOSPC:when={written[-1].number + 1}")
@@ -293,7 +291,7 @@ def keep(what: str, found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_kills_at_any_moment_leave_the_old_model_or_the_new_one_and_readers_see_no_other(
-    kills: int, updates: Lessons, tmp_path: Path
+    kills: int, updates: Updates, tmp_path: Path
 ) -> None:
     folder, draws = updates.copy("again", tmp_path / "home"), random.Random(0)
     command = (updates.command("again", folder), updates.place, tmp_path, False)
@@ -332,7 +330,7 @@ def test_kills_at_any_moment_leave_the_old_model_or_the_new_one_and_readers_see_
 
 
 def wait_for_a_save(folder: ModelFolder, seconds: float) -> None:
-    """Until something of a new generation is there: half of the kills are to hit a save, which is soon over."""
+    """Wait until a new generation is being written: half of the kills should hit a save, which is short."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end and not list(folder.path.glob(f"generations/{storage.ASIDE}*")):
         time.sleep(0.0005)

@@ -38,7 +38,7 @@ def expected(model: Model, paths: list[Path]) -> torch.Tensor:
     return model.probabilities(torch.stack([decode(path, size=SIDE) for path in paths]))
 
 
-class Told:
+class FixedProbabilities:
     """A model with given probabilities."""
 
     image_size = SIDE
@@ -47,11 +47,11 @@ class Told:
     def __init__(self, *rows: tuple[float, ...]) -> None:
         self.rows = torch.tensor(rows)
         self.names = tuple(f"class {number}" for number in range(self.rows.shape[1]))
-        self.asked: list[int] = []
+        self.batches: list[int] = []
 
     def probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
-        begin = sum(self.asked)
-        self.asked.append(len(inputs))
+        begin = sum(self.batches)
+        self.batches.append(len(inputs))
         return self.rows.expand(max(begin + len(inputs), len(self.rows)), -1)[begin : begin + len(inputs)]
 
 
@@ -84,29 +84,29 @@ def test_unreadable_images_are_reported_in_order(tmp_path: Path) -> None:
     for number in broken:
         paths[number].write_bytes(b"")
     paths[7] = tmp_path / "absent.png"
-    output = Told((0.25, 0.75))
+    output = FixedProbabilities((0.25, 0.75))
     found = list(predict(output, paths))  # type: ignore[arg-type]
     assert [each.path for each in found] == paths
     assert {row for row, each in enumerate(found) if isinstance(each, SkippedFile)} == {*broken, 7}
     assert found[0] == SkippedFile(paths[0], "It is empty. Copy it again.")
     assert found[7] == SkippedFile(paths[7], "There is no such file.")
-    assert output.asked == [60, 62, 11]  # of batches of 64, 64 and 12
+    assert output.batches == [60, 62, 11]  # of batches of 64, 64 and 12
 
 
 def test_batch_of_unreadable_images_does_not_call_the_model(tmp_path: Path) -> None:
-    output = Told((1.0,))
+    output = FixedProbabilities((1.0,))
     assert all(isinstance(each, SkippedFile) for each in predict(output, [tmp_path / "a", tmp_path / "b"]))  # type: ignore[arg-type]
-    assert output.asked == []
+    assert output.batches == []
     assert list(predict(output, [])) == []  # type: ignore[arg-type]
 
 
 def test_predictions_are_streamed(tmp_path: Path) -> None:
     paths = fill(tmp_path, *(f"{number:03}.png" for number in range(200)))
-    output = Told((1.0,))
+    output = FixedProbabilities((1.0,))
     stream = predict(output, paths)  # type: ignore[arg-type]
-    assert output.asked == []
+    assert output.batches == []
     assert [each.path for each in itertools.islice(stream, 3)] == paths[:3]
-    assert output.asked == [64]
+    assert output.batches == [64]
 
 
 @pytest.mark.parametrize("top", [1, 2, 3, 99])
@@ -116,7 +116,7 @@ def test_top_is_limited_to_the_number_of_classes(top: int, model: Model, tmp_pat
 
 
 def test_ties_are_broken_by_order_of_learning() -> None:
-    output = Told((0.2, 0.3, 0.2, 0.3), (0.25, 0.25, 0.25, 0.25))
+    output = FixedProbabilities((0.2, 0.3, 0.2, 0.3), (0.25, 0.25, 0.25, 0.25))
     found = answers(output, torch.zeros(2, SIDE, SIDE, 3), top=3)  # type: ignore[arg-type]
     assert [[each.name for each in answer.top] for answer in found] == [
         ["class 1", "class 3", "class 0"],
@@ -129,7 +129,7 @@ def test_probability_equal_to_the_threshold_is_accepted(tmp_path: Path) -> None:
     rows = (0.5, 0.5), (0.375, 0.625), (0.75, 0.25)
 
     def rejected(reject: float | None) -> list[bool]:
-        return [each.rejected for each in predict(Told(*rows), paths, reject=reject)]  # type: ignore[arg-type, union-attr]
+        return [each.rejected for each in predict(FixedProbabilities(*rows), paths, reject=reject)]  # type: ignore[arg-type, union-attr]
 
     assert rejected(None) == rejected(0) == rejected(0.5) == [False, False, False]
     assert rejected(0.625) == [True, False, False]
@@ -139,7 +139,7 @@ def test_probability_equal_to_the_threshold_is_accepted(tmp_path: Path) -> None:
 
 def test_uncalibrated_model_refuses_to_reject(model: Model, tmp_path: Path) -> None:
     assert not model.is_calibrated
-    output = Told((0.5, 0.5))
+    output = FixedProbabilities((0.5, 0.5))
     output.is_calibrated = False
     for reject in (0.0, 0.5):
         with pytest.raises(UsageError, match="never calibrated"):
@@ -163,7 +163,7 @@ def test_invalid_options_are_refused(options: dict[str, float], message: str, mo
 
 
 def test_a_model_of_vectors_cannot_predict_images() -> None:
-    output = Told((1.0,))
+    output = FixedProbabilities((1.0,))
     output.image_size = None  # type: ignore[assignment]
     with pytest.raises(UsageError, match="vectors"):
         predict(output, [])  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def test_every_image_is_a_step_of_progress(tmp_path: Path) -> None:
         def tell(self, **values: float) -> None:
             pass
 
-    list(predict(Told((1.0,)), [*paths, tmp_path / "absent.png"], progress=Noted()))  # type: ignore[arg-type]
+    list(predict(FixedProbabilities((1.0,)), [*paths, tmp_path / "absent.png"], progress=Noted()))  # type: ignore[arg-type]
     assert totals == [3] and sum(steps) == 3
 
 
@@ -211,13 +211,13 @@ def test_files_are_taken_as_they_are_and_folders_are_searched(tmp_path: Path) ->
 
 
 def test_links_are_followed_and_cycles_reported(tmp_path: Path) -> None:
-    fill(tmp_path, "store/1.png", "asked/2.png")
-    (tmp_path / "asked" / "far").symlink_to(tmp_path / "store")
-    (tmp_path / "asked" / "one.png").symlink_to(tmp_path / "store" / "1.png")
-    (tmp_path / "asked" / "self").symlink_to(tmp_path / "asked")
-    (tmp_path / "store" / "back").symlink_to(tmp_path / "asked")
-    (tmp_path / "asked" / "gone.png").symlink_to("nowhere")
-    (tmp_path / "link").symlink_to("asked")
+    fill(tmp_path, "store/1.png", "given/2.png")
+    (tmp_path / "given" / "far").symlink_to(tmp_path / "store")
+    (tmp_path / "given" / "one.png").symlink_to(tmp_path / "store" / "1.png")
+    (tmp_path / "given" / "self").symlink_to(tmp_path / "given")
+    (tmp_path / "store" / "back").symlink_to(tmp_path / "given")
+    (tmp_path / "given" / "gone.png").symlink_to("nowhere")
+    (tmp_path / "link").symlink_to("given")
     photos, skipped = find_images([tmp_path / "link"])
     names = [path.relative_to(tmp_path / "link").as_posix() for path in photos]
     assert names == ["2.png", "far/1.png", "one.png"]

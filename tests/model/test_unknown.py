@@ -81,7 +81,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return folder
 
 
-def test_predict_rejects_what_is_less_similar_than_the_threshold(colours: ModelFolder, tmp_path: Path) -> None:
+def test_predict_rejects_images_below_the_similarity_threshold(colours: ModelFolder, tmp_path: Path) -> None:
     model = load(colours)
     noise = torch.randint(0, 256, (64, 64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     (tmp_path / "noise.png").write_bytes(encoded(noise.numpy(), "PNG"))

@@ -14,23 +14,18 @@ from typing import Any
 
 import pytest
 import torch
-from models_made import DAISY, copied
+from learners_made import OF_EACH_STATE, learned
+from models_made import DAISY, copied, files_of
 from torch import Tensor
 
 from engram import storage
 from engram.data import Stream
 from engram.errors import DataError, EngramError, EngramWarning, UsageError
-from engram.methods import METHODS, make, setting_names
 from engram.model import Metadata, Model, ModelFolder, forget, inspect, load, merge, rename, rollback, save, verify
 from engram.model.manifest import File, Pointer
 from engram.model.saving import VerifyResult
 
 State = dict[str, Tensor]
-
-
-def files_of(path: Path) -> dict[str, bytes]:
-    """Every file of a folder, with its content."""
-    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
 
 
 @pytest.fixture
@@ -292,19 +287,11 @@ def test_verifying_changes_neither_the_model_nor_its_files(model: ModelFolder) -
     assert files_of(model.path) == before
 
 
-QUICK = {
-    **{"epochs": 1, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6, "adapter_steps": 5},
-    **{"features_per_class": 8, "images_per_class": 5},
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_EACH_STATE)
 def test_a_model_of_any_method_is_intact_before_and_after_merge_and_forget(
     method: str, vectors: Stream, tmp_path: Path
 ) -> None:
-    learner = make(method, **{name: value for name, value in QUICK.items() if name in setting_names(method)})
-    for task in vectors:
-        learner.learn(task)
+    learner = learned(method, vectors)
     folder, names = ModelFolder(tmp_path / "model"), tuple(map(str, learner.classes_))
     with folder.writing() as writer:
         save(writer, Model(learner, names, Metadata(seen=(24,) * 6)), action="learn")

@@ -206,7 +206,9 @@ def test_a_damaged_state_is_named(folder: ModelFolder, incoming: Path) -> None:
             once(folder, incoming)
 
 
-def test_a_copy_of_the_model_knows_what_was_learned(folder: ModelFolder, incoming: Path, tmp_path: Path) -> None:
+def test_a_copy_of_the_model_has_the_state_of_the_watched_folder(
+    folder: ModelFolder, incoming: Path, tmp_path: Path
+) -> None:
     once(folder, incoming)
     shutil.copytree(folder.path, tmp_path / "copy")
     assert once(ModelFolder(tmp_path / "copy"), incoming) == []
