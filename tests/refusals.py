@@ -27,3 +27,25 @@ STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "open to write": (io, "open", to_write),
     "remove": (storage, "remove", always),
 }
+
+
+class Failing:
+    """A function that fails when it is called for the n-th time, and then no more or from then on."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        number: int,
+        code: int,
+        concerns: Callable[..., bool],
+        *,
+        forever: bool = False,
+    ) -> None:
+        self.function, self.left, self.code, self.concerns, self.forever = function, number, code, concerns, forever
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if self.concerns(*arguments, **options):
+            self.left -= 1
+            if self.left == 0 or (self.left < 0 and self.forever):
+                raise OSError(self.code, os.strerror(self.code))
+        return self.function(*arguments, **options)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from models_made import DAISY, FORMULA, NAMES, TULIP, copied, draw, files_of, network_path
-from refusals import STEPS
+from refusals import STEPS, Failing
 from torch import Tensor
 
 from engram import storage
@@ -376,21 +376,12 @@ def test_failed_edit_leaves_the_model_unchanged(
 ) -> None:
     before = files_of(model.path)
     place, name, concerns = STEPS[step]
-    function = getattr(place, name)
-    refused = 0
-
-    def failing(*arguments: object, **options: object) -> object:
-        nonlocal refused
-        if concerns(*arguments, **options) and not refused:
-            refused += 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return function(*arguments, **options)
-
+    failing = Failing(getattr(place, name), 1, errno.ENOSPC, concerns)
     with monkeypatch.context() as patched:
         patched.setattr(place, name, failing)
         with pytest.raises(EngramError, match=os.strerror(errno.ENOSPC)):
             EDITS[edit](model)
-    assert refused and files_of(model.path) == before
+    assert failing.left <= 0 and files_of(model.path) == before
     assert verify(model).problems == ()
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import torch
 from models_made import copied, entries, network_path
-from refusals import STEPS, always
+from refusals import STEPS, Failing, always
 
 from engram import storage
 from engram.errors import EngramError
@@ -355,28 +355,6 @@ def test_read_only_user_can_load_and_verify(other: Other) -> None:
 
 
 # Disks
-
-
-class Failing:
-    """A function that fails when it is called for the n-th time, and then no more or from then on."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        number: int,
-        code: int,
-        concerns: Callable[..., bool],
-        *,
-        forever: bool = False,
-    ) -> None:
-        self.function, self.left, self.code, self.concerns, self.forever = function, number, code, concerns, forever
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        if self.concerns(*arguments, **options):
-            self.left -= 1
-            if self.left == 0 or (self.left < 0 and self.forever):
-                raise OSError(self.code, os.strerror(self.code))
-        return self.function(*arguments, **options)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)

@@ -40,7 +40,8 @@ def verify(model: ModelPath, json: Json = False) -> None:
             )
         if found.leftovers:
             what = f"left by an interrupted command, not in use: {', '.join(map(printable, found.leftovers))}"
-            how = "" if found.in_use is None else f"; to remove them now: {engram.model.ModelFolder(model).finishing()}"
+            command = engram.model.ModelFolder(model).cleanup_command()
+            how = "" if found.in_use is None else f"; to remove them now: {command}"
             typer.echo(f"{what}{how}")
     raise typer.Exit(0 if found.intact else 1)
 

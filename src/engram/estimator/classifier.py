@@ -92,7 +92,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     n_features_in_ : int
         The length of a vector; not defined for images.
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        The column names of the data frames it was taught with, if all of them are strings.
+        The column names of the data frames it has learned, if all of them are strings.
     model_ : engram.model.Model
         What was learned. `model_.learner.memory.nbytes` is the size of its memory in bytes, and
         `model_.metadata.held_out_counts.accuracy()` the leave-one-out accuracy over all classes.
@@ -147,7 +147,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Learn inputs X with labels y (n,) from scratch. After an error the classifier is unchanged."""
         with self._unchanged_by_errors():
             inputs, labels = self._training_data(X, y, reset=True)
-            self._become(self._taught(None, inputs, labels, labels[:0]))
+            self._set_model(self._updated(None, inputs, labels, labels[:0]))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
@@ -160,7 +160,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         with self._unchanged_by_errors():
             inputs, labels = self._training_data(X, y, reset=model is None)
             announced = self._announced(classes, labels)
-            self._become(self._taught(model, inputs, labels, announced))
+            self._set_model(self._updated(model, inputs, labels, announced))
         return self
 
     def predict(self, X: ArrayLike) -> Array:
@@ -206,7 +206,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         manifest, model = load_generation(ModelFolder(path), device=device)
         classifier = cls(**parameters_of(model), device=device)
         classifier._loaded = Path(path).resolve(), manifest.generation
-        classifier._become(with_metadata(model, labels=kind_of_names(model)))
+        classifier._set_model(with_metadata(model, labels=kind_of_names(model)))
         if len(model.learner.shape_) == 1:
             classifier.n_features_in_ = model.learner.shape_[0]
         if model.metadata.feature_names:
@@ -302,7 +302,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     # Learning and scores.
 
-    def _taught(self, model: Model | None, inputs: Array, labels: Array, announced: Array) -> Model:
+    def _updated(self, model: Model | None, inputs: Array, labels: Array, announced: Array) -> Model:
         """The updated model; `model` itself is not changed."""
         with as_value_errors():
             kind = kind_of(labels, None if model is None else model.metadata.labels)
@@ -320,11 +320,11 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             plan = plan_update_of_samples(model, arriving, inputs.shape[1:], options)
             class_indices = torch.tensor([plan.labels[name] for name in names])[torch.from_numpy(codes)]
             inputs = inputs if inputs.flags.writeable else inputs.copy()  # torch warns about read-only memory
-            taught, _ = train_update(model, plan, Samples.of(inputs, class_indices), options)
+            updated, _ = train_update(model, plan, Samples.of(inputs, class_indices), options)
         return with_metadata(
-            taught,
+            updated,
             labels=kind,
-            announced=tuple(sorted(announced_names - set(taught.names))),
+            announced=tuple(sorted(announced_names - set(updated.names))),
             feature_names=tuple(getattr(self, "feature_names_in_", ())),
         )
 
@@ -332,7 +332,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         draws = check_random_state(self.random_state)
         return int(self.random_state) if isinstance(self.random_state, int | np.integer) else int(draws.randint(2**31))
 
-    def _become(self, model: Model) -> None:
+    def _set_model(self, model: Model) -> None:
         values = values_of((*model.names, *model.metadata.announced), model.metadata.labels)
         order = np.argsort(values, kind="stable")
         self.model_ = model

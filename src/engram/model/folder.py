@@ -190,8 +190,8 @@ class ModelFolder:
                 break
         return list(dict.fromkeys(map(str, found)))  # generations may share a damaged network file
 
-    def finishing(self) -> str:
-        """A command that changes nothing but removes what an interrupted writer left."""
+    def cleanup_command(self) -> str:
+        """A command that only removes what an interrupted writer left."""
         return f"engram rollback {self._quoted} --to {self.number_in_use()}"
 
     @contextmanager
@@ -577,7 +577,7 @@ class Writer(ModelFolder):
             if essential:  # otherwise the next writer tries again
                 raise EngramError(
                     f"The model {self.path} was changed, but its earlier state cannot be removed: "
-                    f"{error.strerror or error}. Fix the cause, then finish with: {self.finishing()}"
+                    f"{error.strerror or error}. Fix the cause, then finish with: {self.cleanup_command()}"
                 ) from error
 
 
