@@ -179,14 +179,6 @@ class TestOtherObjectives:
         assert not torch.allclose(one.classify(features), one.head_scores(features), atol=0.1)
         assert accuracy(one, vectors) > 0.5  # chance is 1/6
 
-    def test_images_are_learned_too(self, method: str, objective: str, images: Stream) -> None:
-        one = self.learner(method, objective, epochs=5)
-        for task in images:
-            one.learn(task)
-        assert one.memory.features.counts.tolist() == [8] * 4
-        assert one.memory.images.nbytes == (20 * 8 * 8 * 3 if method == "hybrid" else 0)
-        assert accuracy(one, images) > 0.5  # chance is 1/4
-
 
 def test_with_lucir_old_weights_stay_and_features_have_both_signs(vectors: Stream) -> None:
     one = make("features", objective="lucir", **{**QUICK, "learning_rate": 0.05}, features_per_class=8, adapter="ridge")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from engram.data import Samples, Task
 from engram.errors import UsageError
-from engram.features import Classifier, FeatureMemory, ImageMemory, Memory, NearestMean, select, warn_of_small_classes
+from engram.features import Classifier, FeatureMemory, ImageMemory, Memory, NearestMean, warn_of_small_classes
 from engram.features.memory import select_among
 from engram.methods.learner import Learner, MemorySources
 from engram.network import Network, extract
@@ -36,9 +36,8 @@ class Exemplars:
 
     def numbers(self) -> dict[str, int | None]:
         """Both numbers, the default filled in."""
-        default = PER_CLASS if self.images_total is None else None
-        per_class = default if self.images_per_class is None else self.images_per_class
-        return {"images_per_class": per_class, "images_total": self.images_total}
+        neither = self.images_per_class is None and self.images_total is None
+        return {"images_per_class": PER_CLASS if neither else self.images_per_class, "images_total": self.images_total}
 
     def per_class(self, classes: int) -> int:
         """How many images of each class are stored when so many classes are known."""
@@ -79,9 +78,9 @@ class Rehearsing(Learner):
             held_out = self.held_out(task)
             parts = (select_among(memory, arrived, class_indices, per_class, part) for part in (~held_out, held_out))
             groups = [merge_parts(trained, validation, per_class) for trained, validation in zip(*parts, strict=True)]
-            sources, counts = torch.cat(groups), torch.tensor([len(group) for group in groups])
         else:
-            sources, counts = select(memory, arrived, class_indices, per_class)
+            groups = select_among(memory, arrived, class_indices, per_class)
+        sources, counts = torch.cat(groups), torch.tensor([len(group) for group in groups])
         if self.exemplars.images_total is None:
             warn_of_small_classes(counts, self.in_task(task), per_class)
         chosen = sources[sources >= 0]  # only these of the task's images are copied
