@@ -58,13 +58,13 @@ def test_targets_of_old_classes_are_the_teachers_scores(networks: tuple[Network,
 
 def test_the_teachers_scores_are_float32_in_mixed_precision() -> None:
     draws = torch.Generator().manual_seed(0)
-    answers = (2 * torch.randn(64, 10, generator=draws)).bfloat16()
-    own = (answers.float() + 0.1).bfloat16()
+    teacher_scores = (2 * torch.randn(64, 10, generator=draws)).bfloat16()
+    own = (teacher_scores.float() + 0.1).bfloat16()
     gradients = []
     for kind in (torch.bfloat16, torch.float64):
         scores = own.to(kind, copy=True).requires_grad_()
         class_indices, others = torch.zeros(64, dtype=torch.int64), torch.ones(10, dtype=torch.bool)
-        Distillation()._distil(scores, answers.to(kind), class_indices, others).backward()
+        Distillation()._distil(scores, teacher_scores.to(kind), class_indices, others).backward()
         assert scores.grad is not None
         gradients.append(scores.grad.double())
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 0.005

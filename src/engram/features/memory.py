@@ -152,7 +152,7 @@ class Statistics:
 
     @classmethod
     def of(cls, features: Tensor, class_indices: Tensor, classes: int, covariance: Covariance) -> Statistics:
-        """Those of features (n, d) of so many classes, some of which may have no sample."""
+        """The statistics of features (n, d) of so many classes; a class may have no sample."""
         features, dimension = features.double(), features.shape[1]
         counts = torch.bincount(class_indices, minlength=classes)  # (K,)
         means = class_sums(features, class_indices, classes) / counts.clamp(min=1)[:, None]

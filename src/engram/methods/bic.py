@@ -55,8 +55,8 @@ class BiasCorrection(Objective):
             if teacher is None:
                 return classification
             with torch.no_grad():
-                _, answers = teacher(inputs)  # corrected
-            distillation = softmax_distillation(scores[:, :old], answers, self.temperature)
+                _, teacher_scores = teacher(inputs)  # corrected
+            distillation = softmax_distillation(scores[:, :old], teacher_scores, self.temperature)
             return (1 - share) * classification + share * distillation
 
         return loss

@@ -31,8 +31,8 @@ def forget(learner: Learner, *labels: int) -> None:
 def merge(learner: Learner, label: int, into: int) -> None:
     """Merge a class into another one.
 
-    Features and exemplars of both are kept up to the limit for one class, herded again. A classifier of stored features
-    is fitted anew. A head, or a mean of exemplars, becomes the mean of the two, so the two should look alike.
+    Features and exemplars of both are herded again, up to the limit for one class, and a classifier of stored features
+    is refitted. Rows of a head, and means of exemplars, become the mean of the two, so the two should look alike.
     """
     gone, class_index = _class_index(learner, label), _class_index(learner, into)
     if gone == class_index:

@@ -73,8 +73,8 @@ class ThresholdMoving(Distillation):
         if context.teacher is not None:
             teacher = _unshifted(context.teacher)
             features = extract(teacher, context.samples, context.progress, "correct").to(head.weight.device)
-            answers = (teacher.head(features).detach() / self.temperature).softmax(1).double().sum(0).cpu()
-            targets[: context.old] += self.distillation * answers
+            probabilities = (teacher.head(features).detach() / self.temperature).softmax(1).double().sum(0).cpu()
+            targets[: context.old] += self.distillation * probabilities
         shares = (targets / targets.sum()).clamp(min=torch.finfo(torch.float32).tiny)
         head.set_shift(-shares.log(), torch.ones(classes, dtype=torch.bool))
 
