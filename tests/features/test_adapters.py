@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import sklearn.linear_model
 import torch
+from progress_made import Recorder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,7 +29,6 @@ from engram.features import (
 )
 from engram.features.adapters import AdapterNetwork, recognised
 from engram.network import Cache
-from engram.progress import SILENT, Phase, Progress
 from engram.randomness import generator as generator_for
 from engram.randomness import seeded
 from engram.settings import Choice
@@ -548,21 +547,12 @@ def test_most_steps_is_the_number_of_steps_taken(adapter: str, steps: int) -> No
 
 
 def test_trials_report_the_phase_adapt() -> None:
-    class Counting(Progress):
-        def __init__(self) -> None:
-            self.steps: list[int | None] = []
-
-        @contextmanager
-        def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-            assert name == "adapt"
-            self.steps.append(steps)
-            with SILENT.phase(name, steps) as phase:
-                yield phase
-
     draws = torch.Generator().manual_seed(0)
     old = torch.randn(60, 8, generator=draws)
     pairs = Pairs(old, old + 0.1 * torch.randn(60, 8, generator=draws), torch.arange(60) % 5)
-    progress = Counting()
+    progress = Recorder()
     AutoAdapter(adapter_steps=7, adapter_width=16).fit(pairs, task=1, progress=progress)
-    assert progress.steps[:4] == [7, None] * 2  # two trials of the MLP and of ridge
-    assert progress.steps[4:] in ([7], [None])  # then the better of them, on all pairs
+    assert {name for name, _, _ in progress.phases} == {"adapt"}
+    steps = [steps for _, steps, _ in progress.phases]
+    assert steps[:4] == [7, None] * 2  # two trials of the MLP and of ridge
+    assert steps[4:] in ([7], [None])  # then the better of them, on all pairs

@@ -130,9 +130,9 @@ def test_the_indices_of_the_candidates_do_not_change() -> None:
 
 def test_an_unknown_choice_is_refused() -> None:
     state = Auto().fit(*separable()).state()
-    with pytest.raises(DataError, match="candidate 99"):
+    with pytest.raises(DataError, match="99"):
         Auto().restore({**state, "chosen": torch.tensor(99)})
-    with pytest.raises(DataError, match="lacks its chosen"):
+    with pytest.raises(DataError, match="chosen"):
         Auto().restore({name: tensor for name, tensor in state.items() if name != "chosen"})
 
 

@@ -102,7 +102,7 @@ def test_a_class_with_fewer_samples_keeps_all_with_a_warning() -> None:
     class_indices = torch.tensor([0] * 10 + [1] * 3 + [2] * 2)
     sources, counts = select(FeatureMemory.empty(8), vectors(15), class_indices, per_class=4)
     assert counts.tolist() == [4, 3, 2]
-    with pytest.warns(EngramWarning, match=r"2 classes have fewer than 4 samples \(the fewest: 2\); all are kept"):
+    with pytest.warns(EngramWarning, match=r"2 classes .* 4 samples .* 2\)"):
         warn_of_small_classes(counts, torch.tensor([True, True, True]), 4)
     assert sorted(sources[4:].tolist()) == [10, 11, 12, 13, 14]
 

@@ -1,8 +1,6 @@
 """EEIL: distillation head by head, fine-tuning on balanced images, and noise on the gradient."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 import torch
 from contexts import context
 from learners_made import same
+from progress_made import Recorder
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,7 +17,7 @@ from engram.features import herd
 from engram.methods import METHODS, Learner, Replay, TrainingContext, make
 from engram.methods.eeil import CrossDistillation
 from engram.network import Loss, Network, Training, extract, make_network
-from engram.progress import SILENT, Phase
+from engram.progress import SILENT
 
 QUICK = {"epochs": 4, "batch_size": 16, "learning_rate": 0.05, "images_total": 20}
 
@@ -185,29 +184,17 @@ def test_fine_tuning_trains_on_balanced_images_with_the_previous_stage_as_teache
     assert len(rows & arrived) == 20
 
 
-class Phases:
-    """Records the phases and the number of their steps."""
-
-    def __init__(self) -> None:
-        self.steps: dict[str, int | None] = {}
-
-    @contextmanager
-    def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
-        self.steps[name] = steps
-        with SILENT.phase(name, steps) as silent:
-            yield silent
-
-
 def test_fine_tuning_needs_exemplars_and_a_positive_setting(vectors: Stream) -> None:
     with_it, without = eeil(), eeil(fine_tuning=0.0)
-    heard = []
+    recorders = []
     for task in vectors.tasks[:2]:
         for one in (with_it, without):
-            heard.append(Phases())
-            one.learn(task, heard[-1])
+            recorders.append(Recorder())
+            one.learn(task, recorders[-1])
         assert same(weights_of(with_it), weights_of(without)) == (task.index == 0)
     # 20 exemplars and 20 new ones in batches of 16 are three steps an epoch.
-    assert [phases.steps.get("fine-tune") for phases in heard] == [None, None, 9, None]
+    fine_tuning = [[steps for name, steps, _ in each.phases if name == "fine-tune"] for each in recorders]
+    assert fine_tuning == [[], [], [9], []]
 
 
 def test_the_learning_rate_of_fine_tuning_is_a_setting(vectors: Stream) -> None:

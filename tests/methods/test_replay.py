@@ -242,7 +242,7 @@ def test_a_total_of_as_many_images_as_classes_suffices(vectors: Stream) -> None:
 
 
 def test_images_per_class_and_images_total_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="per class or as a fixed total"):
+    with pytest.raises(UsageError, match="images_per_class or images_total"):
         make("icarl", images_per_class=3, images_total=30)
 
 
