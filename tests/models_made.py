@@ -1,4 +1,4 @@
-"""A small model of one's own images, taught twice, and copies of it."""
+"""A small model of made-up images, learned in two updates, and copies of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def entries(path: Path) -> dict[str, bytes | None]:
 
 
 def copied(folder: ModelFolder, path: Path) -> ModelFolder:
-    """The same model elsewhere."""
+    """A copy of a model."""
     shutil.copytree(folder.path, path)
     return ModelFolder(path)
 

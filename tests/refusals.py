@@ -30,7 +30,7 @@ STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
 
 
 class Failing:
-    """A function that fails when it is called for the n-th time, and then no more or from then on."""
+    """A function that fails when it is called for the n-th time, once or from then on."""
 
     def __init__(
         self,

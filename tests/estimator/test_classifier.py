@@ -143,7 +143,8 @@ def test_one_update_may_have_new_and_known_classes(blobs: tuple[Array, Array]) -
 @pytest.mark.parametrize("method", OF_EACH_STATE)
 def test_every_method_learns_one_class_at_a_time(method: str, blobs: tuple[Array, Array]) -> None:
     X, y = blobs
-    epochs = None if method in ("features", "finetune") else 2  # None: one leaves its network as it is, one cannot
+    # None: the first then leaves its network as it is; the other has to train its head.
+    epochs = None if method in ("features", "gamma-lwf") else 2
     classifier = quick(method, epochs=epochs).partial_fit(X[y == 3], y[y == 3])
     assert set(classifier.predict(X)) == {3}
     assert np.array_equal(classifier.predict_proba(X), np.ones((len(X), 1)))
@@ -181,7 +182,7 @@ def test_columns_are_sorted_by_label(blobs: tuple[Array, Array]) -> None:
 
 @pytest.mark.parametrize("method", ["features", "icarl", "lwf"])
 def test_scores_of_an_input_do_not_depend_on_the_others(method: str, blobs: tuple[Array, Array]) -> None:
-    X, y = np.tile(blobs[0], (3, 1)), np.tile(blobs[1], 3)  # more than are answered for at once
+    X, y = np.tile(blobs[0], (3, 1)), np.tile(blobs[1], 3)  # more than a block
     classifier = quick(method).fit(*blobs)
     scores, order = classifier.decision_function(X), np.random.RandomState(0).permutation(len(X))
     assert np.array_equal(classifier.decision_function(X[order]), scores[order])
@@ -191,7 +192,7 @@ def test_scores_of_an_input_do_not_depend_on_the_others(method: str, blobs: tupl
 
 @pytest.mark.parametrize(("network", "samples"), [("mlp", 100), ("auto", 400)])
 def test_held_out_samples_calibrate_the_probabilities(network: str, samples: int) -> None:
-    """A network that is trained leaves a quarter for it; with one that is not, every sample is left out once."""
+    """A quarter is held out if the network is trained; otherwise every sample, by leave-one-out."""
     X, y = make_blobs(400, 4, centers=4, cluster_std=2.0, center_box=(-8, 8), random_state=1)
     classifier = quick(network=network, validation_fraction=0.25, epochs=10).fit(X, y)
     found = classifier.model_.metadata.calibration
@@ -493,7 +494,7 @@ def test_a_generator_advances_with_every_fit_and_none_is_the_global_one(blobs: t
 
     drawn = seeds(quick(epochs=1, random_state=np.random.RandomState(5)))
     assert drawn[0] != drawn[1] and drawn == seeds(quick(epochs=1, random_state=np.random.RandomState(5)))
-    np.random.seed(5)  # the one that None means
+    np.random.seed(5)  # the generator that None stands for
     assert seeds(quick(epochs=1, random_state=None)) == drawn
 
 
@@ -660,7 +661,7 @@ def test_an_estimator_learns_even_if_accuracy_falls() -> None:
     X[:30] += 6
     classifier = quick().partial_fit(X, np.repeat([0, 1], 30))
     assert classifier.score(X, np.repeat([0, 1], 30)) == 1
-    classifier.partial_fit(more, np.repeat([2, 3], 30))  # nobody could tell 1, 2 and 3 apart
+    classifier.partial_fit(more, np.repeat([2, 3], 30))  # classes 1, 2 and 3 have the same distribution
     assert classifier.classes_.tolist() == [0, 1, 2, 3]
     assert classifier.model_.metadata.held_out_counts.accuracy([1]).value < 0.7
 
@@ -724,7 +725,7 @@ def test_saving_does_not_overwrite_the_update_of_another(tmp_path: Path) -> None
     made.save(tmp_path / "model")
     one, other = (IncrementalClassifier.load(tmp_path / "model") for _ in range(2))
     one.partial_fit(inputs, np.array(["c", "d"] * 20)).save(tmp_path / "model")
-    one.save(tmp_path / "model")  # its own generation is in use
+    one.save(tmp_path / "model")  # allowed: its own generation is in use
     other.partial_fit(inputs, np.array(["e", "f"] * 20))
     with pytest.raises(UsageError, match=str(tmp_path)):
         other.save(tmp_path / "model")

@@ -113,7 +113,7 @@ def test_no_file_contains_a_trace_of_a_forgotten_class(
 ) -> None:
     folder = copied(request.getfixturevalue(kind), tmp_path / "model")
     searched = {number: traces(load(folder, generation=number), DAISY) for number in (1, 2)}
-    for number, each in searched.items():  # the same search finds everything before
+    for number, each in searched.items():  # before `forget`, the same search finds all of them
         place = f"generations/{number:06d}"
         manifests = {f"generations/{n:06d}/manifest.json" for n in (1, 2)}
         there = found(folder.path, each)
@@ -155,7 +155,7 @@ def test_forgetting_leaves_the_other_classes_and_updates_all_counts(
     ]
     assert right[1] >= right[0] >= 0.95 * len(others)
     assert after.metadata.seen == (48, 24) and was.seen == (48, 24, 24)
-    assert (was.calibration.images, after.metadata.calibration.images) == (36, 24)  # it is another classifier now
+    assert (was.calibration.images, after.metadata.calibration.images) == (36, 24)  # fitted again, and assessed again
     assert was.held_out_counts.total == (12, 12, 12) and after.metadata.held_out_counts.total == (12, 12)
     assert after.metadata.held_out_counts.estimated == was.held_out_counts.estimated is True
     assert after.metadata.adaptation == was.adaptation
@@ -167,7 +167,7 @@ def test_forgetting_keeps_the_temperature_if_too_few_held_out_images_remain(
 ) -> None:
     model = copied(calibrated_model, tmp_path / "model")
     before = load(model).metadata.calibration
-    forget(model, [DAISY, FORMULA])  # one class alone can be judged by nothing
+    forget(model, [DAISY, FORMULA])  # of a single class nothing can be held out
     after = load(model).metadata
     assert before.temperature != 1 and before.images == 36
     assert (after.calibration.temperature, after.calibration.images) == (before.temperature, 0)
@@ -205,7 +205,7 @@ def test_forget_removes_a_class_that_only_unused_generations_know(others: tuple[
     assert done.details["forgotten"] == [FORMULA, *others] and done.details["not_in_use"] == [FORMULA]
     assert not any(found(model.path, searched).values()) and model.generations() == [3]
     assert verify(model).problems == ()
-    if not others:  # then the generation in use is as it was
+    if not others:  # then the generation in use does not change
         after = load(model)
         assert (after.names, after.metadata) == (before.names, before.metadata)
         for name, tensor in before.learner.state().items():
@@ -271,7 +271,7 @@ from engram.model import ModelFolder, forget
 
 template, place, name = sys.argv[1:]
 shutil.copytree(template, f"{place}/0")
-forget(ModelFolder(Path(f"{place}/0")), [name])  # so that what is imported on the way is imported once
+forget(ModelFolder(Path(f"{place}/0")), [name])  # so that late imports are done before the forks
 for step in range(1, 100):
     path = f"{place}/{step}"
     shutil.copytree(template, path)

@@ -20,7 +20,7 @@ from engram.model import Evaluation, ModelFolder, evaluate, load
 from engram.model.held_out import Accuracy
 from engram.model.prediction import EVALUATION_BATCH, UnknownClass
 
-CLASSES = ("emu", "ant", "cat", "dog", "bee")  # in no order: that of learning
+CLASSES = ("emu", "ant", "cat", "dog", "bee")  # unsorted, as they were learned
 SIDE = 6
 WEIGHTS = torch.tensor(np.random.default_rng(3).normal(0, 0.02, (3, len(CLASSES))))
 TEMPERATURE = 0.4
@@ -63,7 +63,7 @@ def answers(colours: dict[str, list[np.ndarray]]) -> tuple[list[str], list[str],
 
 
 def calibration_error(scores: np.ndarray, true: list[str]) -> float:
-    """|accuracy − confidence| in fifteen bins of confidence, weighed by how many are in each; by its definition."""
+    """|accuracy − confidence| in fifteen bins of confidence, weighted by their samples: the definition."""
     shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     confidence, predicted = shares.max(1), shares.argmax(1)
     right = np.array([CLASSES[class_index] for class_index in predicted]) == np.array(true)

@@ -61,12 +61,12 @@ def assert_answers_alike(path: Path, model: Model, inputs: Tensor) -> None:
         assert scores.shape == expected.shape and scores.dtype == probabilities.dtype == np.float32
         np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(probabilities, model.probabilities(inputs[:size]), rtol=0, atol=1e-4)
-        assert np.ptp(scores, axis=1).min() > 1e-3  # scores that are all alike would agree with anything
+        assert np.ptp(scores, axis=1).min() > 1e-3  # equal scores would match anything
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_library() -> Iterator[None]:
-    """The exporter parses five hundred functions of onnxscript each time, in half of its time: once will do."""
+    """Let the exporter parse five hundred functions of onnxscript once: that takes half of its time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         yield
@@ -132,7 +132,7 @@ def test_onnx_matches_deep_networks(network: str, images: Stream, tmp_path: Path
 def test_onnx_matches_a_pretrained_network_in_float32(
     images: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its images are resized inside the graph; whatever it answers in here, the file computes in float32."""
+    """Its images are resized inside the graph, and the file computes in float32 even where engram uses bfloat16."""
     model = named(learned("features", images, network="efficientnet-lite0", tune="none", classifier="ridge"))
     exported = export(model, tmp_path / "model.onnx")
     assert alone(tmp_path) == ["model.onnx"] and exported.bytes > 13_000_000  # the weights are inside
@@ -140,7 +140,7 @@ def test_onnx_matches_a_pretrained_network_in_float32(
     onnx.checker.check_model(onnx.load(exported.path), full_check=True)
     monkeypatch.setattr("engram.network.network.has_bfloat16", lambda device: False)
     exact = copy.copy(model.learner)
-    exact.network_ = copy.deepcopy(exact.trained)  # without what was computed before
+    exact.network_ = copy.deepcopy(exact.trained)  # without cached tensors
     assert next(exact.frozen_network.extractor.parameters()).dtype == torch.float32
     assert_answers_alike(exported.path, dataclasses.replace(model, learner=exact), inputs_of(images))
 
@@ -218,7 +218,7 @@ def test_missing_extra_is_named(features: Model, tmp_path: Path, monkeypatch: py
     with pytest.raises(EngramError, match=r"onnx and onnxscript .*\[export\]"):
         export(features, tmp_path / "model.onnx")
     assert alone(tmp_path) == []
-    export(features, tmp_path / "model.npz")  # which needs none of it
+    export(features, tmp_path / "model.npz")  # needs no extra
 
 
 def test_unsupported_network_is_refused(vectors: Stream, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_stored_features_are_exported_with_their_labels(features: Model, tmp_pat
         assert np.array_equal(arrays["features"], memory.rows)
         assert np.bincount(arrays["labels"]).tolist() == [8] * 4
         assert arrays["classes"].dtype.kind == "U" and tuple(arrays["classes"].tolist()) == features.names
-        # Labels are the columns of the scores: a classifier made from the file alone answers alike.
+        # Labels are the columns of the scores: a classifier fitted to the file alone has the same weights.
         again = Ridge().fit(torch.from_numpy(arrays["features"]), torch.from_numpy(arrays["labels"]))
     assert torch.equal(again.weight_, Ridge().fit(memory.rows, memory.class_indices).weight_)
     assert exported.to_json() == {
@@ -287,7 +287,7 @@ def test_a_new_learner_from_exported_weights_has_the_same_features(features: Mod
     with safe_open(file, "pt") as tensors:
         own = features.learner.trained.extractor.state_dict()
         assert set(tensors.keys()) == {*own, "input.mean", "input.std"}
-    # A new learner begins with this network, whatever its images are like; these are unlike those that were learned.
+    # A new learner starts with this network, even if its images differ from those that were learned.
     others = Samples.of(torch.randint(0, 90, (9, 8, 8, 3), dtype=torch.uint8), torch.zeros(9, dtype=torch.int64))
     begun = make_network("auto", "cosine", others, seed=7, weights=str(file))
     assert torch.equal(begun.frozen().features(others.inputs), features.learner.extract(others))
@@ -322,7 +322,7 @@ def test_unknown_suffix_is_refused_with_the_three_known(features: Model, tmp_pat
 
 @pytest.fixture
 def made_already(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that are not about what is in a graph: it exists already."""
+    """A graph that was made before, for tests that are not about its content."""
     monkeypatch.setattr("engram.model.exporting.make_graph", lambda model, generation: onnx.load(graph))
 
 

@@ -139,7 +139,7 @@ def test_rollback_and_further_updates(tmp_path: Path) -> None:
         on = publish(writer, 6, keep=3)
     assert (on.generation, on.parent) == (6, 2)
     assert [change.generation for change in on.history] == [1, 2, 3, 4, 5, 6]
-    assert folder.generations() == [1, 2, 6]  # what this came from is worth more than what one left
+    assert folder.generations() == [1, 2, 6]  # ancestors are worth more than generations that were left
     assert folder.problems() == []
 
 
@@ -244,7 +244,7 @@ def test_failed_removal_is_reported_and_completed_by_the_next_writer(
     assert folder.leftovers()[:2] == ["generations/000001", "generations/000002"]
     monkeypatch.undo()
     with folder.writing() as writer:
-        writer.use(3)  # as the command in the message does
+        writer.use(3)  # the command in the message
     assert folder.problems() == folder.leftovers() == []
     assert folders(tmp_path) == ["000003"]
 
@@ -255,7 +255,7 @@ def test_forgotten_generation_is_not_recovered_with_a_damaged_pointer(
 ) -> None:
     folder = made(tmp_path, 2)
     with folder.writing() as writer:
-        monkeypatch.setattr(Writer, "_remove_unused", lambda self, essential: None)  # killed before it could
+        monkeypatch.setattr(Writer, "_remove_unused", lambda self, essential: None)  # as if killed before
         assert publish(writer, 3, alone=True).parent is None
         monkeypatch.undo()
     assert folders(tmp_path) == ["000001", "000002", "000003"]
@@ -294,7 +294,7 @@ def test_second_writer_is_refused_while_readers_are_not(tmp_path: Path) -> None:
         assert weight(folder) == 1
         (tmp_path / f"{storage.ASIDE}of-the-writer").write_text("half")
         (tmp_path / "generations" / "000002").mkdir()
-        assert folder.problems() == []  # what the writer is about is no damage
+        assert folder.problems() == []  # files of a writer at work are no damage
         assert (tmp_path / f"{storage.ASIDE}of-the-writer").exists()
         assert folders(tmp_path) == ["000001", "000002"]
 
@@ -405,7 +405,7 @@ def test_every_damaged_file_is_found_and_refused(name: str, damage: str, tmp_pat
     folder = made(tmp_path, 2)
     DAMAGES[damage](tmp_path / name)
     refused(folder, name)
-    assert folders(tmp_path) == ["000001", "000002"]  # nothing is swept that might matter
+    assert folders(tmp_path) == ["000001", "000002"]  # nothing is removed that may be needed
     assert name == NETWORK or (tmp_path / NETWORK).exists()
 
 
@@ -469,7 +469,7 @@ def test_generation_in_the_place_of_another_is_found(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "generations" / "000002")
     shutil.copytree(tmp_path / "generations" / "000001", tmp_path / "generations" / "000002")
     refused(folder, "generations/000002/manifest.json")
-    (tmp_path / "current.json").unlink()  # and without it, by its own number
+    (tmp_path / "current.json").unlink()  # without the pointer it is found by its own number
     assert any("000002/manifest.json" in each and "generation 1" in each for each in folder.problems())
 
 

@@ -109,7 +109,7 @@ def test_classes_may_arrive_one_at_a_time(small_weights: Path, tmp_path: Path) -
         options = LearnOptions(weights=None if number else small_weights)
         learned = learn(folder, paint(tmp_path / name, (name,), 5), options)
         assert learned.classes == number + 1 and learned.new == {name: 5} and not learned.tuned
-        assert learned.held_out == (5 * (number + 1) if number else 0)  # one class alone can be judged by nothing
+        assert learned.held_out == (5 * (number + 1) if number else 0)  # of a single class nothing can be held out
     model = load(folder)
     assert model.names == ALL and model.metadata.seen == (5,) * 6
     assert evaluate(model, paint(tmp_path / "again", ALL, 5, seed=1)).accuracy >= 0.9
@@ -118,7 +118,7 @@ def test_classes_may_arrive_one_at_a_time(small_weights: Path, tmp_path: Path) -
 
 def test_a_class_may_have_one_image(folder: ModelFolder, tmp_path: Path) -> None:
     learned = learn(folder, paint(tmp_path / "one", ("blue",), 1))
-    assert load(folder).metadata.held_out_counts.total == (6, 6, 0)  # without it, nothing would be left of its class
+    assert load(folder).metadata.held_out_counts.total == (6, 6, 0)  # its class has no other feature to be fitted to
     assert (learned.held_out, learned.held_out_classes, learned.classes) == (12, 2, 3)
     assert evaluate(load(folder), paint(tmp_path / "again", ("blue",), 5, seed=1)).accuracy >= 0.8
     learned = learn(folder, paint(tmp_path / "more", ("blue",), 1, seed=2))
@@ -186,7 +186,7 @@ def test_requested_classifier_is_used(classifier: str, description: str, folder:
 
 
 def test_tune_first_freezes_the_network_after_the_first_update(small_weights: Path, tmp_path: Path) -> None:
-    """Its training images cannot judge it; those of later updates can."""
+    """Its training images are not held out; those of later updates are."""
     folder = ModelFolder(tmp_path / "model")
     options = replace(exact(small_weights), tune="first", epochs=1, hold_out=0.25)
     learned = learn(folder, paint(tmp_path / "1", ("red", "green"), 8), options)
@@ -205,7 +205,7 @@ def test_tune_first_freezes_the_network_after_the_first_update(small_weights: Pa
 def test_a_model_that_started_from_a_file_of_weights_stays_a_pretrained_one(
     tune: str | None, small_weights: Path, tmp_path: Path
 ) -> None:
-    """Though its folder has no path to the file, which may be gone."""
+    """The folder has no path to the file, which may be removed."""
     shutil.copy(small_weights, tmp_path / "weights.pth")
     folder = ModelFolder(tmp_path / "model")
     options = LearnOptions(weights=tmp_path / "weights.pth", tune=tune)

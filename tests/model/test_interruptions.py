@@ -108,7 +108,7 @@ def publish_until_killed(path: str) -> None:
         with ModelFolder(Path(path)).writing() as writer:
             number = max((*writer.digests(), *writer.newer()), default=0) + 1
             publish(writer, number, keep=2, alone=number % 5 == 0)
-        print(f"{number}\n", end="", flush=True)  # in one write: half a line would hide the next
+        print(f"{number}\n", end="", flush=True)  # in one write, so that no line is cut
 
 
 def publish_and_die_at(path: str, number: int, step: int, alone: bool, frozen: bool) -> None:
@@ -280,7 +280,7 @@ def test_a_kill_before_any_step_leaves_the_old_model_or_the_new_one(
         if code == 0:
             break
         assert printed == []
-        number = whole_number(folder)  # before anything is swept
+        number = whole_number(folder)  # before leftovers are removed
         assert_tidy(folder)
         assert whole_number(folder) == number
         assert folder.generations() == ([1, 2] if number == 2 else [3] if alone else [2, 3])
@@ -378,7 +378,7 @@ def test_disk_error_at_any_step_leaves_the_old_model_and_no_leftovers(
                     assert str(folder.path) in str(error) and os.strerror(code) in str(error)
                     assert entries(folder.path) == before
                 else:
-                    assert whole_number(folder) == 3  # only what is no longer needed was not removed
+                    assert whole_number(folder) == 3  # only the removal of unused files failed
         assert_tidy(folder)
         if failing.left > 0:
             break
@@ -448,7 +448,7 @@ def test_failed_first_publication_can_be_repeated(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("made", [False, True])
 def test_failed_first_publication_leaves_nothing(made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(1, 14):  # the first is of the folder above: without it the new one's name may be lost
+    for number in range(1, 14):  # the first fsync is of the parent folder, which makes the new name durable
         folder = ModelFolder(tmp_path / str(number))
         if made:
             folder.path.mkdir()
@@ -474,7 +474,7 @@ def test_unreadable_disk_is_not_taken_for_a_missing_model(tmp_path: Path, monkey
     before = entries(tmp_path)
     with pytest.raises(EngramError, match="Input/output error"), folder.writing() as writer:
         monkeypatch.setattr(Path, "lstat", Failing(Path.lstat, 1, errno.EIO, always, forever=True))
-        publish(writer, 3)  # not the first generation of a new model, for which the others would be litter
+        publish(writer, 3)  # must not be taken for the first generation of a new model
     monkeypatch.undo()
     assert entries(tmp_path) == before
     assert_tidy(folder)

@@ -71,7 +71,7 @@ def test_a_single_new_class_does_not_displace_the_others(tmp_path: Path) -> None
     assert plan_update(load(folder), scan(paint(tmp_path / "3", ("blue", "white"), 6)), LearnOptions()).trains
     assert plan_update(load(folder), scan(blue), LearnOptions(trains=True)).trains
     assert not plan_update(load(folder), scan(blue), LearnOptions()).trains
-    learn(folder, blue, LearnOptions(epochs=10))  # which says how often, not whether
+    learn(folder, blue, LearnOptions(epochs=10))  # `epochs` does not decide whether it is trained
     assert evaluate(load(folder), paint(tmp_path / "again", ("red", "green", "blue"), 10, seed=1)).mean_accuracy > 0.9
 
 
@@ -147,7 +147,7 @@ def test_more_images_of_a_known_class_add_features_and_leave_the_network(
     vectors = F.normalize(extract(after.learner.trained, images))
     kept = after.learner.memory.features.rows[after.learner.memory.features.class_indices == class_index]
     new = (kept @ vectors.T).max(1).values > 1 - 1e-6
-    assert 0 < int(new.sum()) <= 12  # of the old vectors, six, and thirty new ones, the best twelve
+    assert 0 < int(new.sum()) <= 12  # the best twelve of six old and thirty new ones
 
 
 def test_known_classes_are_trained_on_if_requested(small_model: ModelFolder, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_features_are_adapted_only_if_that_brings_them_nearer(
     assert learned.adaptation is not None and learned.adaptation.adapted is adapted
     old, new = before.learner.memory.features.rows, load(folder).learner.memory.features.rows[: 3 * 6]
     assert torch.equal(old, new) is not adapted
-    assert load(folder).learner.settings()["adapter"] == "mlp"  # next time it is tried again
+    assert load(folder).learner.settings()["adapter"] == "mlp"  # the next update tries it again
 
 
 def test_features_are_adapted_by_the_adapter_that_was_assessed(
@@ -351,14 +351,14 @@ def test_features_are_adapted_by_the_adapter_that_was_assessed(
     learned = learn(folder, draw(tmp_path / "new", ("rose", "lily"), 20), LearnOptions(epochs=4, settings=settings))
     assert learned.adaptation is not None and learned.adaptation.adapted
     assert [adapter.name for adapter in adapters] == ["ridge", "ridge"]
-    assert load(folder).learner.settings()["adapter"] == "auto"  # next time it is chosen again
+    assert load(folder).learner.settings()["adapter"] == "auto"  # the next update chooses again
 
 
 def test_update_that_cannot_be_validated_is_refused_before_training(small_model: ModelFolder, tmp_path: Path) -> None:
     folder, few = copied(small_model, tmp_path / "model"), draw(tmp_path / "few", ("rose", "lily"), 4)
     with pytest.raises(UsageError, match="no class has 5"):
         plan_update(load(folder), scan(few), LearnOptions(at_least=0.5))  # as a dry run does
-    for number in (4, 5):  # which will not be found to be photos before they are read
+    for number in (4, 5):  # found to be no images only when they are read
         (few / "rose" / f"{number}.png").write_bytes(b"")
     with pytest.raises(UsageError, match="no class has 5"):
         learn(folder, few, LearnOptions(at_least=0.5), Interrupting("train"))
@@ -370,7 +370,7 @@ def test_expected_seconds_of_a_small_update_use_small_adapter_batches(
     timed = []
     monkeypatch.setattr(MLPAdapter, "fit", lambda self, pairs, **options: timed.append(len(pairs.old)))
     expected_seconds(plan_update(load(small_model), scan(draw(tmp_path / "new", ("rose", "lily"), 6)), LearnOptions()))
-    assert set(timed) == {12}  # and not the 128 of a whole batch
+    assert set(timed) == {12}  # not the 128 of a full batch
 
 
 @pytest.mark.parametrize("size", [0, 7, 1025, 100_000])
@@ -402,7 +402,7 @@ def test_update_below_the_requested_accuracy_is_not_published(small_model: Model
 
 def test_rejected_first_update_leaves_nothing(tmp_path: Path) -> None:
     photos = draw(tmp_path / "photos", ("a", "b", "c"), 6)
-    for other in ("b", "c"):  # of which nobody could tell one from the other
+    for other in ("b", "c"):  # three classes with the same images
         shutil.rmtree(photos / other)
         shutil.copytree(photos / "a", photos / other)
     with pytest.raises(UpdateRejected):
@@ -558,7 +558,7 @@ def test_new_model_takes_the_network_of_its_weights(tmp_path: Path) -> None:
     learn(folder, draw(tmp_path / "q", ("a", "b"), 6), LearnOptions(weights=path, image_size=SIDE, epochs=1))
     model = load(folder)
     assert torch.equal(model.learner.trained.mean, mean) and torch.equal(model.learner.trained.std, std)
-    assert "weights" not in folder.current().settings  # a path of one machine means nothing on another
+    assert "weights" not in folder.current().settings  # the path is of this machine only
     start = extractor.conv1.weight.detach()
     now = model.learner.trained.extractor.get_parameter("conv1.weight")
     assert F.cosine_similarity(start.flatten(), now.flatten(), dim=0) > 0.9  # trained on, not drawn anew

@@ -101,7 +101,7 @@ def test_an_older_copy_of_current_json_loses_no_generation(model: ModelFolder) -
     found = verify(model)
     assert found.intact and (found.in_use, found.newer, found.leftovers) == (2, (3, 4), ())
     assert files_of(model.path) == before
-    rename(model, DAISY, "marguerite")  # a writer
+    rename(model, DAISY, "marguerite")  # the next writer lists them again
     assert model.generations() == [1, 2, 3, 4, 5] and verify(model).newer == ()
     assert rollback(model, 4).classes[1] == "bellis"
 
@@ -173,7 +173,7 @@ def test_tensors_that_contradict_each_other_are_found(
     change: Callable[[State], object], problem: str, model: ModelFolder
 ) -> None:
     found = verify(publish(model, change))
-    with suppress(DataError):  # numbers that make no sense do not prevent loading; whatever else is wrong does
+    with suppress(DataError):  # numbers that are wrong do not prevent loading; everything else does
         load(model)
     assert found.problems[0].startswith("generations/000003: ")
     assert any(problem in each for each in found.problems), found.problems

@@ -1,4 +1,4 @@
-"""What a person is warned of: a single class, single images, unequal classes, the same image in two classes."""
+"""Warnings of an update: a single class, single images, unequal classes, the same image in two classes."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_one_duplicate_is_named_per_pair_of_classes_and_at_most_five(warned: War
 
 
 def test_similar_images_are_not_duplicates(warned: Warned, tmp_path: Path) -> None:
-    """Noise around one grey: what all of them have in common does not count."""
+    """Noise around one grey: what all images have in common does not count."""
     assert warned(draw(tmp_path / "1", ("a", "b", "c"), 8)) == ()
 
 
