@@ -47,7 +47,13 @@ def load(
         raise UsageError(
             f"{name} does not consist of image files: image size, fit, class list, cache and workers are for {others}."
         )
-    place = _locate(name, source.location, root)
+    if root is not None and source.location == "installed":
+        others = ", ".join(other for other, each in DATASETS.items() if each.location != "installed")
+        raise UsageError(f"{name} is installed with engram and has no --data. Data sets with --data are {others}.")
+    if root is None and source.location in ("file", "folder"):
+        what = "FILE.npz" if source.location == "file" else "DIR"
+        raise UsageError(f"The data set '{name}' is a {source.location} of your own. Name it with --data {what}.")
+    place = cache_folder() if root is None and source.location == "cache" else Path(root or "").expanduser()
     dataset = source.load(place, options, progress)
     if dataset.published:
         return dataset
@@ -58,13 +64,3 @@ def load(
         name=f"{dataset.name} ({name})" if clash else dataset.name,
         source={"dataset": name, "data": printable(place.resolve().name), **options.to_json()},
     )
-
-
-def _locate(name: str, location: str, root: str | os.PathLike[str] | None) -> Path:
-    if root is not None and location == "installed":
-        others = ", ".join(other for other, each in DATASETS.items() if each.location != "installed")
-        raise UsageError(f"{name} is installed with engram and has no --data. Data sets with --data are {others}.")
-    if root is None and location in ("file", "folder"):
-        what = "FILE.npz" if location == "file" else "DIR"
-        raise UsageError(f"The data set '{name}' is a {location} of your own. Name it with --data {what}.")
-    return cache_folder() if root is None and location == "cache" else Path(root or "").expanduser()

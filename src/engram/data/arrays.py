@@ -32,7 +32,16 @@ def load(path: Path, options: DecodeOptions | None = None, progress: Progress | 
     """
     check_file(path)
     try:
-        train, test, names = _splits(_read(path))
+        arrays = _read(path)
+        labels, names = _labels(arrays)
+        if "inputs" in arrays:
+            train, test = hold_out(_samples(arrays, "inputs", labels["labels"]), share=0.2, seed=0, purpose="test")
+            if not len(test):
+                raise DataError(
+                    f"It has one sample per class, so none can be held out. Add some, or save {SPLIT_KEYS}."
+                )
+        else:
+            train, test = (_samples(arrays, f"{part}_inputs", labels[f"{part}_labels"]) for part in ("train", "test"))
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     except (MemoryError, RuntimeError) as error:  # torch raises the second if it cannot allocate
@@ -83,25 +92,14 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, key: str) -> Array
         raise DataError(f"'{key}' cannot be read: {error}. Write it again with numpy.savez.") from error
 
 
-def _splits(arrays: Mapping[str, Array]) -> tuple[Samples, Samples, tuple[str, ...]]:
-    """Training samples, test samples and class names."""
-    is_split = "inputs" not in arrays
-    labels, names = _labels(arrays, ("train_labels", "test_labels") if is_split else ("labels",))
-    if is_split:
-        return (
-            _samples(arrays, "train_inputs", labels["train_labels"]),
-            _samples(arrays, "test_inputs", labels["test_labels"]),
-            names,
-        )
-    train, test = hold_out(_samples(arrays, "inputs", labels["labels"]), share=0.2, seed=0, purpose="test")
-    if not len(test):
-        raise DataError(f"It has one sample per class, so none can be held out. Add some, or save {SPLIT_KEYS}.")
-    return train, test, names
-
-
-def _labels(arrays: Mapping[str, Array], keys: tuple[str, ...]) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """The labels under each of `keys` as 0 to K - 1, and the K names. The first of `keys` defines the classes."""
-    names = _names(arrays[NAMES_KEY]) if NAMES_KEY in arrays else None
+def _labels(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """The labels by key, as 0 to K - 1, and the K names. The labels of the first key define the classes."""
+    names = None
+    if NAMES_KEY in arrays:
+        array, names = arrays[NAMES_KEY], arrays[NAMES_KEY].ravel().tolist()
+        if array.ndim != 1 or array.dtype.kind != "U" or len(set(names)) != len(names):
+            raise DataError(f"'{NAMES_KEY}' must be a list of distinct texts; found {array.dtype} {array.shape}.")
+    keys = [key for key in arrays if key.endswith("labels")]
     given = {key: _integers_or_text(arrays[key], key, names) for key in keys}
     if len({array.dtype.kind for array in given.values()}) > 1:
         raise DataError(f"{' and '.join(keys)} must both be integers or both text.")
@@ -113,13 +111,6 @@ def _labels(arrays: Mapping[str, Array], keys: tuple[str, ...]) -> tuple[dict[st
             raise DataError(f"'{key}' has {strange[0]!r}, which '{keys[0]}' lacks: it could never be learned.")
     class_names = (names[int(value)] if names else str(value) for value in known)
     return {key: np.searchsorted(known, array) for key, array in given.items()}, tuple(class_names)
-
-
-def _names(array: Array) -> list[str]:
-    names = [str(name) for name in array.ravel()]
-    if array.ndim != 1 or array.dtype.kind != "U" or len(set(names)) != len(names):
-        raise DataError(f"'{NAMES_KEY}' must be a list of distinct texts; found {array.dtype} {array.shape}.")
-    return names
 
 
 def _integers_or_text(array: Array, key: str, names: list[str] | None) -> Array:
