@@ -1,4 +1,4 @@
-"""Attacks on models, files and servers: what was tried, what gave way, and how much memory it took at most.
+"""Attacks on models, files and servers: what was tried, what failed, and the peak memory.
 
     python benchmarks/attacks.py [SECTION...] [--again] [--pieces N]    (all sections: some 15 minutes)
     python benchmarks/attacks.py torchrun     (50 runs, 20 minutes; only when named)
@@ -8,8 +8,8 @@ A section has steps, and a long step has pieces. What is done is recorded at onc
 and not done again: an interrupted battery continues with the same command. `--again` begins the named sections anew,
 and `--pieces` ends after so many. Each piece runs in a process of its own, so that its peak of memory is its own.
 
-A step counts what is `bad`, which is to be 0, and says what the goal is. Of several pieces, counts are added up, and of
-seconds and megabytes the largest is kept. `before` is what the first attack found, before anything was done about it.
+A step counts failures as `bad`, whose goal is 0. The counts of several pieces are added up; of seconds and megabytes
+the largest is recorded. `before` is what the first attack found, before the code was hardened.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     python benchmarks/codecs.py [--seeds 3]  (a minute a seed)
 
-The drift is made: ten maps that are known exactly stand for the adapters, so whatever is lost, the codec has lost. Each
-task brings ten classes of fifty vectors of 64 numbers, which vary along few directions, as features do. What is
-compared, by the mean cosine to the same vectors adapted as float32:
+The drift is simulated: ten known maps take the place of adapters, so every loss is the codec's. Each task brings ten
+classes of fifty vectors of 64 numbers, which vary along few directions, as features do. The ways are compared by the
+mean cosine to the same vectors adapted as float32:
 
 together   all vectors are encoded together after every task, as engram does
 apart      each task's vectors have scales or codebooks of their own, all encoded after every task
-once       adapted as float32 and encoded at the very end, which no learner can do: what a single time loses
-idle       as together, where nothing moves from task to task: as engram does, from what the codes stand for
-idle, unit the same, from vectors that were brought to unit length first
+once       adapted as float32 and encoded once at the end, which no learner can do: the loss of one encoding
+idle       as together, but without drift: decoded vectors are encoded again, as engram does
+idle, unit the same, with vectors normalised to unit length before each encoding
 
 The result: benchmarks/results/codecs.json.
 """

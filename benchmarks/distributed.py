@@ -2,8 +2,8 @@
 
     python benchmarks/distributed.py --data FOLDER [--tasks 2] [--epochs 10] [--seeds 3]
 
-FOLDER is where `engram run --dataset cifar100 --data` finds the data set; a task has ten classes. Every run is kept in
-benchmarks/work/distributed: one that was cut off is gone on with, and one that is there is not done again. The result:
+FOLDER is where `engram run --dataset cifar100 --data` finds the data set; a task has ten classes. Runs are
+saved in benchmarks/work/distributed; interrupted ones are resumed, and finished ones are not repeated. The result:
 benchmarks/results/distributed.json.
 """
 
@@ -28,14 +28,14 @@ PROCESSES = (1, 2)
 
 
 def learned(processes: int, seed: int, options: argparse.Namespace) -> Path:
-    """The folder of a run by so many processes, each with its share of the cores."""
+    """The folder of a run by this many processes, each with its share of the cores."""
     folder = PLACE / f"{options.tasks}-tasks-{options.epochs}-epochs" / f"{processes}-processes" / f"seed-{seed}"
     if (folder / "result.json").exists():
         return folder
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
     run = ["-m", "engram", "run", "features", "--dataset", "cifar100", "--data", str(options.data), "--device", "cpu"]
     sizes = ["--tasks", str(options.tasks), "--epochs", str(options.epochs), "--seed", str(seed)]
-    # What torch chooses by itself is every core: for one process so many threads, for two a half of them each.
+    # Without the variable, torch uses every core for one process, and half of them for each of two.
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     subprocess.run(
         [sys.executable, *launcher, *run, *sizes, "--out", str(folder), "--resume"], check=True, env=environment
@@ -44,7 +44,7 @@ def learned(processes: int, seed: int, options: argparse.Namespace) -> Path:
 
 
 def compared(folders: list[Path]) -> dict[str, Any]:
-    """What one seed gave with each number of processes, and how far the networks are apart at the end."""
+    """The results of one seed with each number of processes, and the distance between the final networks."""
     results = [engram.Result.load(folder / "result.json") for folder in folders]
     states = [load_tensors(next(folder.glob("checkpoint-*")) / "learner.safetensors") for folder in folders]
     weights = [

@@ -1,16 +1,16 @@
-"""Where the drift gap lies: in the means of the classes, or in how their vectors lie around them?
+"""Where the drift gap lies: in the class means, or in the spread around them?
 
     ENGRAM_DATA=… python benchmarks/drift.py RUN [--validation 0.1]  (the folder of a finished run; some minutes)
 
-After the last task the stored vectors, carried over so often, are held against the features that the present network
-gives of the same images, which no learner has. The run's classifier is fitted anew to
+After the last task, the stored and adapted features are compared with the true features: those that the current
+network computes from the same images, which no learner has. The run's classifier is fitted to each of
 
-carried          the stored vectors
-true means       the stored vectors, each class moved as one to where its mean truly is
-true spread      the true features, each class moved as one to where the mean of its stored vectors is
+carried          the stored features
+true means       the stored features, each class shifted so that its mean is the true one
+true spread      the true features, each class shifted so that its mean is that of the stored ones
 true             the true features: the ceiling
 
-and what the four answer is compared. The result: benchmarks/results/drift.json, a part for each run by its name.
+and the accuracies are compared. The result: benchmarks/results/drift.json, with an entry for each run by its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESULT = Path(__file__).parent / "results" / "drift.json"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--validation", type=float, default=0.0, help="as of the run")
+    parser.add_argument("--validation", type=float, default=0.0, help="the run's value")
     options = parser.parse_args()
     request, checkpoint = read_json(options.run / "run.json"), RunFolder(options.run).load()
     if checkpoint is None:
@@ -53,7 +53,7 @@ def main() -> None:
     )
     stream, learner = plan.stream(data), plan.learner(data)
     if stream.fingerprints() != request["tasks"][:tasks]:
-        raise SystemExit(f"{options.run} is of other tasks. Was it run with --validation?")
+        raise SystemExit(f"{options.run} has other tasks. Was it run with --validation?")
     learner.restore(checkpoint["learner"])
     images = concatenate(*(task.train.select(rows_of(checkpoint["origins"], task.index)) for task in stream.tasks))
     found = measure(learner, images, concatenate(*(task.test for task in stream.tasks)))
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def rows_of(origins: Tensor, task: int) -> Tensor:
-    """Positions in a task's training samples of what is kept of it, in the order in which it is kept."""
+    """Positions in a task's training samples of its stored features, in the order of the memory."""
     return origins[origins[:, 0] == task, 1]
 
 
@@ -73,14 +73,14 @@ def measure(learner: Learner, images: Samples, test: Samples) -> dict[str, Any]:
     carried, class_indices = F.normalize(memory.rows), memory.class_indices
     if not torch.equal(class_indices_of(images.labels, learner.classes_), class_indices):
         raise SystemExit("The rows of the memory are not in the order of the tasks.")
-    true, asked = F.normalize(learner.extract(images)), F.normalize(learner.extract(test))
+    true, tested = F.normalize(learner.extract(images)), F.normalize(learner.extract(test))
     answers, task_of_class = class_indices_of(test.labels, learner.classes_), torch.tensor(learner.task_of_class_)
     means, true_means = means_of(carried, class_indices), means_of(true, class_indices)
     errors, between = true_means - means, true_means - true_means.mean(0)
 
     def right(vectors: Tensor) -> dict[str, Any]:
         classifier = learner.make_classifier().fit(F.normalize(vectors), class_indices)  # type: ignore[attr-defined]
-        correct = (classifier.scores(asked).argmax(1) == answers).float()
+        correct = (classifier.scores(tested).argmax(1) == answers).float()
         tasks = task_of_class[answers]
         by_task = [round(correct[tasks == task].mean().item(), 3) for task in tasks.unique()]
         return {"accuracy": round(correct.mean().item(), 4), "by_task": by_task}
@@ -92,7 +92,7 @@ def measure(learner: Learner, images: Samples, test: Samples) -> dict[str, Any]:
         "true means": right(carried + errors[class_indices]),
         "true spread": right(true - errors[class_indices]),
         "true": right(true),
-        # Squared, a mean over a task's classes, beside the true means' squared distance from their own mean.
+        # Mean squared error of a task's class means, relative to the variance between the true means.
         "errors of means by task": [round(error, 4) for error in by_task],
     }
 

@@ -1,11 +1,10 @@
-"""Ten classes of photos, and then two more: what is it worth to hold the network?
+"""Weight averaging in a second update: ten classes of photos, and then two more.
 
     ENGRAM_DATA=… python benchmarks/holding.py [--draws 3]  (some seven minutes of a core for each draw)
 
-Photos are looked for in $ENGRAM_DATA/photos: train/CLASS/* and test/CLASS/*, twelve classes. A draw has an order of
-classes and a seed of its own. The first update is learned once, the second with each share of old weights from there.
-Models are kept in benchmarks/work/holding, and an update that was learned is not learned again. The result:
-benchmarks/results/holding.json.
+Photos are looked for in $ENGRAM_DATA/photos: train/CLASS/* and test/CLASS/*, twelve classes. Each draw has its own
+class order and seed. The first update is learned once, then the second with each share of the old weights. Models are
+saved in benchmarks/work/holding, and finished updates are not repeated. The result: benchmarks/results/holding.json.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def write_list(name: str, folder: Path, classes: list[str]) -> Path:
 
 
 def taught(folder: Path, source: Path, options: LearnOptions, begin: Path | None = None) -> ModelFolder:
-    """The model of an update, from another's or from nothing, learned now if it was not before."""
+    """The model after an update, starting from the model `begin` or a new one; learned now unless it was before."""
     done = folder.with_name(f"{folder.name}.done")
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -48,7 +47,7 @@ def taught(folder: Path, source: Path, options: LearnOptions, begin: Path | None
 
 
 def held(photos: Path, draw: int) -> list[dict[str, float]]:
-    """What one draw gives, a row for each share."""
+    """Accuracies of one draw, a row for each share."""
     classes = sorted(path.name for path in (photos / "train").iterdir())
     random.Random(draw).shuffle(classes)
     old, new = classes[:FIRST], classes[FIRST:]
@@ -61,8 +60,8 @@ def held(photos: Path, draw: int) -> list[dict[str, float]]:
         options = LearnOptions(settings={"weight_averaging": share, "weight_averaging_from": 0.0})
         second = taught(PLACE / f"{draw}-{share}", write_list("second", photos / "train", new), options, first.path)
         model = load(second)
-        told = {name: evaluate(model, test).accuracy for name, test in tests.items()}
-        rows.append({"draw": draw, "weight_averaging": share, "old_before": before, **told})
+        accuracies = {name: evaluate(model, test).accuracy for name, test in tests.items()}
+        rows.append({"draw": draw, "weight_averaging": share, "old_before": before, **accuracies})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 

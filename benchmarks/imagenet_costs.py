@@ -1,4 +1,4 @@
-"""What ImageNet-1000 costs a piece, measured here, and a paper plan of the whole made from it.
+"""What each part of a run on ImageNet-1000 costs, measured here, and an estimate of the whole run.
 
     python benchmarks/imagenet_costs.py
 
@@ -90,7 +90,7 @@ def main() -> None:
     herd_seconds = herding()
     stored = 250 * CLASSES
     seen = IMAGES * EPOCHS
-    # Each task: its images twice (old and new network); measuring: all tests so far, and what the stored vectors were.
+    # Each task: its images twice (old and new network); measuring: all test images and the images of stored features.
     looked_at = 2 * IMAGES + (TESTS + stored) * (TASKS + 1) / 2
     found = {
         "threads": torch.get_num_threads(),

@@ -1,4 +1,4 @@
-"""Photos made on the spot, as heavy to decode as real ones: clouds of every size, saved as JPEG."""
+"""Generated photos that take as long to decode as real ones: noise of every scale, saved as JPEG."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def photo(number: int, width: int, height: int) -> Image.Image:
 
 
 def class_folders(root: Path, *, count: int, distinct: int, classes: int, width: int, height: int) -> int:
-    """`root/CLASS/*.JPEG`, so many, of which some differ and the others are links; the bytes of one on average."""
+    """Write `count` files `root/CLASS/*.JPEG`, links to `distinct` photos; returns the mean bytes of a photo."""
     own = root.with_name(f"{root.name}-distinct")
     own.mkdir(parents=True)
     for number in range(distinct):

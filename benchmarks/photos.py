@@ -5,9 +5,9 @@
 Photos are looked for in $ENGRAM_DATA/photos: train/CLASS/* and test/CLASS/*, twelve classes. Draw 0 takes classes and
 photos by name; any other draws their order, and the models' seed, from its number.
 
-Beside it, on the same photos: `features`, the paper's method; `finetune`, which is taught the same updates; `joint`,
-which is taught everything at once; all go through as many photos in training. Each model is kept in
-benchmarks/work/photos, and an update that was learned is not learned again. The result: benchmarks/results/photos.json,
+Beside it, on the same photos: `features`, the paper's method; `finetune`, which learns the same updates; `joint`,
+which learns everything at once; all are trained on the same number of photos. Each model is saved in
+benchmarks/work/photos, and finished updates are not repeated. The result: benchmarks/results/photos.json,
 photos-weights.json or photos-draw-N.json.
 """
 

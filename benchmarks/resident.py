@@ -3,7 +3,7 @@
     python benchmarks/resident.py [--images 50000] [--cache]
 
 The files are made first, a few hundred and links to them, and removed at the end. The network is a small one, since
-what a large one needs for itself does not depend on the data. The result: benchmarks/results/resident.json.
+the memory of a large network does not depend on the data. The result: benchmarks/results/resident.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESULT = Path(__file__).parent / "results" / "resident.json"
 
 
 def peak() -> int:
-    """MB that this process has had in memory at most, pages of files that it has mapped included."""
+    """The peak resident memory of this process in MB, mapped file pages included."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 

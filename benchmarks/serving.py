@@ -48,7 +48,7 @@ CLASSES = tuple(f"class {number}" for number in range(10))
 
 
 def drawn(seed: int, side: int = SIDE) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A picture like a photo in what it costs to decode: smooth, with some noise."""
+    """An image that costs as much to decode as a photo: smooth, with some noise."""
     numbers = np.random.default_rng(seed)
     coarse = Image.fromarray(numbers.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((side, side), 3)
     return np.clip(np.asarray(coarse).astype(int) + numbers.integers(-12, 13, (side, side, 3)), 0, 255).astype(np.uint8)
@@ -61,7 +61,7 @@ def jpeg(seed: int, side: int = SIDE) -> bytes:
 
 
 def make_model(place: Path) -> ModelFolder:
-    """The default network, which has learned ten classes, badly: how well does not matter here."""
+    """A model of ten classes on the default network; its accuracy does not matter here."""
     folder = ModelFolder(place)
     images = torch.from_numpy(np.stack([drawn(seed) for seed in range(60)]))
     samples = Samples.of(images, torch.arange(60) % len(CLASSES))
@@ -161,7 +161,7 @@ def bare(folder: ModelFolder, seconds: float) -> float:
 
 
 def in_another(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Do it in a process of its own, which takes nothing from this one's interpreter."""
+    """Call it in a process of its own, which does not share this one's interpreter."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
@@ -193,12 +193,12 @@ def single(folder: ModelFolder, seconds: float = 8) -> dict[str, object]:
         before = _batches(server.url)
         many = in_another(ask, server.url, contents, seconds, 24)
         after = _batches(server.url)
-    pictures, passes = after[0] - before[0], after[1] - before[1]
+    images, passes = after[0] - before[0], after[1] - before[1]
     return {
         "one_client_per_second": round(len(one) / seconds, 1),
         "twenty_four_clients_per_second": round(len(many) / seconds, 1),
         "ratio": round(len(many) / len(one), 2),
-        "images_in_a_pass": round(pictures / passes, 2),
+        "images_in_a_pass": round(images / passes, 2),
     }
 
 
