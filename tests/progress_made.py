@@ -9,7 +9,7 @@ from typing import Any
 from engram.progress import Phase
 
 
-class Recorder:
+class Recorder(Phase):
     """Records each phase: its name, its steps, and the steps that were done."""
 
     def __init__(self) -> None:
@@ -22,6 +22,3 @@ class Recorder:
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.phases[-1][2] += steps
-
-    def tell(self, **values: float) -> None:
-        pass

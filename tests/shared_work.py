@@ -120,7 +120,7 @@ class Epochs(Recorder):
         self.states: list[str] = []
         self.losses: list[float] = []
 
-    def tell(self, **values: float) -> None:
+    def log(self, **values: float) -> None:
         self.states.append(digest(self.network.state_dict()))
         self.losses.append(values["loss"])
 

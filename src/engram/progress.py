@@ -7,22 +7,14 @@ from contextlib import contextmanager
 from typing import Protocol
 
 
-class Phase(Protocol):
-    """A phase that is under way."""
+class Phase:
+    """A phase that is under way; this one reports to nobody."""
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         """Report that `steps` more steps are done; `note` is a short remark such as the loss."""
 
-    def tell(self, **values: float) -> None:
+    def log(self, **values: float) -> None:
         """Log numbers, such as the loss of an epoch."""
-
-
-class _SilentPhase:
-    def advance(self, steps: int = 1, note: str = "") -> None:
-        pass
-
-    def tell(self, **values: float) -> None:
-        pass
 
 
 class Progress(Protocol):
@@ -31,7 +23,7 @@ class Progress(Protocol):
     @contextmanager
     def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
         """Enter the phase `name` with this many steps, if their number is known."""
-        yield _SilentPhase()
+        yield Phase()
 
 
 class Silent(Progress):

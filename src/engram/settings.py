@@ -32,9 +32,12 @@ class Choice(Generic[T]):
 
     def make(self) -> T:
         """The chosen entry with its settings; those that were not given have their defaults."""
-        entry = self.registry[self.name]
-        own = {name for name, _, _ in fields(entry)}
-        return entry(**{name: value for name, value in self.given.items() if name in own})
+        own = self.own_settings()
+        return self.registry[self.name](**{name: value for name, value in self.given.items() if name in own})
+
+    def own_settings(self) -> set[str]:
+        """The names of the chosen entry's settings."""
+        return {name for name, _, _ in fields(self.registry[self.name])}
 
     def named(self, name: str) -> Choice[T]:
         """Another entry of the registry, with the same settings given."""
@@ -122,7 +125,7 @@ def _choice(field: dataclasses.Field[Any], values: Mapping[str, Any]) -> Choice[
     registry, name = field.metadata["registry"], values.get(field.name, field.metadata["default"])
     if not isinstance(name, str) or name not in registry:
         raise unknown(field.name, str(name), registry)
-    own, given = {each for each, _, _ in fields(registry[name])}, {}
+    own, given = Choice(registry, name).own_settings(), {}
     for setting, entry_field, owner in _entry_fields(registry):
         if setting in values:
             given[setting] = _checked(setting, _types(owner)[setting], values[setting])
@@ -142,7 +145,7 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     try:
         return adapter.validate_python(value)
     except pydantic.ValidationError as error:
-        # Of a type that may be one of several, each says what it wants; that it may be None needs no telling.
+        # pydantic reports one error for each member of a union; that of None explains nothing.
         wrong = [each for each in error.errors() if each["type"] != "none_required"]
         reasons = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in wrong)
         raise UsageError(f"The setting '{name}' cannot be {value!r}: {'; or '.join(reasons)}.") from error
@@ -150,10 +153,10 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
 
 def check(settings: Any) -> None:
     """Raise a UsageError unless every field of a dataclass has a value of its type."""
-    for field in dataclasses.fields(settings):
+    cls: type = type(settings)
+    for field in dataclasses.fields(cls):
         if field.init:
-            kind = typing.get_type_hints(type(settings), include_extras=True)[field.name]
-            _checked(field.name, kind, getattr(settings, field.name))
+            _checked(field.name, _types(cls)[field.name], getattr(settings, field.name))
 
 
 def with_none(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,35 +166,32 @@ def with_none(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _values(settings: Any) -> Iterator[tuple[str, Any]]:
+    """The names and values of the settings of a dataclass and its groups."""
+    for field in _settable(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, Choice):
+            yield from _values(value)
+        else:
+            yield field.name, value
+
+
 def flatten(settings: Any) -> dict[str, Any]:
     """The settings of a dataclass and its groups as one flat mapping of plain values."""
     flat: dict[str, Any] = {}
-    for field in _settable(settings):
-        value = getattr(settings, field.name)
-        if isinstance(value, Choice):
-            flat |= {field.name: value.name, **value.settings()}
-        elif dataclasses.is_dataclass(value):
-            flat |= flatten(value)
-        else:
-            flat[field.name] = _plain(value)
+    for name, value in _values(settings):
+        flat |= {name: value.name, **value.settings()} if isinstance(value, Choice) else {name: _plain(value)}
     return flat
 
 
 def unused(settings: Any) -> set[str]:
     """The flat settings without effect: those of registry entries that are not chosen."""
-    names: set[str] = set()
-    for field in _settable(settings):
-        value = getattr(settings, field.name)
-        if isinstance(value, Choice):
-            own = {name for name, _, _ in fields(value.registry[value.name])}
-            names |= value.settings().keys() - own
-        elif dataclasses.is_dataclass(value):
-            names |= unused(value)
-    return names
+    choices = [value for _, value in _values(settings) if isinstance(value, Choice)]
+    return {name for each in choices for name in each.settings().keys() - each.own_settings()}
 
 
 def _plain(value: Any) -> Any:
-    """As JSON would give it back; what is no plain value (a network of one's own) by the name of its class."""
+    """The value as JSON has it; any other object, such as a custom network, as the name of its class."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):

@@ -6,8 +6,8 @@ import unicodedata
 from pathlib import Path
 
 LONGEST_NAME = 10_000  # letters
-NOT_IN_NAMES = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control characters, half characters, breaks of lines, paragraphs
-UNSEEN = frozenset({"Cf", "Mn", "Zs"})  # joiners, accents, blanks: between letters, not alone
+NOT_IN_NAMES = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control characters, surrogates, line and paragraph separators
+UNSEEN = frozenset({"Cf", "Mn", "Zs"})  # joiners, accents, blanks: allowed between letters, not alone
 BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that are shown as blanks
 FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r")  # how spreadsheets' formulas begin
 
@@ -25,7 +25,7 @@ def csv_text(text: str) -> str:
 
 
 def composed(name: str) -> str:
-    """A name as it is kept: accents as part of their letters, no blanks around it."""
+    """A name in the form in which it is stored: accents composed with their letters (NFC), no blanks around it."""
     return unicodedata.normalize("NFC", name).strip()
 
 

@@ -55,7 +55,7 @@ def greedy(vectors: Tensor, keep: int) -> list[int]:
     return picked
 
 
-class Watcher:
+class Watcher(Phase):
     """A progress that counts the exemplars at every step."""
 
     def __init__(self, learner: Learner) -> None:
@@ -68,9 +68,6 @@ class Watcher:
         self.advance()
         yield self
         self.advance()
-
-    def tell(self, **values: float) -> None:
-        pass
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.counted.append((self.name, len(self.learner.memory.images)))

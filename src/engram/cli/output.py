@@ -40,15 +40,12 @@ def _console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
-class _Bar:
+class _Bar(Phase):
     def __init__(self, bars: Progress, task: TaskID) -> None:
         self.bars, self.task = bars, task
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.bars.update(self.task, advance=steps, note=note)
-
-    def tell(self, **values: float) -> None:
-        """A bar shows no numbers."""
 
 
 class Display:

@@ -133,9 +133,10 @@ class RunFolder:
 
     def load(self) -> dict[str, Any] | None:
         """The last checkpoint: the learner's state as `learner`, and the fields of `RunState` as plain values."""
-        if not self.checkpoints():
+        checkpoints = self.checkpoints()
+        if not checkpoints:
             return None
-        folder = self.checkpoints()[-1]
+        folder = checkpoints[max(checkpoints)]
         return {
             "learner": storage.load_tensors(folder / "learner.safetensors"),
             "origins": storage.load_tensors(folder / "origins.safetensors")["origins"],
@@ -146,22 +147,20 @@ class RunFolder:
     @property
     def tasks_done(self) -> int:
         """How many tasks the last checkpoint has."""
-        return max(map(_tasks, self.checkpoints()), default=0)
+        return max(self.checkpoints(), default=0)
 
-    def checkpoints(self) -> list[Path]:
-        """The folders of checkpoints, the last one last."""
+    def checkpoints(self) -> dict[int, Path]:
+        """The folders of checkpoints by their number of tasks."""
         found = self.path.glob("checkpoint-*")  # unlike iterdir, this accepts a folder that does not exist yet
-        return sorted((path for path in found if re.fullmatch(r"checkpoint-\d+", path.name)), key=_tasks)
+        return {int(match[1]): path for path in found if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))}
 
     def tidy(self) -> None:
         """Remove what the last checkpoint supersedes."""
-        for folder in self.checkpoints()[:-1]:
-            storage.remove(folder)
+        last = self.tasks_done
+        for tasks, folder in self.checkpoints().items():
+            if tasks < last:
+                storage.remove(folder)
         storage.remove(self.training)
-
-
-def _tasks(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 class FileEpochCheckpoints:
@@ -276,11 +275,11 @@ class RunProgress:
         self.log("phase", task=self.task, phase=name, seconds=round(self.seconds[name] - before, 3))
 
 
-class _RunPhase:
+class _RunPhase(Phase):
     def __init__(self, inner: Phase, progress: RunProgress, name: str) -> None:
         self.inner, self.progress, self.name = inner, progress, name
-        self.advance = inner.advance
+        self.advance = inner.advance  # type: ignore[method-assign]
 
-    def tell(self, **values: float) -> None:
-        self.inner.tell(**values)
+    def log(self, **values: float) -> None:
+        self.inner.log(**values)
         self.progress.log("epoch", task=self.progress.task, phase=self.name, **values)

@@ -1,4 +1,4 @@
-"""Metrics, and their measurement after each task. Only this looks at images of earlier tasks; no learner does."""
+"""Metrics, and their measurement after each task. Only this module reads images of earlier tasks; no learner does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Measurement:
 
 
 def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progress: Progress) -> Measurement:
-    """Measure `learner` after it has learned task `task`; `origins` (n, 2) says whence its stored features came."""
+    """Measure `learner` after it has learned task `task`; `origins` (n, 2) are explained at `origin_of`."""
     seen = stream.tasks[: task + 1]
     test = concatenate(*(each.test for each in seen))
     features = learner.extract(test, progress, "measure")
@@ -47,31 +47,25 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
     )
     if learner.make_classifier() is None:
         return plain
-    answered = replace(plain, head_accuracy=top_k_accuracy(learner.head_scores(features), class_indices))
-    stored, arrived = learner.memory.features, stream.tasks[task]
-
-    def true_features(samples: Samples) -> Tensor:
-        return learner.extract(samples, progress, "measure")
-
-    def ceiling(true: Tensor, own_indices: Tensor) -> float:
-        """The accuracy of the same classifier, had nothing drifted."""
-        twin = learner.without_drift(arrived, true, own_indices, lambda: true_features(arrived.train))
-        return top_k_accuracy(twin.scores(F.normalize(features)), class_indices)
-
-    if len(learner.memory.statistics):  # of all training samples
-        everything = concatenate(*(each.train for each in seen))
-        true = F.normalize(true_features(everything))
-        return replace(answered, ceiling=ceiling(true, class_indices_of(everything.labels, learner.classes_)))
-    if not len(stored):
-        return answered
-    true = F.normalize(true_features(originals(stream, origins)))  # (n, d)
-    rows = stored.rows
+    with_head = replace(plain, head_accuracy=top_k_accuracy(learner.head_scores(features), class_indices))
+    stored, statistics = learner.memory.features, learner.memory.statistics
+    if not len(stored) and not len(statistics):
+        return with_head
+    # Statistics are of all training samples.
+    samples = concatenate(*(each.train for each in seen)) if len(statistics) else originals(stream, origins)
+    true = F.normalize(learner.extract(samples, progress, "measure"))  # (n, d)
+    true_indices, arrived = class_indices_of(samples.labels, learner.classes_), stream.tasks[task]
+    twin = learner.without_drift(
+        arrived, true, true_indices, lambda: learner.extract(arrived.train, progress, "measure")
+    )
+    with_ceiling = replace(with_head, ceiling=top_k_accuracy(twin.scores(F.normalize(features)), class_indices))
+    if len(statistics):
+        return with_ceiling
     return replace(
-        answered,
-        omega=adaptation_quality(rows, true, torch.ones(len(stored), dtype=torch.bool)),
-        omega_previous=adaptation_quality(rows, true, origins[:, 0] == task - 1),
-        omega_first=adaptation_quality(rows, true, origins[:, 0] == 0) if task else None,
-        ceiling=ceiling(true, stored.class_indices),
+        with_ceiling,
+        omega=adaptation_quality(stored.rows, true, torch.ones(len(stored), dtype=torch.bool)),
+        omega_previous=adaptation_quality(stored.rows, true, origins[:, 0] == task - 1),
+        omega_first=adaptation_quality(stored.rows, true, origins[:, 0] == 0) if task else None,
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pydantic
 
 from engram import storage
 from engram.data import Stream
@@ -112,15 +114,24 @@ class Result:
     @classmethod
     def load(cls, path: Path) -> Result:
         """Read a result file; raise `DataError` if it is damaged, of another schema, or not a result."""
-        values = storage.read_json(path)
-        if not isinstance(values, dict) or "schema" not in values:
-            raise DataError(f"{path} is not a result of engram: it has no schema.")
-        if values["schema"] != SCHEMA:
-            raise DataError(f"{path} has schema {values['schema']}; this version reads {SCHEMA}. Run it again.")
-        known = {each.name for each in fields(cls)}
-        if missing := known - set(values):
-            raise DataError(f"{path} is not a complete result: {', '.join(sorted(missing))} missing.")
-        return cls(**{name: values[name] for name in known})
+        return load_file(cls, path)
+
+
+File = TypeVar("File", Result, SuiteFile)
+
+
+def load_file(kind: type[File], path: Path, check: Callable[[Any], Any] = lambda values: values) -> File:
+    """Read a file; raise `DataError` if it is damaged, of another kind or schema, or `check` raises a ValueError."""
+    values = storage.read_json(path)
+    name = kind.__name__.removesuffix("File").lower()
+    if not isinstance(values, dict) or "schema" not in values:
+        raise DataError(f"{path} is not a {name} of engram: it has no schema.")
+    if values["schema"] != SCHEMA:
+        raise DataError(f"{path} has schema {values['schema']}; this version reads {SCHEMA}.")
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(check(values))
+    except (ValueError, RecursionError) as error:  # pydantic's errors are ValueErrors
+        raise DataError(f"{path} is not a {name} of engram: {' '.join(str(error).split())[:200]}") from error
 
 
 def result_of(learner: Learner, stream: Stream, settings: dict[str, Any], state: RunState) -> Result:
@@ -129,9 +140,11 @@ def result_of(learner: Learner, stream: Stream, settings: dict[str, Any], state:
     def column(name: str) -> list[Any]:
         return [getattr(each, name) for each in state.measurements]
 
+    last = state.measurements[-1]
     curve, top5, matrix = column("accuracy"), column("accuracy_top5"), column("by_task")
-    stored = state.measurements[-1].omega is not None  # features
-    ceilings = column("ceiling") if state.measurements[-1].ceiling is not None else None  # features or statistics
+    names = ("omega", "omega_previous", "omega_first")
+    omegas: dict[str, Any] = {name: column(name) if last.omega is not None else None for name in names}
+    ceilings = column("ceiling") if last.ceiling is not None else None
     return Result(
         method=learner.name,
         dataset=stream.name,
@@ -144,12 +157,10 @@ def result_of(learner: Learner, stream: Stream, settings: dict[str, Any], state:
         average_incremental_accuracy=average_incremental_accuracy(curve),
         curve_top5=top5,
         average_incremental_accuracy_top5=average_incremental_accuracy(top5),
-        head_curve=column("head_accuracy") if state.measurements[-1].head_accuracy is not None else None,
+        head_curve=column("head_accuracy") if last.head_accuracy is not None else None,
         accuracy_matrix=matrix,
         forgetting=forgetting(matrix),
-        omega=column("omega") if stored else None,
-        omega_previous=column("omega_previous") if stored else None,
-        omega_first=column("omega_first") if stored else None,
+        **omegas,
         ceiling_curve=ceilings,
         drift_gap=[ceiling - reached for ceiling, reached in zip(ceilings, curve, strict=True)] if ceilings else None,
         memory_bytes=learner.memory.nbytes,

@@ -41,7 +41,7 @@ from engram.settings import unused, with_none
 from engram.text import printable
 
 PRESETS = ("paper", "short")
-OWN = DATASETS["folder"]  # stands for every data set that is not in the registry
+UNREGISTERED = DATASETS["folder"]  # the defaults of data sets that are not in the registry
 COPIES = 3  # of the stored images exist for a moment: themselves, and what is made of them to be saved
 GIGABYTE = 2**30
 
@@ -125,7 +125,7 @@ class Plan:
     ) -> Result | list[Result]:
         """Run the plan in the folder `out`; see `engram.run`.
 
-        With `seeds`, run so many seeds from `seed` up, each in its folder `seed-N` of `out`, and write `summary.json`.
+        With `seeds`, run this many seeds from `seed` up, each in a folder `out/seed-N`, and write `summary.json`.
         """
         if seeds is None:
             stream = self.stream(dataset)
@@ -149,11 +149,11 @@ def preset(
 ) -> dict[str, Any]:
     """The settings of this preset for a method on a data set, as flat names; only those that the method has.
 
-    `network` is the one that was asked for, if any.
+    `network` is the one that the user chose, if any.
     """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    entry, source = METHODS[method], DATASETS.get(dataset.name, OWN)
+    entry, source = METHODS[method], DATASETS.get(dataset.name, UNREGISTERED)
     known = setting_names(method, objective)
     if "images" not in entry.keeps:
         known -= {"images_per_class"}  # the method stores images only where the user asks for them
@@ -171,12 +171,12 @@ def preset(
 
 def classes_per_task(dataset: Dataset) -> int:
     """The usual number for this data set; a fifth of the classes of others, or of a few chosen ones."""
-    usual, classes = DATASETS.get(dataset.name, OWN).classes_per_task, len(dataset.class_names)
+    usual, classes = DATASETS.get(dataset.name, UNREGISTERED).classes_per_task, len(dataset.class_names)
     return usual if usual is not None and usual < classes else max(1, classes // 5)
 
 
 def _refuse_another(out: Path, folders: Sequence[Path], resume: bool) -> None:
-    """Refuse, before anything is run, a folder for several seeds that holds anything else."""
+    """Refuse a folder for several seeds that holds other files, other seeds, or runs that are not to be resumed."""
     found = [path.name for path in out.iterdir()] if out.is_dir() else []
     if foreign := [name for name in found if not re.fullmatch(r"seed-\d+|summary\.json|\..*", name)]:
         raise UsageError(FOREIGN.format(out, min(foreign)))
@@ -261,7 +261,7 @@ def identifying(learner: Learner, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(learner: Learner, stream: Stream) -> None:
-    """Refuse, before anything is learned, what cannot be learned or measured."""
+    """Refuse a learner that is not new, and a stream that cannot be learned or measured."""
     if learner.tasks_:
         raise UsageError("run() needs a learner that has not learned anything yet. Make a new one.")
     learner.check(len(stream.classes))
@@ -296,10 +296,9 @@ def machine_memory() -> int:
 
 def class_counts(tasks: Sequence[Task]) -> Tensor:
     """How many training samples each class has in all of these tasks, (K,)."""
-    if not tasks:
-        return torch.empty(0, dtype=torch.int64)
-    _, counts = torch.cat([task.train.labels for task in tasks]).unique(return_counts=True)
-    return counts  # type: ignore[no-any-return]
+    labels = torch.cat([torch.empty(0, dtype=torch.int64), *(task.train.labels for task in tasks)])
+    counts: Tensor = labels.unique(return_counts=True)[1]
+    return counts
 
 
 def _learn(

@@ -71,11 +71,6 @@ class Estimate:
     network_bytes: int  # of one network; a run's checkpoint has one, and the suite's cache has one per training
     features_bytes: int  # of everything extracted
 
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return sum(self.training) + sum(self.extracting) + sum(self.adapting)
-
 
 @dataclass(frozen=True)
 class SuiteRun:
@@ -255,7 +250,7 @@ def scheduled(runs: Iterable[SuiteRun]) -> list[SuiteRun]:
 
 
 def data_facts(dataset: Dataset, preset_name: str, validation: float = 0.0) -> DataFacts:
-    """What suites need to know about a data set of which a share may be held out."""
+    """What suites need to know about a data set; `validation` is the share that is held out."""
     counts = torch.bincount(dataset.train.labels)
     fewest = int(counts[counts > 0].min())
     fewest = max(1, fewest - max(1, round(validation * fewest))) if validation else fewest

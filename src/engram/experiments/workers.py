@@ -20,6 +20,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from engram import storage
 from engram.data import Dataset
 from engram.errors import BusyError, EngramError, EngramWarning, UsageError, not_installed
@@ -178,8 +180,6 @@ def _work(pipe: Connection, options: SuiteOptions, run: SuiteRun, threads: int) 
 def _execute_alone(
     options: SuiteOptions, run: SuiteRun, threads: int, after_task: AfterTask = lambda run: None
 ) -> str | None:
-    import torch
-
     torch.set_num_threads(threads)
     return execute(options, run, options.load, after_task=after_task)
 

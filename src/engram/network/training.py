@@ -131,7 +131,7 @@ class Training:
                     losses.append(_checked(parallel.mean(value), network, task, epoch, number))
                     optimiser.step()
                     running.advance(note=f"epoch {epoch + 1}/{self.epochs}, loss {losses[-1]:.4f}")
-                running.tell(epoch=epoch + 1, loss=sum(losses) / len(losses), learning_rate=learning_rate)
+                running.log(epoch=epoch + 1, loss=sum(losses) / len(losses), learning_rate=learning_rate)
                 if checkpoints is not None and epoch + 1 < self.epochs:
                     checkpoints.save(functools.partial(_state, network, optimiser, epoch + 1))
         # Batch norms may have seen infinite activations although every weight is finite.

@@ -62,7 +62,7 @@ class JobProgress:
             self.seconds_left = round(rate * max(0, self.of - self.done), 1)
 
 
-class PipeProgress:
+class PipeProgress(Phase):
     """Sends the progress of `learn_images` through a pipe; it is also each of its phases."""
 
     def __init__(self, pipe: Connection, folder: ModelFolder) -> None:
@@ -84,9 +84,6 @@ class PipeProgress:
         if time.monotonic() - self.reported > REPORT_SECONDS:
             self.reported = time.monotonic()
             send(self.pipe, progress=asdict(self.progress))
-
-    def tell(self, **values: float) -> None:
-        pass
 
 
 def run_update(pipe: Connection, request: UpdateRequest) -> None:

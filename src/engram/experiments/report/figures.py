@@ -44,7 +44,7 @@ HUES = {
 COLOURS = {INK: "#e7e9ec", MUTED: "#a3abb5", RULE: "#343a42", PAGE: "#15181c", **HUES}
 MARKERS = "os^DvPX<ph>d*"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
-# These keep their hue on every page. A method without its main idea has the same hue, dashed and hollow.
+# These keep their hue on every page. An ablation has the hue of its method, dashed and hollow.
 METHODS = (
     *("features", "hybrid", "gamma-lwf", "gamma-icarl", "eeil", "lucir", "bic", "finetune", "engram"),
     *("sdc", "ldc", "adc", "dpcr", "fecam", "fetril", "gaussian-replay", "ewc", "mas"),
@@ -306,7 +306,7 @@ def _legend(figure: Figure, handles: Mapping[str, Any]) -> None:
 
 
 def fit(labels: Iterable[str], points: float, size: float = SMALL) -> list[str]:
-    """The labels shortened in the middle to so many points; where some would be the same, with numbers."""
+    """The labels, shortened in the middle to this width in points, and numbered where two would be the same."""
 
     def shorten(label: str, points: float) -> str:
         lengths = range(min(len(label), int(points)), 0, -1)

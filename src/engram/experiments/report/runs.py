@@ -10,14 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
-import pydantic
 
 from engram.errors import DataError
-from engram.experiments.results import BY_TASK, SCHEMA, Result, SuiteFile
-from engram.storage import ASIDE, read_json
+from engram.experiments.results import BY_TASK, Result, SuiteFile, load_file
+from engram.storage import ASIDE
 from engram.text import printable
 
 RESULT = "result.json"
@@ -25,9 +24,6 @@ BOUNDS = ("joint", "finetune")  # upper and lower bound: they do not compete
 LARGEST_NUMBER = 2**63  # bytes or seconds
 LONGEST_LABEL = 120
 MOST_SETTINGS = 4  # that a label names before it chooses among them
-
-
-Loaded = TypeVar("Loaded", Result, SuiteFile)
 
 
 def read_runs(places: Sequence[Path]) -> tuple[pd.DataFrame, dict[Path, SuiteFile], list[str]]:
@@ -43,7 +39,7 @@ def read_runs(places: Sequence[Path]) -> tuple[pd.DataFrame, dict[Path, SuiteFil
                 continue
             try:
                 if file.name.startswith("suite"):
-                    suites[file.resolve()] = _load(SuiteFile, file)
+                    suites[file.resolve()] = load_file(SuiteFile, file, _checked)
                 else:
                     runs[file.resolve()] = _row(file)
             except DataError as error:
@@ -52,18 +48,6 @@ def read_runs(places: Sequence[Path]) -> tuple[pd.DataFrame, dict[Path, SuiteFil
         where = ", ".join(f"'{printable(place)}'" for place in places)
         raise DataError(" ".join([f"No result was found in {where}. `engram run` makes them.", *notes]))
     return pd.DataFrame(runs[path] for path in sorted(runs)), suites, notes
-
-
-def _load(kind: type[Loaded], file: Path) -> Loaded:
-    try:
-        loaded = pydantic.TypeAdapter(kind).validate_python(_checked(read_json(file)))
-    except (ValueError, RecursionError) as error:  # pydantic's errors are ValueErrors
-        raise DataError(
-            f"{file} is no {kind.__name__.removesuffix('File').lower()}: {' '.join(str(error).split())[:200]}"
-        ) from error
-    if loaded.schema != SCHEMA:
-        raise DataError(f"{file} has schema {loaded.schema}; this version reads {SCHEMA}.")
-    return loaded
 
 
 def _checked(value: Any) -> Any:
@@ -79,7 +63,7 @@ def _checked(value: Any) -> Any:
 
 def _row(file: Path) -> dict[str, Any]:
     """The fields of a result, and what is derived from them."""
-    result = _load(Result, file)
+    result = load_file(Result, file, _checked)
     if not result.is_consistent():
         raise DataError(f"{file} is inconsistent: its lists differ in length, or a number is out of range.")
     split = {name: value for name, value in result.split.items() if name != "source"}
