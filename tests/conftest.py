@@ -1,4 +1,4 @@
-"""Small streams that every room's tests share."""
+"""Data, streams and models that the tests of several rooms share."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 @pytest.fixture(scope="session")
 def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """The same, which keeps three images of each class too."""
+    """The same, which also stores three images of each class."""
     return taught(tmp_path_factory.mktemp("hybrid"), images_per_class=3)
 
 

@@ -84,6 +84,6 @@ def prepare(folder: Path) -> None:
 
 def environment(commands: Path) -> dict[str, str]:
     """Variables of a shell that finds these commands first, and none of the user's settings for engram."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGRAM_", "RAY_", "HF_"))}
-    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), kept.get("PATH", "")])
-    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "COLUMNS": "120"}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("ENGRAM_", "RAY_", "HF_"))}
+    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), variables.get("PATH", "")])
+    return {**variables, "PATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "COLUMNS": "120"}

@@ -1,4 +1,4 @@
-"""Folders of pictures made on the spot, laid out as data sets are."""
+"""Folders of small generated images, laid out as data sets are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from images_made import encoded
 WIDTH, HEIGHT = 40, 30
 
 
-def picture(label: int, number: int) -> np.ndarray:
+def noisy_image(label: int, number: int) -> np.ndarray:
     """A noisy image (30, 40, 3) of the pattern of its class."""
     pattern = np.random.default_rng(label).integers(0, 256, (3, 4, 3))
     noise = np.random.default_rng((label, number)).integers(-30, 31, (HEIGHT, WIDTH, 3))
@@ -21,7 +21,7 @@ def picture(label: int, number: int) -> np.ndarray:
 
 def write(path: Path, label: int, number: int, format: str = "JPEG") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encoded(picture(label, number), format))
+    path.write_bytes(encoded(noisy_image(label, number), format))
     return path
 
 

@@ -58,7 +58,7 @@ def as_lazy(samples: Samples) -> Samples:
 
 
 class Mortal(files.ImageFiles):
-    """Image files whose process is killed when they are asked for the third time."""
+    """Image files whose process is killed at the third access."""
 
     left = 3
 

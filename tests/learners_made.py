@@ -23,14 +23,18 @@ QUICK: Mapping[str, Any] = {
 }
 
 
-# One method of each kind: they differ in learner, objective, head, or in what is stored and what classifies.
-WHAT_IT_IS = ("head", "covariance", "replay", "classifier")
-OF_EACH_KIND = list(
-    {
-        (entry.learner, entry.objective, *(entry.settings.get(setting) for setting in WHAT_IT_IS)): name
+def distinct_methods(*settings: str) -> list[str]:
+    """One method for each combination of a learner, an objective and these settings."""
+    kinds = {
+        (entry.learner, entry.objective, *map(entry.settings.get, settings)): name
         for name, entry in reversed(METHODS.items())
-    }.values()
-)
+    }
+    return list(kinds.values())
+
+
+OF_EACH_KIND = distinct_methods("head", "covariance", "replay", "classifier")
+OF_EACH_TRAINING = distinct_methods("replay")
+OF_EACH_LEARNER = list({entry.learner: name for name, entry in METHODS.items()}.values())
 
 
 def _form(method: str) -> tuple[object, ...]:
@@ -43,14 +47,14 @@ def _form(method: str) -> tuple[object, ...]:
 OF_EACH_STATE = list({_form(method): method for method in reversed(METHODS)}.values())
 
 
-def quick(method: str, **settings: Any) -> Learner:
-    """A learner that has learned nothing yet; settings that the method does not have are left out."""
+def quick(method: str = "features", **settings: Any) -> Learner:
+    """A new learner with quick settings; those that the method does not have are ignored."""
     known = {"objective", *setting_names(method, settings.get("objective"))}
     return make(method, **{name: value for name, value in {**QUICK, **settings}.items() if name in known})
 
 
 def learned(method: str, stream: Stream, **settings: Any) -> Learner:
-    """One that has learned the stream."""
+    """A quick learner that has learned the stream."""
     learner = quick(method, **settings)
     for task in stream:
         learner.learn(task)

@@ -8,7 +8,7 @@ from typing import Any
 
 from engram.experiments.results import Result
 
-# Every method there is, with the MB it keeps of a hundred classes.
+# Methods, and the MB that each stores of a hundred classes.
 METHODS = {
     "features": 12.2,
     "hybrid": 18.1,
@@ -27,7 +27,7 @@ METHODS = {
 
 
 def result(method: str = "features", seed: int = 0, curve: Sequence[float] = (0.9, 0.7, 0.5), **values: Any) -> Result:
-    """A whole result with this curve, two classes a task; anything else can be given."""
+    """A complete result with this curve and two classes per task; `values` override its fields."""
     tasks = len(curve)
     stores = "features" in method or method == "hybrid"
     order = [f"class {number}" for number in range(2 * tasks)]
@@ -104,7 +104,7 @@ def save_suite(folder: Path, values: Sequence[float], **more: Any) -> Path:
         "schema": 1,
         "suite": "alpha",
         "dataset": "made",
-        "summary": "How much the adapter should keep to the pairs.",
+        "summary": "The weight of similarity in the adapter's loss.",
         "finding": "Accuracy and ω rise with α.",
         "varies": "alpha",
         "command": "engram suite alpha --dataset made",

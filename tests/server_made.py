@@ -1,4 +1,4 @@
-"""Servers for tests, requests to them, and waiting."""
+"""Servers for tests, requests to them, and waiting for jobs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 @contextmanager
 def not_loading(client: TestClient) -> Iterator[None]:
-    """Meanwhile the server loads no version, as if one took that long."""
+    """Inside, the server loads no version, as if loading took that long."""
     begun, end = threading.Event(), threading.Event()
     client.app.state.services.loader._thread.submit(lambda: (begun.set(), end.wait()))  # type: ignore[attr-defined]
     begun.wait()

@@ -1,4 +1,4 @@
-"""docs/architecture.md: the traces are those of the commands, and what it says can be added takes two places."""
+"""docs/architecture.md: its traces are those of the commands, and an extension touches the two places it names."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         **{"own_setting": 5, "own_margin": 2.0, "own_share": 0.5},
     }.items(),
 )
-def test_what_is_added_from_outside_is_used_by_name_with_its_settings(
+def test_additions_from_outside_are_used_by_name_with_their_settings(
     result: dict[str, Any], setting: str, value: object
 ) -> None:
     assert result["settings"][setting] == value

@@ -1,10 +1,11 @@
-"""Progress that is reported to nobody."""
+"""The progress that ignores reports."""
 
 from __future__ import annotations
 
 from engram.progress import SILENT
 
 
-def test_silence_takes_reports_and_does_nothing() -> None:
+def test_silent_progress_accepts_reports() -> None:
     with SILENT.phase("train", 2) as phase:
         phase.advance(note="loss 1")
+        phase.log(loss=1.0)

@@ -1,4 +1,4 @@
-"""Settings are set by flat names, read from text as their types say, and refused in words."""
+"""Settings are set by flat names, read from text as their types say, and refused with an explanation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
+from learners_made import OF_EACH_LEARNER
 from pydantic import PositiveInt
 from torch import nn
 
@@ -93,7 +94,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_setting(name: str, value: obj
     assert caught.value.exit_code == 2
 
 
-def test_all_that_a_setting_may_be_is_told() -> None:
+def test_an_error_lists_all_values_of_a_setting() -> None:
     with pytest.raises(UsageError, match=r"'cosine', 'linear', 'corrected' or 'shifted'"):
         make("engram", head="zip")
 
@@ -110,7 +111,7 @@ def test_an_unknown_setting_like_no_other_is_refused_with_all_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["oven", "slices_"])
-def test_neither_a_group_nor_what_is_learned_is_a_setting(name: str) -> None:
+def test_neither_a_group_nor_a_learned_attribute_is_a_setting(name: str) -> None:
     with pytest.raises(UsageError, match=f"'{name}'"):
         build(Cake, {name: 1}, "cake")
 
@@ -133,7 +134,7 @@ def test_flattening_gives_plain_values_that_survive_json() -> None:
     assert json.loads(json.dumps(flat)) == flat
 
 
-def test_what_was_flattened_builds_the_same_again() -> None:
+def test_flat_settings_build_the_same_object_again() -> None:
     cake = Cake(name="carrot", note=None, oven=Oven(fan=True, steps=(0.25,)))
     assert build(Cake, flatten(cake), "cake") == cake
 
@@ -244,24 +245,24 @@ def test_another_objective_brings_the_settings_of_its_own_paper() -> None:
     assert make("features", objective=None).settings() == own.settings()
 
 
-def test_what_is_asked_for_goes_before_the_settings_of_the_objectives_paper() -> None:
+def test_given_settings_override_those_of_the_objectives_paper() -> None:
     learner = make("features", objective="lucir", learning_rate=0.3, last_relu="true", weight_decay=0.0, less_forget=2)
     assert (learner.training.learning_rate, learner.last_relu, learner.training.weight_decay) == (0.3, True, 0.0)
     assert learner.settings()["less_forget"] == 2.0
     assert (learner.training.epochs, learner.training.learning_rate_decay) == (160, 10.0)
 
 
-def test_another_objective_leaves_what_the_method_keeps_and_who_answers() -> None:
+def test_another_objective_leaves_the_memory_and_the_classifier_of_the_method() -> None:
     learner = make("gamma-icarl", objective="bic")
     assert isinstance(learner, Replay)
     assert type(learner.objective) is BiasCorrection
     assert (learner.head, learner.training.epochs, learner.training.weight_decay) == ("corrected", 250, 2e-4)
-    kept = learner.exemplars
-    assert (learner.predict_with, kept.images_per_class, kept.images_total) == ("nearest-mean", 20, None)
+    exemplars = learner.exemplars
+    assert (learner.predict_with, exemplars.images_per_class, exemplars.images_total) == ("nearest-mean", 20, None)
     assert make("gamma-icarl", objective="bic", temperature=3).settings()["temperature"] == 3.0
 
 
-def test_settings_are_those_of_the_objective_that_is_asked_for() -> None:
+def test_settings_are_those_of_the_chosen_objective() -> None:
     with pytest.raises(UsageError, match=r"'gamma-icarl'.*'feature_distillation'"):
         make("gamma-icarl", objective="bic", feature_distillation=0.1)
     with pytest.raises(UsageError, match=r"'gamma-icarl'.*'beta_penalty'"):
@@ -276,9 +277,11 @@ def test_an_unknown_objective_is_refused_with_the_nearest_name() -> None:
             ask()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_EACH_LEARNER)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_objective_goes_with_every_method_and_brings_its_papers_settings(method: str, objective: str) -> None:
+def test_every_objective_combines_with_every_learner_and_brings_its_papers_settings(
+    method: str, objective: str
+) -> None:
     learner = make(method, objective=objective)
     assert type(learner.objective) is OBJECTIVES[objective]
     assert set(flatten(learner)) == setting_names(method, objective)
@@ -288,17 +291,17 @@ def test_every_objective_goes_with_every_method_and_brings_its_papers_settings(m
 
 
 @pytest.mark.parametrize(
-    ("asked", "kept"),
+    ("given", "numbers"),
     [({}, (None, 2000)), ({"images_total": 100}, (None, 100)), ({"images_per_class": 7}, (7, None))],
 )
-def test_asking_for_images_per_class_or_in_all_drops_the_methods_other_number(
-    asked: dict[str, int], kept: tuple[int | None, int | None]
+def test_giving_images_per_class_or_in_total_replaces_the_methods_number(
+    given: dict[str, int], numbers: tuple[int | None, int | None]
 ) -> None:
-    learner = make("icarl", **asked)
+    learner = make("icarl", **given)
     assert isinstance(learner, Replay)
-    assert (learner.exemplars.images_per_class, learner.exemplars.images_total) == kept
+    assert (learner.exemplars.images_per_class, learner.exemplars.images_total) == numbers
 
 
-def test_images_per_class_and_in_all_are_refused_together() -> None:
+def test_images_per_class_and_in_total_are_refused_together() -> None:
     with pytest.raises(UsageError, match=r"images_per_class.*images_total"):
         make("icarl", images_per_class=7, images_total=100)

@@ -1,4 +1,4 @@
-"""A budget in bytes chooses how much is kept: as much as fits, and no more."""
+"""A budget in bytes chooses how much is stored: as much as fits, and no more."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def learned(plan: Plan, dataset: Dataset) -> Learner:
 
 
 def least_named(plan: Plan, dataset: Dataset) -> int:
-    """The number of bytes that a refusal says would do."""
+    """The least number of bytes, which the error names."""
     with pytest.raises(BudgetError) as caught:
         plan.chosen(dataset)
     found = re.search(r"would be ([\d,]+)\.$", str(caught.value))
@@ -41,7 +41,7 @@ def least_named(plan: Plan, dataset: Dataset) -> int:
     return int(found[1].replace(",", ""))
 
 
-# As text
+# Parsing
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_bytes_are_written_with_units_of_powers_of_1024(text: str, count: int) -
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-3MB", "0MB", "0", "0.5", "lots", "3TB", "3MBs", "1,000", "1e6", "3 4MB"])
-def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+def test_text_that_is_not_a_number_of_bytes_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"'{text}'")):
         parse_bytes(text)
 
 
-# What is chosen
+# Choices
 
 
 def test_without_a_budget_nothing_is_chosen() -> None:
@@ -96,7 +96,7 @@ def test_without_a_budget_nothing_is_chosen() -> None:
         ("hybrid", VECTORS, {"images_per_class": 17, "features_per_class": 3}),
     ],
 )
-def test_a_budget_chooses_what_the_method_keeps(method: str, dataset: Dataset, chosen: dict[str, int]) -> None:
+def test_a_budget_chooses_what_the_method_stores(method: str, dataset: Dataset, chosen: dict[str, int]) -> None:
     plan = planned(method, 10_000)
     assert plan.chosen(dataset) == chosen
     learner = plan.learner(dataset)
@@ -130,11 +130,11 @@ def test_coded_features_have_what_images_leave() -> None:
     assert learned(planned("hybrid", 5_000, codec="int8"), IMAGES).memory.nbytes <= 5_000
 
 
-def test_what_a_class_has_too_few_images_for_goes_to_the_other() -> None:
+def test_bytes_that_small_classes_leave_free_go_to_the_other_kind() -> None:
     most = int(torch.bincount(VECTORS.train.labels).max())
     room = 6 * most * VECTOR  # all samples
-    kept = {"images_per_class": most, "features_per_class": 3 * room // 6 // FEATURE}
-    assert planned("hybrid", 4 * room).chosen(VECTORS) == kept
+    chosen = {"images_per_class": most, "features_per_class": 3 * room // 6 // FEATURE}
+    assert planned("hybrid", 4 * room).chosen(VECTORS) == chosen
     most = int(torch.bincount(IMAGES.train.labels).max())
     room = 4 * most * 64 + 512  # a byte a number: all features are smaller than all images
     chosen = planned("hybrid", 3 * room, codec="int8").chosen(IMAGES)
@@ -150,10 +150,8 @@ def test_the_bytes_that_images_leave_of_their_half_go_to_the_features() -> None:
 
 
 @pytest.mark.parametrize("dataset", [VECTORS, IMAGES], ids=["vectors", "images"])
-@pytest.mark.parametrize("method", ["features", "gamma-icarl", "icarl", "lucir", "eeil", "bic", "hybrid"])
-def test_what_is_kept_in_the_end_fits_the_budget_and_one_more_of_each_class_would_not(
-    method: str, dataset: Dataset
-) -> None:
+@pytest.mark.parametrize("method", ["features", "gamma-icarl", "icarl", "hybrid"])
+def test_the_final_memory_fits_the_budget_and_one_more_of_each_class_would_not(method: str, dataset: Dataset) -> None:
     classes, image = len(dataset.class_names), VECTOR if dataset is VECTORS else IMAGE
     per_class = {"features": 6 * FEATURE, "hybrid": 5 * image + 3 * FEATURE}.get(method, 6 * image)
     budget = classes * (per_class + 40)  # 40: too little for one more of anything
@@ -198,10 +196,10 @@ def test_three_megabytes_of_fifty_cifar_classes_are_twenty_images_or_245_feature
         assert planned(method, budget, network="resnet32").chosen(cifar) == chosen
 
 
-# What was asked for
+# Settings given by the user
 
 
-def test_what_is_asked_for_stays_and_the_rest_is_chosen() -> None:
+def test_settings_that_are_given_stay_and_the_others_are_chosen() -> None:
     images = planned("hybrid", 10_000, features_per_class=4)
     assert images.chosen(IMAGES) == {"images_per_class": (10_000 - 4 * 4 * FEATURE) // 4 // IMAGE}
     features = planned("hybrid", 10_000, images_per_class="4")  # as a command line gives it
@@ -232,7 +230,7 @@ def test_a_budget_goes_before_the_number_of_a_method() -> None:
 
 
 @pytest.mark.parametrize("method", ["gamma-lwf", "lwf", "finetune", "joint"])
-def test_methods_that_keep_nothing_or_everything_are_refused_a_budget(method: str) -> None:
+def test_methods_that_store_nothing_or_everything_are_refused_a_budget(method: str) -> None:
     with pytest.raises(UsageError, match=f"'{method}'"):
         planned(method, 10_000).learner(VECTORS)
 
@@ -282,16 +280,16 @@ def test_the_least_that_is_named_will_do_however_images_and_features_compare(sid
     assert planned("hybrid", least).chosen(dataset) == {"images_per_class": 1, "features_per_class": 1}
     between = planned("hybrid", least + least // 2).chosen(dataset)
     assert between["images_per_class"] >= 1 <= between["features_per_class"]
-    kept = 4 * (between["images_per_class"] * side**2 * 3 + between["features_per_class"] * FEATURE)
-    assert kept <= least + least // 2
+    stored = 4 * (between["images_per_class"] * side**2 * 3 + between["features_per_class"] * FEATURE)
+    assert stored <= least + least // 2
 
 
-def test_none_asked_for_in_words_is_as_if_nothing_was() -> None:
-    words = planned("gamma-icarl", 10_000, images_per_class="none")
-    assert words.chosen(IMAGES) == planned("gamma-icarl", 10_000, images_per_class=None).chosen(IMAGES)
+def test_the_word_none_means_that_a_setting_is_not_given() -> None:
+    by_word = planned("gamma-icarl", 10_000, images_per_class="none")
+    assert by_word.chosen(IMAGES) == planned("gamma-icarl", 10_000, images_per_class=None).chosen(IMAGES)
 
 
-# The codec, where it is left open
+# The codec auto
 
 
 def many(classes: int, per_class: int, dimension: int = 8) -> Dataset:
@@ -300,7 +298,7 @@ def many(classes: int, per_class: int, dimension: int = 8) -> Dataset:
     return Dataset("many", samples, samples, tuple(map(str, range(classes))))
 
 
-def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
+def test_a_budget_chooses_an_automatic_codec_with_the_number() -> None:
     pytest.importorskip("faiss")
     dataset = many(100, 200)  # vectors of 64 numbers; a codebook of 256 x 64 x 2 bytes, and a rotation of 64 x 64 x 2
     chosen = {mb: planned("engram", int(mb * 2**20)).chosen(dataset) for mb in (0.02, 0.1, 0.4, 1, 2)}
@@ -316,7 +314,7 @@ def test_where_the_codec_is_open_a_budget_chooses_it_with_the_number() -> None:
         assert {name: learner.settings()[name] for name in each} == each
 
 
-def test_of_a_given_number_the_finest_codec_that_fits_is_chosen() -> None:
+def test_for_a_given_number_the_most_precise_codec_that_fits_is_chosen() -> None:
     pytest.importorskip("faiss")
     dataset, codebook = many(10, 500), (256 + 64) * 64 * 2
     for budget, codec in (
@@ -332,11 +330,11 @@ def test_of_a_given_number_the_finest_codec_that_fits_is_chosen() -> None:
         planned("engram", codebook + 15_999, features_per_class=200).chosen(dataset)
 
 
-def test_a_codec_that_is_asked_for_stays() -> None:
+def test_a_codec_that_is_given_stays() -> None:
     assert planned("engram", 10_000, codec="int8").chosen(VECTORS) == {"features_per_class": 24}
-    assert planned("features", 10_000).chosen(VECTORS).keys() == {"features_per_class"}  # the paper's keeps float32
+    assert planned("features", 10_000).chosen(VECTORS).keys() == {"features_per_class"}  # its default is float32
 
 
-def test_without_faiss_a_byte_a_number_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_faiss_int8_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engram.features.codecs.find_spec", lambda name: None)
     assert planned("engram", 50_000).chosen(many(10, 500))["codec"] == "int8"

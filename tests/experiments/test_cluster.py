@@ -1,6 +1,5 @@
 """A suite on a Ray cluster of two workers: which addresses it listens on, and what happens if a worker is killed."""
 
-import json
 import os
 import signal
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs_made import results_in
 
 from engram.data import DecodeOptions, load
 from engram.errors import EngramWarning, UsageError
@@ -63,16 +63,6 @@ def listening_sockets() -> dict[str, set[str]]:
     return found
 
 
-def results(folder: Path) -> dict[str, object]:
-    found = {}
-    for path in sorted(folder.rglob("result.json")):
-        values = json.loads(path.read_text())
-        found[str(path.relative_to(folder))] = {
-            name: value for name, value in values.items() if name not in ("seconds", "environment", "networks_reused")
-        }
-    return found
-
-
 @pytest.mark.parametrize(
     ("nodes", "taken"),
     [
@@ -106,7 +96,7 @@ def test_workers_elsewhere_get_absolute_paths(tmp_path: Path, monkeypatch: pytes
 
 @dataclass
 class RayRun:
-    """A suite of two runs on a Ray of this machine, one worker of which was killed while it trained."""
+    """A suite of two runs on a local Ray cluster, one worker of which was killed during training."""
 
     folder: Path
     outcomes: list[Outcome]
@@ -156,7 +146,8 @@ def test_a_suite_on_ray_has_the_same_results_when_a_worker_is_killed(ray_run: Ra
     assert ray_run.killed, "no worker was seen at work: make the runs longer"
     assert [outcome.error for outcome in ray_run.outcomes] == [None, None]
     assert not list((ray_run.folder / "there").rglob(FAILED))
-    assert results(ray_run.folder / "there") == results(ray_run.folder / "here")
+    here, there = (results_in(ray_run.folder / name, "environment") for name in ("here", "there"))
+    assert here == there
 
 
 def test_a_local_ray_listens_on_the_loopback_address_alone(ray_run: RayRun) -> None:
@@ -185,7 +176,7 @@ def test_ray_without_token_authentication_is_refused(
 
 def test_a_cluster_on_another_machine_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")  # an address that nobody has
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")  # reserved for documentation
     monkeypatch.setattr("ray.init", lambda **_: None)
     with pytest.warns(EngramWarning, match=r"192\.0\.2\.1:6379"):
         workers._connect(None)

@@ -32,9 +32,7 @@ QUICK = {"epochs": 1, "batch_size": 16, "learning_rate": 0.1}
         ("joint", {}),
     ],
 )
-def test_the_bytes_that_are_counted_before_are_those_that_are_kept_in_the_end(
-    method: str, settings: dict[str, Any]
-) -> None:
+def test_the_predicted_bytes_are_those_stored_in_the_end(method: str, settings: dict[str, Any]) -> None:
     for dataset in (patterns(), blobs()):
         stream = split(dataset, classes_per_task=2, seed=0)
         new, learner = make(method, **QUICK, **settings), make(method, **QUICK, **settings)
@@ -46,7 +44,7 @@ def test_the_bytes_that_are_counted_before_are_those_that_are_kept_in_the_end(
             assert new.memory_bytes(counts, task.train) == learner.memory.nbytes
 
 
-def test_what_this_machine_cannot_hold_is_refused_before_a_folder_is_made(
+def test_a_memory_larger_than_the_machines_is_refused_before_a_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = split(patterns(), classes_per_task=2, seed=0)  # 48 images of 192 bytes

@@ -1,4 +1,4 @@
-"""Runs on data sets of files: the paper's presets, truncated; going on after a stop; packed or not."""
+"""Runs on data sets of image files: the paper's presets, truncated; resuming; with and without a cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from folders_made import imagenet, settle
+from learners_made import OF_EACH_KIND
+from runs_made import comparable
 
 from engram.data import Dataset, DecodeOptions, load
 from engram.errors import DataError, UsageError
@@ -42,16 +44,16 @@ def plan(method: str = "features", **settings: Any) -> Plan:
 
 
 def plain(result: Result) -> dict[str, Any]:
-    values = {name: value for name, value in result.to_json().items() if name not in ("seconds", "environment")}
+    values = comparable(result, "environment")
     source = {name: value for name, value in values["split"]["source"].items() if name != "data"}  # the folder's name
     return {**values, "split": {**values["split"], "source": source}}
 
 
 @pytest.mark.filterwarnings("ignore:.*all are kept")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_EACH_KIND)
 def test_the_papers_preset_for_imagenet_runs_truncated(method: str, root: Path) -> None:
     dataset = load("imagenet1000", root, options=READING)
-    deep = method in ("hybrid", "eeil", "lucir", "bic")  # every objective and what is kept; the others are quicker so
+    deep = method in ("hybrid", "eeil", "lucir", "bic")
     result = plan(method, **({} if deep else {"network": "small"})).run(dataset)
     assert len(result.curve) == len(result.curve_top5) == 2 and result.curve_top5 == [1.0, 1.0]
     assert result.settings["network"] == ("resnet18" if deep else "small") and result.settings["crop"] == 28
@@ -66,7 +68,7 @@ def test_the_papers_preset_for_imagenet_runs_truncated(method: str, root: Path) 
         )
     if METHODS[method].keeps == "importance of weights":
         vectors = 4 * sum(weight.numel() for weight in NETWORKS["small"].make(3).parameters())
-    assert result.memory_bytes == 4 * per_class * 32 * 32 * 3 + vectors  # kept whole: 32 × 32, not 28 × 28
+    assert result.memory_bytes == 4 * per_class * 32 * 32 * 3 + vectors  # stored uncropped: 32 × 32, not 28 × 28
 
 
 def test_a_cache_of_decoded_images_does_not_change_the_result(root: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import Command, engram
+from runs_made import final_bytes, results_in
 
-from engram.experiments import Result
 from engram.storage import ASIDE
 
 KILLS = 20
@@ -19,7 +19,7 @@ SLOW_ENOUGH = ["--epochs", "40", "--set", "batch_size=4", "--set", "learning_rat
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three tasks of two classes of images: of convolutions more is kept in more ways than of an MLP."""
+    """Three tasks of two classes of images: the state of a convolutional network has more parts than that of an MLP."""
     draws = np.random.default_rng(0)
     patterns = draws.integers(0, 256, (6, 8, 8, 1))
     labels = np.repeat(np.arange(6), 20)
@@ -34,8 +34,8 @@ def command(data: Path, out: Path) -> list[str]:
     return ["run", "features", "--dataset", "arrays", "--data", str(data), *options, *SLOW_ENOUGH]
 
 
-def output(out: Path) -> int:
-    """How much the run has output so far, in events: an epoch, a task and a few more."""
+def event_count(out: Path) -> int:
+    """The number of events that the run has logged so far: epochs, tasks and others."""
     path = out / "events.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -47,13 +47,13 @@ def moment_of(kill: int) -> str:
 
 def wait_until(process: Command, moment: str, out: Path, draws: random.Random) -> None:
     """Until the task is done, a save is under way, or the run has worked for a random while."""
-    done, enough = checkpoints(out), output(out) + draws.randrange(1, 8)
+    done, enough = checkpoints(out), event_count(out) + draws.randrange(1, 8)
     while process.poll() is None:
         if moment == "task done" and checkpoints(out) - done:
             return
         if moment == "mid-save" and list(out.glob(f"{ASIDE}*")):
             return
-        if moment == "anywhere" and output(out) >= enough:
+        if moment == "anywhere" and event_count(out) >= enough:
             time.sleep(draws.uniform(0.0, 0.02))
             return
         time.sleep(0.002 if moment == "anywhere" else 0.0005)  # a save takes milliseconds
@@ -61,14 +61,6 @@ def wait_until(process: Command, moment: str, out: Path, draws: random.Random) -
 
 def checkpoints(out: Path) -> set[str]:
     return {path.name for path in out.glob("checkpoint-*")}
-
-
-def comparable(out: Path) -> tuple[dict[str, object], dict[str, bytes]]:
-    result = Result.load(out / "result.json").to_json()
-    del result["seconds"]
-    timed = ("seconds.json", "result.json", "events.jsonl")
-    files = [path for path in out.rglob("*") if path.is_file() and path.name not in timed]
-    return result, {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
 def test_a_run_killed_twenty_times_ends_with_the_same_bytes(data: Path, tmp_path: Path) -> None:
@@ -95,7 +87,7 @@ def test_a_run_killed_twenty_times_ends_with_the_same_bytes(data: Path, tmp_path
     assert reached == {"none", "checkpoint-001", "checkpoint-002"}
     end = engram(*command(data, out), cwd=tmp_path)
     assert end.returncode == 0, end.stderr
-    (result, files), (whole_result, whole_files) = comparable(out), comparable(tmp_path / "whole")
-    assert result == whole_result
+    assert results_in(out) == results_in(tmp_path / "whole")
+    files, whole_files = final_bytes(out), final_bytes(tmp_path / "whole")
     assert sorted(files) == sorted(whole_files)
     assert [name for name in files if files[name] != whole_files[name]] == []

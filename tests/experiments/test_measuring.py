@@ -2,18 +2,13 @@
 
 import pytest
 import torch
+from learners_made import quick
 from torch.nn import functional as F
 
 from engram.data import Stream
 from engram.experiments import run
 from engram.experiments.measuring import originals
 from engram.features import LinearSVM
-from engram.methods import Learner, make
-
-
-def small(method: str = "features", **settings: object) -> Learner:
-    given = {"epochs": 3, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6, **settings}
-    return make(method, **given)
 
 
 def test_originals_come_back_in_the_order_of_the_memory(vectors: Stream) -> None:
@@ -23,11 +18,11 @@ def test_originals_come_back_in_the_order_of_the_memory(vectors: Stream) -> None
 
 
 def test_omega_and_the_ceiling_match_a_replay_with_the_old_images(vectors: Stream) -> None:
-    result = run(small(features_per_class=9, adapter_steps=10), vectors)
-    replay, places = small(features_per_class=9, adapter_steps=10), []
+    result = run(quick(features_per_class=9), vectors)
+    replay, places = quick(features_per_class=9), []
     for task in vectors:
-        kept = replay.learn(task).features
-        places += [(task, int(source)) for source in kept if source >= 0]
+        sources = replay.learn(task).features
+        places += [(task, int(source)) for source in sources if source >= 0]
     truth = torch.stack([F.normalize(replay.extract(t.train.select(torch.tensor([p]))))[0] for t, p in places])
     memory = replay.memory.features
     quality = (truth * memory.rows).sum(1)  # without trimming, rows stay in the order of their arrival
@@ -48,15 +43,15 @@ def test_omega_and_the_ceiling_match_a_replay_with_the_old_images(vectors: Strea
 
 @pytest.mark.parametrize("balanced", [True, False])
 def test_nothing_has_drifted_after_the_first_task(balanced: bool, vectors: Stream) -> None:
-    result = run(small(features_per_class=2, balanced=balanced), vectors.first(1))
+    result = run(quick(features_per_class=2, balanced=balanced), vectors.first(1))
     assert result.omega == [pytest.approx(1.0, abs=1e-5)]
     assert result.drift_gap == [0.0]
     assert result.omega_previous == [None]
 
 
 def test_the_curve_is_the_share_of_right_answers_over_all_classes_seen(vectors: Stream) -> None:
-    result = run(small("gamma-lwf"), vectors)
-    replay = small("gamma-lwf")
+    result = run(quick("gamma-lwf"), vectors)
+    replay = quick("gamma-lwf")
     for task in vectors:
         replay.learn(task)
     shares = []
@@ -70,5 +65,5 @@ def test_the_curve_is_the_share_of_right_answers_over_all_classes_seen(vectors: 
 
 
 def test_memory_is_counted_to_the_byte(vectors: Stream) -> None:
-    assert run(small(features_per_class=9, adapter_steps=1), vectors).memory_bytes == 6 * 9 * 64 * 4
-    assert run(small("joint", epochs=1), vectors).memory_bytes == 6 * 24 * 12 * 4
+    assert run(quick(features_per_class=9, epochs=1), vectors).memory_bytes == 6 * 9 * 64 * 4
+    assert run(quick("joint", epochs=1), vectors).memory_bytes == 6 * 24 * 12 * 4

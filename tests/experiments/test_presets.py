@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from conftest import blobs
+from learners_made import OF_EACH_LEARNER, OF_EACH_TRAINING
 from torch import Tensor
 
 from engram.data import Dataset, Samples, load
@@ -16,6 +17,7 @@ from engram.experiments import PRESETS, Plan
 from engram.experiments.running import class_counts, classes_per_task, preset
 from engram.experiments.suite_plan import SuiteOptions, data_facts, runs_of, variants
 from engram.methods import METHODS, OBJECTIVES, setting_names
+from engram.network import Training
 
 DIVIDED = [
     *("features", "hybrid", "features-unadapted", "gamma-lwf", "lwf", "gamma-icarl", "icarl", "finetune", "joint"),
@@ -35,7 +37,7 @@ def named(name: str, classes: int = 10) -> Dataset:
     return Dataset(name, samples, samples, tuple(map(str, range(classes))))
 
 
-def test_the_methods_are_divided_or_not() -> None:
+def test_the_objective_of_each_method_is_divided_or_not() -> None:
     assert sorted(DIVIDED + UNDIVIDED) == sorted(METHODS)
 
 
@@ -51,7 +53,7 @@ def test_every_method_can_be_made_with_every_preset_and_only_of_settings_it_know
         assert {setting: found[setting] for setting in settings} == settings
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_EACH_LEARNER)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_preset_drops_what_the_chosen_objective_does_not_know(method: str, objective: str, digits: Dataset) -> None:
     for name in PRESETS:
@@ -62,12 +64,12 @@ def test_a_preset_drops_what_the_chosen_objective_does_not_know(method: str, obj
         assert type(plan.learner(digits).objective) is OBJECTIVES[objective]
 
 
-def test_a_preset_drops_what_a_method_does_not_keep(digits: Dataset) -> None:
-    kept = {
+def test_a_preset_drops_what_a_method_does_not_store(digits: Dataset) -> None:
+    stored = {
         method: {"features_per_class", "adapter_width", "images_per_class"} & set(preset("short", method, digits))
         for method in ("features", "hybrid", "icarl", "finetune", "joint")
     }
-    assert kept == {
+    assert stored == {
         "features": {"features_per_class", "adapter_width"},
         "hybrid": {"features_per_class", "adapter_width", "images_per_class"},
         "icarl": {"images_per_class"},
@@ -76,58 +78,47 @@ def test_a_preset_drops_what_a_method_does_not_keep(digits: Dataset) -> None:
     }
 
 
-# Epochs and rates
+# Epochs and learning rates
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_paper_preset_has_the_epochs_of_the_objectives_paper(method: str, digits: Dataset) -> None:
-    epochs = {"eeil": 40, "lucir": 160, "bic": 250, "bic-uncorrected": 250}.get(method, 70)
-    training = Plan(method=method, preset="paper").learner(digits).training
-    assert (training.epochs, training.schedule) == (epochs, "steps")
-    assert training.learning_rate == (0.1 if method in UNDIVIDED else 2.0)
+def test_the_paper_preset_has_the_epochs_of_the_objectives_paper(digits: Dataset) -> None:
+    for method in METHODS:
+        epochs = {"eeil": 40, "lucir": 160, "bic": 250, "bic-uncorrected": 250}.get(method, 70)
+        training = Plan(method=method, preset="paper").learner(digits).training
+        assert (training.epochs, training.schedule) == (epochs, "steps"), method
+        assert training.learning_rate == (0.1 if method in UNDIVIDED else 2.0), method
 
 
 @pytest.mark.parametrize(("objective", "epochs"), [("eeil", 40), ("lucir", 160), ("bic", 250), ("distillation", 70)])
-def test_the_paper_preset_goes_by_the_objective_that_is_asked_for(objective: str, epochs: int, digits: Dataset) -> None:
+def test_the_paper_preset_depends_on_the_objective_given(objective: str, epochs: int, digits: Dataset) -> None:
     plan = Plan(method="features", preset="paper", settings={"objective": objective})
     assert plan.learner(digits).training.epochs == epochs
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_on_digits_the_short_preset_has_a_rate_of_its_own_for_objectives_that_are_not_divided(
-    method: str, digits: Dataset
-) -> None:
-    training = Plan(method=method).learner(digits).training
-    assert (training.epochs, training.batch_size, training.schedule) == (20, 32, "one-cycle")
-    assert training.learning_rate == (0.05 if METHODS[method].objective == "lucir" else 0.2)
+def test_the_short_presets_learning_rate_on_digits_is_lower_for_lucir(digits: Dataset) -> None:
+    for method, entry in METHODS.items():
+        training = Plan(method=method).learner(digits).training
+        assert (training.epochs, training.batch_size, training.schedule) == (20, 32, "one-cycle"), method
+        assert training.learning_rate == (0.05 if entry.objective == "lucir" else 0.2), method
 
 
-def test_on_digits_the_short_presets_rate_goes_by_the_objective_that_is_asked_for(digits: Dataset) -> None:
-    for method, objective, learning_rate in (
-        ("features", "lucir", 0.05),
-        ("features", "distillation", 0.2),
-        ("features", "classification", 0.2),
-        ("lucir", "distillation", 0.2),
-        ("lucir", "bic", 0.2),
-        ("lucir", "lucir", 0.05),
-    ):
-        assert (
-            Plan(method=method, settings={"objective": objective}).learner(digits).training.learning_rate
-            == learning_rate
-        )
-    asked = (
-        Plan(method="features", settings={"objective": "lucir", "learning_rate": 0.3, "epochs": 2})
-        .learner(digits)
-        .training
-    )
-    assert (asked.learning_rate, asked.epochs) == (0.3, 2)
+def test_the_short_presets_learning_rate_on_digits_depends_on_the_objective_given(digits: Dataset) -> None:
+    def training(method: str, **settings: object) -> Training:
+        return Plan(method=method, settings=settings).learner(digits).training
+
+    for method in ("features", "lucir"):
+        assert training(method, objective="lucir").learning_rate == 0.05
+        for objective in ("distillation", "classification", "bic"):
+            assert training(method, objective=objective).learning_rate == 0.2
+    given = training("features", objective="lucir", learning_rate=0.3, epochs=2)
+    assert (given.learning_rate, given.epochs) == (0.3, 2)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_on_other_data_the_short_preset_leaves_the_rate_to_the_objective(method: str) -> None:
-    training = Plan(method=method).learner(blobs()).training
-    assert (training.epochs, training.schedule) == (10, "one-cycle")
-    assert training.learning_rate == (0.1 if method in UNDIVIDED else 2.0)
+def test_on_other_data_the_short_preset_leaves_the_learning_rate_to_the_objective() -> None:
+    for method in METHODS:
+        training = Plan(method=method).learner(blobs()).training
+        assert (training.epochs, training.schedule) == (10, "one-cycle"), method
+        assert training.learning_rate == (0.1 if method in UNDIVIDED else 2.0), method
 
 
 # What depends on the data alone
@@ -137,17 +128,17 @@ def test_on_other_data_the_short_preset_leaves_the_rate_to_the_objective(method:
 @pytest.mark.parametrize(
     ("dataset", "pad", "flip"), [("cifar100", 4, True), ("cifar10", 4, True), ("digits", 1, False), ("mine", 0, False)]
 )
-def test_what_may_be_done_to_an_image_goes_by_the_data(name: str, dataset: str, pad: int, flip: bool) -> None:
+def test_augmentation_depends_on_the_data(name: str, dataset: str, pad: int, flip: bool) -> None:
     for method in ("features", "bic"):
         training = Plan(method=method, preset=name).learner(named(dataset)).training
         assert (training.pad, training.flip) == (pad, flip)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("method", DIVIDED)
-def test_the_loss_is_divided_by_the_classes_of_the_data(name: str, method: str) -> None:
-    settings = Plan(method=method, preset=name).learner(named("mine", classes=7)).settings()
-    assert settings["expected_classes"] == 7
+def test_the_loss_is_divided_by_the_number_of_classes_of_the_data(name: str) -> None:
+    for method in DIVIDED:
+        settings = Plan(method=method, preset=name).learner(named("mine", classes=7)).settings()
+        assert settings["expected_classes"] == 7, method
 
 
 @pytest.mark.parametrize(
@@ -169,14 +160,14 @@ def test_tasks_have_the_fields_usual_number_of_classes_or_a_fifth(name: str, cla
     assert len(Plan().stream(dataset).tasks[0].classes) == expected
 
 
-def test_a_method_that_keeps_images_in_all_keeps_so_many_of_each_digit_unless_asked_otherwise(digits: Dataset) -> None:
-    def kept(**settings: int) -> tuple[object, object]:
+def test_a_method_with_images_in_total_stores_ten_of_each_digit_by_default(digits: Dataset) -> None:
+    def stored(**settings: int) -> tuple[object, object]:
         found = Plan(method="icarl", settings=settings).learner(digits).settings()
         return found["images_per_class"], found["images_total"]
 
-    assert kept() == (10, None)
-    assert kept(images_per_class=7) == (7, None)
-    assert kept(images_total=70) == (None, 70)
+    assert stored() == (10, None)
+    assert stored(images_per_class=7) == (7, None)
+    assert stored(images_total=70) == (None, 70)
     paper = Plan(method="icarl", preset="paper").learner(digits).settings()
     assert (paper["images_per_class"], paper["images_total"]) == (None, 2000)
 
@@ -190,7 +181,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:
 
 
 class Unmade(LazyImages):
-    """Images that nobody asks for: only their number and shape matter."""
+    """Images that are never read: only their number and shape matter."""
 
     def __init__(self, count: int, side: int) -> None:
         self.shape = (count, side, side, 3)
@@ -218,7 +209,7 @@ MILESTONES = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_EACH_TRAINING)
 @pytest.mark.parametrize(("name", "classes"), [("imagenet100", 100), ("imagenet1000", 1000)])
 def test_the_paper_preset_for_imagenet_is_the_papers(name: str, classes: int, method: str) -> None:
     dataset = imagenet(name, classes, per_class=2)
@@ -247,17 +238,18 @@ def test_the_paper_preset_for_imagenet_is_the_papers(name: str, classes: int, me
         ("imagenet1000", 1000, {"features": 488.3, "hybrid": 2363.3, "eeil": 3750.0, "gamma-icarl": 3750.0}),
     ],
 )
-def test_runs_and_the_suite_of_table_1_keep_what_the_paper_counts(
+def test_runs_and_the_suite_of_table_1_store_what_the_paper_counts(
     name: str, classes: int, megabytes: dict[str, float]
 ) -> None:
     dataset = imagenet(name, classes)
     options = SuiteOptions(suite="table1", dataset=name, preset="paper")
     suite = {variant.method: variant for variant in variants(options, dataset)}
+    stream = Plan(preset="paper").stream(dataset)
+    counts = class_counts(stream.tasks)
     for method, expected in megabytes.items():
-        (job,) = runs_of(suite[method], options, dataset)
-        for plan in (job.plan, Plan(method=method, preset="paper")):
-            learner, stream = plan.learner(dataset), plan.stream(dataset)
-            predicted = learner.memory_bytes(class_counts(stream.tasks), stream.tasks[0].train)
+        (run,) = runs_of(suite[method], options, dataset)
+        for plan in (run.plan, Plan(method=method, preset="paper")):
+            predicted = plan.learner(dataset, stream).memory_bytes(counts, stream.tasks[0].train)
             assert round(predicted / 2**20, 1) == expected, method
 
 
@@ -267,19 +259,19 @@ def test_on_imagenet_1000_the_paper_varies_m_from_50_to_200() -> None:
 
 @pytest.mark.parametrize(("side", "crop"), [(256, 224), (64, 56), (32, 28)])
 @pytest.mark.parametrize("name", PRESETS)
-def test_windows_are_seven_eighths_of_whatever_size_images_have(name: str, side: int, crop: int) -> None:
+def test_crops_are_seven_eighths_of_the_size_of_the_images(name: str, side: int, crop: int) -> None:
     training = Plan(preset=name).learner(imagenet("imagenet100", 10, side, per_class=1)).training
     assert training.crop == crop
     assert Plan(preset=name, settings={"crop": 9}).learner(imagenet("imagenet100", 10, side, 1)).training.crop == 9
 
 
-def test_the_short_preset_for_imagenet_is_short_and_the_data_stay_what_they_are() -> None:
+def test_the_short_preset_for_imagenet_changes_only_the_training() -> None:
     learner = Plan(method="lucir").learner(imagenet("imagenet100", 100, per_class=1))
     assert (learner.training.epochs, learner.training.schedule, learner.training.crop) == (10, "one-cycle", 224)
     assert learner.settings()["less_forget"] == 10.0 and learner.network == "resnet18"
 
 
-def test_tiny_imagenet_has_a_network_and_borders_for_its_size() -> None:
+def test_tiny_imagenet_has_a_network_and_padding_for_its_size() -> None:
     dataset = imagenet("tiny-imagenet-200", 200, side=64, per_class=1)
     for name, epochs in (("paper", 60), ("short", 10)):
         learner = Plan(method="icarl", preset=name).learner(dataset)
@@ -289,7 +281,7 @@ def test_tiny_imagenet_has_a_network_and_borders_for_its_size() -> None:
     assert classes_per_task(dataset) == 20
 
 
-def test_a_job_on_files_goes_by_their_size_and_classes_too() -> None:
+def test_the_folder_of_a_run_on_files_depends_on_their_size_and_classes() -> None:
     options = SuiteOptions(suite="table1", dataset="imagenet100", methods=("lwf",))
 
     def folder(dataset: Dataset) -> str:

@@ -174,7 +174,7 @@ def test_every_figure_and_table_is_written(tmp_path: Path) -> None:
     } <= names
 
 
-# How groups look.
+# Styles of groups.
 
 
 def luminance(colour: str) -> float:
@@ -198,7 +198,7 @@ def looks(part: Part) -> dict[str, str]:
     return {label: str(sorted(style.items())) for label, style in part.styles.items()}
 
 
-def test_every_method_has_a_look_of_its_own_which_it_keeps(tmp_path: Path) -> None:
+def test_every_method_has_a_style_of_its_own_on_every_page(tmp_path: Path) -> None:
     assert set(REAL_METHODS) <= {*METHODS, *ABLATIONS} and set(MADE) <= {*METHODS, *ABLATIONS}
     together = looks(only(tmp_path / "all", *(result(method) for method in [*METHODS, *ABLATIONS])))
     assert len(set(together.values())) == len(together)
@@ -214,6 +214,6 @@ def test_groups_of_one_method_have_hues_that_no_other_method_has(tmp_path: Path)
     assert len(set(hues.values())) == 7 and not others & set(hues.values())
 
 
-def test_any_number_of_groups_can_be_told_apart(tmp_path: Path) -> None:
+def test_any_number_of_groups_have_different_styles(tmp_path: Path) -> None:
     runs = [result(f"method {number}", settings={"width": width}) for number in range(15) for width in range(3)]
     assert len(set(looks(only(tmp_path, *runs)).values())) == 45

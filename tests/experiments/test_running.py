@@ -1,6 +1,7 @@
-"""Runs: kept, resumed, refused, shared."""
+"""Runs: saved, resumed, refused, shared."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,56 +9,59 @@ from pathlib import Path
 
 import pytest
 import torch
+from learners_made import OF_EACH_TRAINING, quick
+from runs_made import comparable, final_bytes
 
 from engram.data import Stream, load
 from engram.errors import DataError, EngramError, TrainingError, UsageError
 from engram.experiments import Plan, Result, run, summarise
 from engram.experiments.folder import RunFolder
-from engram.methods import METHODS, Learner, make, setting_names
+from engram.methods import Learner, make
 from engram.network import Cache
 from engram.network.registry import make_extractor
+from engram.progress import Phase
 from engram.storage import load_tensors, save_tensors
 
 
-def small(method: str = "features", **settings: object) -> Learner:
-    given = {"epochs": 2, "batch_size": 16, "learning_rate": 0.2, "expected_classes": 6, **settings}
-    if method.startswith("features"):
-        given = {"features_per_class": 8, "adapter_steps": 10, "adapter_width": 32, **given}
-    return make(method, **given)
+@pytest.fixture(scope="module")
+def whole(vectors: Stream, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """The folder and the result of a run of three tasks. Copy it to change it."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, run(quick(), vectors, out=folder)
 
 
-def comparable(result: Result) -> dict[str, object]:
-    values = result.to_json()
-    del values["seconds"], values["networks_reused"]
-    return values
+@pytest.fixture(scope="module")
+def first_task(vectors: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same run of the first task alone."""
+    folder = tmp_path_factory.mktemp("first-task") / "run"
+    run(quick(), vectors.first(1), out=folder)
+    return folder
 
 
-def final_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file of a finished run that must not depend on how it went."""
-    timed = ("seconds.json", "result.json", "events.jsonl")
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in timed]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+@pytest.fixture
+def begun(first_task: Path, tmp_path: Path) -> Path:
+    """A copy of it that may be changed."""
+    return Path(shutil.copytree(first_task, tmp_path / "begun"))
 
 
-def test_a_run_leaves_its_result_and_last_checkpoint_and_nothing_else(vectors: Stream, tmp_path: Path) -> None:
-    result = run(small(), vectors, out=tmp_path / "run")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+def test_a_run_leaves_its_result_and_last_checkpoint_and_nothing_else(whole: tuple[Path, Result]) -> None:
+    folder, result = whole
+    assert sorted(path.name for path in folder.iterdir()) == [
         ".lock",
         "checkpoint-003",
         "events.jsonl",
         "result.json",
         "run.json",
     ]
-    assert Result.load(tmp_path / "run" / "result.json") == result
-    asked = {"first_task": None, "class_order": "seed", "validation": 0.0}
-    assert result.split == {**asked, "data": result.split["data"]}
+    assert Result.load(folder / "result.json") == result
+    split = {"first_task": None, "class_order": "seed", "validation": 0.0}
+    assert result.split == {**split, "data": result.split["data"]}
 
 
-def test_the_same_seed_gives_the_same_bytes(vectors: Stream, tmp_path: Path) -> None:
-    first = run(small(), vectors, out=tmp_path / "a")
-    second = run(small(), vectors, out=tmp_path / "b")
-    assert comparable(first) == comparable(second)
-    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
+def test_the_same_seed_gives_the_same_bytes(whole: tuple[Path, Result], vectors: Stream, tmp_path: Path) -> None:
+    folder, first = whole
+    assert comparable(run(quick(), vectors, out=tmp_path)) == comparable(first)
+    assert final_bytes(tmp_path) == final_bytes(folder)
 
 
 def test_a_run_resumes_with_the_same_weights_under_another_path_but_not_with_others(
@@ -68,7 +72,7 @@ def test_a_run_resumes_with_the_same_weights_under_another_path_but_not_with_oth
 
     def starting(scale: float) -> Learner:
         save_tensors(weights, {name: scale * tensor for name, tensor in extractor.state_dict().items()})
-        return small("lwf", network="small", weights=str(weights))
+        return quick("lwf", network="small", weights=str(weights))
 
     run(starting(1.0), images, out=tmp_path / "run")
     with pytest.raises(UsageError, match="weights"):
@@ -78,13 +82,12 @@ def test_a_run_resumes_with_the_same_weights_under_another_path_but_not_with_oth
     assert run(starting(1.0), images, out=tmp_path / "run", resume=True).settings["weights"] != str(weights)
 
 
-def test_a_run_resumed_in_another_environment_records_both(vectors: Stream, tmp_path: Path) -> None:
-    run(small(), vectors.first(1), out=tmp_path)
-    file = tmp_path / "checkpoint-001" / "seconds.json"
+def test_a_run_resumed_in_another_environment_records_both(vectors: Stream, begun: Path) -> None:
+    file = begun / "checkpoint-001" / "seconds.json"
     spent = json.loads(file.read_text())
     now = spent["environment"]["torch"]
     file.write_text(json.dumps({**spent, "environment": {**spent["environment"], "torch": "1.0"}}))
-    made_with = run(small(), vectors, out=tmp_path, resume=True).environment
+    made_with = run(quick(), vectors, out=begun, resume=True).environment
     assert made_with == {**spent["environment"], "torch": f"1.0, then {now}"}
 
 
@@ -92,21 +95,21 @@ class _Interrupt(Exception):
     pass
 
 
-def test_a_run_stopped_between_tasks_resumes_to_the_same_bytes(vectors: Stream, tmp_path: Path) -> None:
-    whole = run(small(), vectors, out=tmp_path / "whole")
-
+def test_a_run_stopped_between_tasks_resumes_to_the_same_bytes(
+    whole: tuple[Path, Result], vectors: Stream, tmp_path: Path
+) -> None:
     def stop(task: int, *rest: object) -> None:
         if task == 1:
             raise _Interrupt
 
     with pytest.raises(_Interrupt):
-        run(small(), vectors, out=tmp_path / "cut", after_task=stop)
-    again = run(small(), vectors, out=tmp_path / "cut", resume=True)
-    assert comparable(whole) == comparable(again)
-    assert final_bytes(tmp_path / "whole") == final_bytes(tmp_path / "cut")
+        run(quick(), vectors, out=tmp_path, after_task=stop)
+    folder, result = whole
+    assert comparable(run(quick(), vectors, out=tmp_path, resume=True)) == comparable(result)
+    assert final_bytes(tmp_path) == final_bytes(folder)
 
 
-class _Stopping:
+class _Stopping(Phase):
     """A progress that stops the work in the second task, at a step of a phase that it names."""
 
     def __init__(self, name: str, step: int) -> None:
@@ -124,107 +127,93 @@ class _Stopping:
         if note and self.counted > self.step and self.entered == (2 if self.name == "train" else 1):
             raise _Interrupt
 
-    def tell(self, **values: float) -> None:
-        pass
 
-
-def _cut_off_and_gone_on(method: str, stream: Stream, folder: Path, phase: str, step: int) -> None:
-    settings = {"images_per_class": 5} if "images_per_class" in setting_names(method) else {}
-    known = {
-        "epochs": 6,
-        "features_per_class": 8,
-        "adapter_steps": 10,
-        "adapter_width": 32,
-        "learning_rate": 0.05,
-        "tune": "every",
-        **settings,
-    }
-    known = {name: value for name, value in known.items() if name in setting_names(method)}
-    whole = run(make(method, **known), stream, out=folder / "whole")
+def _stop_and_resume(method: str, stream: Stream, folder: Path, phase: str, step: int) -> None:
+    settings = {"epochs": 6, "learning_rate": 0.05, "batch_size": 128, "expected_classes": 1, "tune": "every"}
+    whole = run(quick(method, **settings), stream, out=folder / "whole")
     with pytest.raises(_Interrupt):
-        run(make(method, **known), stream, out=folder / "cut", progress=_Stopping(phase, step))
+        run(quick(method, **settings), stream, out=folder / "cut", progress=_Stopping(phase, step))
     assert (folder / "cut" / "training.safetensors").exists()
-    assert comparable(run(make(method, **known), stream, out=folder / "cut", resume=True)) == comparable(whole)
+    assert comparable(run(quick(method, **settings), stream, out=folder / "cut", resume=True)) == comparable(whole)
     assert final_bytes(folder / "cut") == final_bytes(folder / "whole")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_stopped_in_training_resumes_to_the_same_bytes(
-    method: str, vectors: Stream, tmp_path: Path
-) -> None:
-    _cut_off_and_gone_on(method, vectors.first(2), tmp_path, "train", 3)
+@pytest.mark.parametrize("method", OF_EACH_TRAINING)
+def test_a_method_stopped_in_training_resumes_to_the_same_bytes(method: str, vectors: Stream, tmp_path: Path) -> None:
+    _stop_and_resume(method, vectors.first(2), tmp_path, "train", 3)
 
 
 def test_eeil_stopped_in_fine_tuning_resumes_to_the_same_bytes(vectors: Stream, tmp_path: Path) -> None:
-    _cut_off_and_gone_on("eeil", vectors.first(2), tmp_path, "fine-tune", 2)
+    _stop_and_resume("eeil", vectors.first(2), tmp_path, "fine-tune", 2)
 
 
-def test_resuming_a_finished_run_returns_its_result_and_reports_its_tasks(vectors: Stream, tmp_path: Path) -> None:
-    first = run(small(), vectors, out=tmp_path)
-    output = []
+def test_resuming_a_finished_run_returns_its_result_and_reports_its_tasks(
+    whole: tuple[Path, Result], vectors: Stream, tmp_path: Path
+) -> None:
+    (folder, result), reported = whole, []
+    shutil.copytree(folder, tmp_path / "run")
     again = run(
-        small(), vectors, out=tmp_path, resume=True, after_task=lambda *task: output.append((task[0], task[1].accuracy))
+        quick(),
+        vectors,
+        out=tmp_path / "run",
+        resume=True,
+        after_task=lambda task, measured, seconds: reported.append((task, measured.accuracy)),
     )
-    assert again == first
-    assert output == list(enumerate(first.curve))
+    assert again == result
+    assert reported == list(enumerate(result.curve))
 
 
-def test_resuming_a_finished_run_does_not_change_its_environment(vectors: Stream, tmp_path: Path) -> None:
-    run(small(), vectors.first(1), out=tmp_path)
-    file = tmp_path / "result.json"
-    before = {**json.loads(file.read_text()), "environment": {"torch": "of years ago"}}
+def test_resuming_a_finished_run_does_not_change_its_environment(vectors: Stream, begun: Path) -> None:
+    file = begun / "result.json"
+    before = {**json.loads(file.read_text()), "environment": {"torch": "1.0"}}
     file.write_text(json.dumps(before))
-    assert run(small(), vectors.first(1), out=tmp_path, resume=True).environment == {"torch": "of years ago"}
+    assert run(quick(), vectors.first(1), out=begun, resume=True).environment == {"torch": "1.0"}
     assert json.loads(file.read_text()) == before
 
 
-def test_a_run_extended_by_tasks_has_no_result_until_it_is_complete(vectors: Stream, tmp_path: Path) -> None:
-    run(small(), vectors.first(1), out=tmp_path)
+def test_a_run_extended_by_tasks_has_no_result_until_it_is_complete(vectors: Stream, begun: Path) -> None:
 
     def stop(task: int, *rest: object) -> None:
         if task == 1:
             raise _Interrupt
 
     with pytest.raises(_Interrupt):
-        run(small(), vectors, out=tmp_path, resume=True, after_task=stop)
-    assert not (tmp_path / "result.json").exists()
+        run(quick(), vectors, out=begun, resume=True, after_task=stop)
+    assert not (begun / "result.json").exists()
 
 
 def test_seconds_of_interrupted_training_are_counted(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(_Interrupt):
-        run(small(epochs=6), vectors.first(2), out=tmp_path, progress=_Stopping("train", 3))
+        run(quick(epochs=6), vectors.first(2), out=tmp_path, progress=_Stopping("train", 3))
     file = tmp_path / "training.safetensors"
     state = load_tensors(file)
     assert 0 < float(state["seconds"]) < 60
     save_tensors(file, {**state, "seconds": torch.tensor(1000.0)})
-    assert 1000 < run(small(epochs=6), vectors.first(2), out=tmp_path, resume=True).seconds["train"] < 1060
+    assert 1000 < run(quick(epochs=6), vectors.first(2), out=tmp_path, resume=True).seconds["train"] < 1060
 
 
 def test_an_error_before_the_first_checkpoint_leaves_the_folder_free(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(_Interrupt):
-        run(small(epochs=1), vectors, out=tmp_path, progress=_Stopping("run", -1))
-    run(small(), vectors.first(1), out=tmp_path)
+        run(quick(epochs=1), vectors, out=tmp_path, progress=_Stopping("run", -1))
+    run(quick(), vectors.first(1), out=tmp_path)
 
 
 @pytest.mark.parametrize("found", ['{"hello": 1}', "[]"])
 def test_a_foreign_run_json_is_refused_and_left_alone(found: str, vectors: Stream, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(found)
     with pytest.raises(UsageError, match=r"run\.json"):
-        run(small(), vectors.first(1), out=tmp_path, resume=True)
+        run(quick(), vectors.first(1), out=tmp_path, resume=True)
     assert (tmp_path / "run.json").read_text() == found
 
 
-def test_a_foreign_folder_named_like_a_checkpoint_is_left_alone(vectors: Stream, tmp_path: Path) -> None:
-    run(small(), vectors.first(1), out=tmp_path)
-    (tmp_path / "checkpoint-old").mkdir()
-    assert len(run(small(), vectors.first(2), out=tmp_path, resume=True).curve) == 2
-    assert (tmp_path / "checkpoint-old").is_dir()
+def test_a_foreign_folder_named_like_a_checkpoint_is_left_alone(vectors: Stream, begun: Path) -> None:
+    (begun / "checkpoint-old").mkdir()
+    assert len(run(quick(), vectors.first(2), out=begun, resume=True).curve) == 2
+    assert (begun / "checkpoint-old").is_dir()
 
 
-def test_a_run_can_be_extended_by_more_tasks(vectors: Stream, tmp_path: Path) -> None:
-    run(small(), vectors.first(1), out=tmp_path / "run")
-    further = run(small(), vectors, out=tmp_path / "run", resume=True)
-    assert comparable(further) == comparable(run(small(), vectors))
+def test_a_run_can_be_extended_by_more_tasks(whole: tuple[Path, Result], vectors: Stream, begun: Path) -> None:
+    assert comparable(run(quick(), vectors, out=begun, resume=True)) == comparable(whole[1])
 
 
 @pytest.mark.parametrize(
@@ -232,61 +221,58 @@ def test_a_run_can_be_extended_by_more_tasks(vectors: Stream, tmp_path: Path) ->
     [({"learning_rate": 0.1}, "learning_rate: 0.2, now 0.1"), ({"seed": 5}, "seed: 0, now 5"), ({"C": 2}, "C: 1.0")],
 )
 def test_a_changed_setting_is_refused_and_named(
-    vectors: Stream, tmp_path: Path, change: dict[str, object], named: str
+    vectors: Stream, begun: Path, change: dict[str, object], named: str
 ) -> None:
-    run(small(), vectors.first(1), out=tmp_path)
-    before = final_bytes(tmp_path)
+    before = final_bytes(begun)
     with pytest.raises(UsageError, match=named):
-        run(small(**change), vectors.first(1), out=tmp_path, resume=True)
-    assert final_bytes(tmp_path) == before
+        run(quick(**change), vectors.first(1), out=begun, resume=True)
+    assert final_bytes(begun) == before
 
 
 def test_settings_are_recorded_as_the_values_that_they_stand_for(vectors: Stream, tmp_path: Path) -> None:
-    automatic = run(small("hybrid", features_per_class=8, codec="auto"), vectors.first(1), out=tmp_path)
+    automatic = run(make("hybrid", epochs=1, features_per_class=8, codec="auto"), vectors.first(1), out=tmp_path)
     resolved = {"network": "mlp", "tune": "every", "tuned_weights": "all", "device": "cpu", "images_per_class": 20}
     resolved |= {"adapter_width": 16 * 64, "adapter_steps": 720, "codec": "int8", "codec_bytes": None, "weights": None}
     assert resolved.items() <= automatic.settings.items()
     explicit = {name: value for name, value in resolved.items() if name != "device"}
     assert (
-        run(small("hybrid", features_per_class=8, **explicit), vectors.first(1), out=tmp_path, resume=True) == automatic
+        run(make("hybrid", epochs=1, features_per_class=8, **explicit), vectors.first(1), out=tmp_path, resume=True)
+        == automatic
     )
 
 
-def test_other_data_or_another_class_order_is_refused(vectors: Stream, tmp_path: Path) -> None:
-    run(small(), vectors.first(1), out=tmp_path)
+def test_other_data_or_another_class_order_is_refused(vectors: Stream, begun: Path) -> None:
     other = Stream(vectors.name, (vectors.tasks[0],), vectors.class_names)
     train = other.tasks[0].train
     changed = train.inputs.clone()
     changed[int(train.rows[0]), 0] += 1
     task = replace(other.tasks[0], train=replace(train, inputs=changed))
     with pytest.raises(UsageError, match="the data, the class order or the tasks"):
-        run(small(), replace(other, tasks=(task,)), out=tmp_path, resume=True)
+        run(quick(), replace(other, tasks=(task,)), out=begun, resume=True)
 
 
-def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(vectors: Stream, tmp_path: Path) -> None:
-    run(small(), vectors.first(1), out=tmp_path / "run")
+def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(begun: Path, vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--resume"):
-        run(small(), vectors.first(1), out=tmp_path / "run")
+        run(quick(), vectors.first(1), out=begun)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years")
     with pytest.raises(UsageError, match=r"thesis\.tex"):
-        run(small(), vectors.first(1), out=tmp_path / "mine", resume=True)
+        run(quick(), vectors.first(1), out=tmp_path / "mine", resume=True)
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years"
 
 
-def test_a_damaged_checkpoint_is_named(vectors: Stream, tmp_path: Path) -> None:
-    run(small(), vectors.first(1), out=tmp_path)
-    file = tmp_path / "checkpoint-001" / "learner.safetensors"
+def test_a_damaged_checkpoint_is_named(vectors: Stream, begun: Path) -> None:
+    file = begun / "checkpoint-001" / "learner.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(EngramError, match=r"learner\.safetensors"):
-        run(small(), vectors.first(1), out=tmp_path, resume=True)
+        run(quick(), vectors.first(1), out=begun, resume=True)
 
 
 def test_a_run_with_a_loss_that_is_not_finite_publishes_nothing(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="task 1, epoch"):
-        run(small(learning_rate=1e30), vectors, out=tmp_path)
+        run(quick(learning_rate=1e30), vectors, out=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "events.jsonl"]
-    run(small(), vectors.first(1), out=tmp_path)  # and the folder is free
+    run(quick(), vectors.first(1), out=tmp_path)  # and the folder is free
 
 
 def test_runs_that_differ_only_after_training_share_it(vectors: Stream, tmp_path: Path) -> None:
@@ -301,18 +287,18 @@ def test_runs_that_differ_only_after_training_share_it(vectors: Stream, tmp_path
         ("gamma-lwf", {}),
         ("features", {"alpha": 1.0, "features_per_class": 5}),
     ):
-        shared = run(small(method, **settings), vectors, cache=cache)
-        assert comparable(shared) == comparable(run(small(method, **settings), vectors))
+        shared = run(quick(method, **settings), vectors, cache=cache)
+        assert comparable(shared) == comparable(run(quick(method, **settings), vectors))
     assert networks() == len(vectors)
-    run(small("gamma-lwf", feature_distillation=0.5), vectors, cache=cache)
+    run(quick("gamma-lwf", feature_distillation=0.5), vectors, cache=cache)
     assert networks() == 2 * len(vectors) - 1  # the first task has no teacher
-    run(small("joint"), vectors, cache=cache)
+    run(quick("joint"), vectors, cache=cache)
     assert networks() == 2 * len(vectors) - 1
 
 
 def test_a_custom_network_is_not_cached(vectors: Stream, tmp_path: Path) -> None:
     own = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.ReLU())
-    run(small("gamma-lwf", network=own), vectors.first(1), cache=Cache(tmp_path))
+    run(quick("gamma-lwf", network=own), vectors.first(1), cache=Cache(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -372,13 +358,13 @@ def test_a_task_without_test_samples_is_refused_before_anything_is_learned(vecto
     last = vectors.tasks[-1]
     tasks = (*vectors.tasks[:-1], replace(last, test=last.test.select(torch.arange(0))))
     with pytest.raises(DataError, match="Task 3"):
-        run(small("finetune"), replace(vectors, tasks=tasks), out=tmp_path / "run")
+        run(quick("finetune"), replace(vectors, tasks=tasks), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_the_result_counts_reused_networks(vectors: Stream, tmp_path: Path) -> None:
     taken = [
-        run(small("lwf"), stream, cache=Cache(tmp_path)).networks_reused
+        run(quick("lwf"), stream, cache=Cache(tmp_path)).networks_reused
         for stream in (vectors.first(1), vectors.first(2), vectors.first(2))
     ]
     assert taken == [0, 1, 2]
@@ -389,10 +375,10 @@ def test_reused_networks_are_counted_over_a_kill(vectors: Stream, tmp_path: Path
         raise KeyboardInterrupt
 
     cache = Cache(tmp_path / "trained")
-    run(small("lwf"), vectors.first(1), cache=cache)
+    run(quick("lwf"), vectors.first(1), cache=cache)
     with pytest.raises(KeyboardInterrupt):
-        run(small("lwf"), vectors, out=tmp_path / "run", cache=cache, after_task=stop)
-    resumed = run(small("lwf"), vectors, out=tmp_path / "run", resume=True)
+        run(quick("lwf"), vectors, out=tmp_path / "run", cache=cache, after_task=stop)
+    resumed = run(quick("lwf"), vectors, out=tmp_path / "run", resume=True)
     assert resumed.networks_reused == 1
     assert {"measure", "train"} <= resumed.seconds.keys()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs_made import comparable
 
 from engram.data import Stream
 from engram.experiments import Result, run
@@ -19,6 +20,12 @@ QUICK = {
 }
 
 
+@pytest.fixture(scope="module")
+def stream(vectors: Stream) -> Stream:
+    """Two tasks of two classes."""
+    return vectors.first(2)
+
+
 def shared(folder: Path, stream: Stream, method: str, **settings: Any) -> tuple[Result, int]:
     """A run that shares through `folder`, and how many networks it had to train."""
     known = setting_names(method, settings.get("objective"))
@@ -26,10 +33,6 @@ def shared(folder: Path, stream: Stream, method: str, **settings: Any) -> tuple[
     before = len(list(folder.glob("network-*")))
     result = run(make(method, **override(defaults, settings)), stream, cache=Cache(folder))
     return result, len(list(folder.glob("network-*"))) - before
-
-
-def comparable(result: Result) -> dict[str, object]:
-    return {name: value for name, value in result.to_json().items() if name not in ("seconds", "networks_reused")}
 
 
 @pytest.mark.parametrize(
@@ -47,17 +50,17 @@ def comparable(result: Result) -> dict[str, object]:
     ids=lambda run: "-".join([run[0], *map(str, run[1].values())]),
 )
 def test_runs_with_the_same_training_share_their_networks(
-    first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], vectors: Stream, tmp_path: Path
+    first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], stream: Stream, tmp_path: Path
 ) -> None:
-    trained, count = shared(tmp_path / "shared", vectors, first[0], **first[1])
-    assert count == len(vectors)
+    trained, count = shared(tmp_path / "shared", stream, first[0], **first[1])
+    assert count == len(stream)
     assert "train" in trained.seconds
-    taken, count = shared(tmp_path / "shared", vectors, second[0], **second[1])
+    taken, count = shared(tmp_path / "shared", stream, second[0], **second[1])
     assert count == 0
     assert "train" not in taken.seconds
     assert list((tmp_path / "shared").glob("features-*"))
-    alone, count = shared(tmp_path / "alone", vectors, second[0], **second[1])
-    assert count == len(vectors)
+    alone, count = shared(tmp_path / "alone", stream, second[0], **second[1])
+    assert count == len(stream)
     assert comparable(taken) == comparable(alone)
 
 
@@ -81,16 +84,16 @@ def test_runs_with_the_same_training_share_their_networks(
     ids=lambda run: "-".join([run[0], *map(str, run[1].values())]),
 )
 def test_runs_with_other_exemplars_or_distillation_share_only_the_first_task(
-    first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], vectors: Stream, tmp_path: Path
+    first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], stream: Stream, tmp_path: Path
 ) -> None:
-    shared(tmp_path / "shared", vectors, first[0], **first[1])
-    taken, count = shared(tmp_path / "shared", vectors, second[0], **second[1])
-    assert count == len(vectors) - 1
+    shared(tmp_path / "shared", stream, first[0], **first[1])
+    taken, count = shared(tmp_path / "shared", stream, second[0], **second[1])
+    assert count == len(stream) - 1
     assert "train" in taken.seconds
-    alone, count = shared(tmp_path / "alone", vectors, second[0], **second[1])
-    assert count == len(vectors)
+    alone, count = shared(tmp_path / "alone", stream, second[0], **second[1])
+    assert count == len(stream)
     assert comparable(taken) == comparable(alone)
-    _, count = shared(tmp_path / "shared", vectors.first(1), second[0], **second[1])
+    _, count = shared(tmp_path / "shared", stream.first(1), second[0], **second[1])
     assert count == 0
 
 
@@ -98,7 +101,10 @@ def test_runs_with_other_exemplars_or_distillation_share_only_the_first_task(
     ("first", "second"),
     [
         (("bic", {}), ("bic-uncorrected", {})),
-        (("bic", {}), ("bic", {"images_per_class": 7})),  # what is held out, in the first task too, goes by the images
+        (
+            ("bic", {}),
+            ("bic", {"images_per_class": 7}),
+        ),  # determines what is held out, in the first task too
         (("gamma-icarl", {}), ("icarl", {})),
         (("gamma-icarl", {}), ("lucir", {})),
         (("features", {}), ("features", {"objective": "lucir"})),
@@ -129,7 +135,7 @@ def test_joint_training_shares_nothing(vectors: Stream, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["bic", "lucir"])
-def test_a_cached_network_keeps_its_correction_and_features_of_both_signs(
+def test_a_cached_network_has_its_correction_and_features_of_both_signs(
     method: str, images: Stream, tmp_path: Path
 ) -> None:
     learner = make(method, epochs=1, learning_rate=0.01, batch_size=8, images_per_class=12)
@@ -153,17 +159,17 @@ def test_a_cached_network_keeps_its_correction_and_features_of_both_signs(
         assert bool((found.features(inputs) < 0).any())
 
 
-def test_runs_that_differ_after_extraction_share_the_features(vectors: Stream, tmp_path: Path) -> None:
-    first, _ = shared(tmp_path / "shared", vectors, "features")
-    second, _ = shared(tmp_path / "shared", vectors, "features", adapter="ridge", C=3.0)
+def test_runs_that_differ_after_extraction_share_the_features(stream: Stream, tmp_path: Path) -> None:
+    first, _ = shared(tmp_path / "shared", stream, "features")
+    second, _ = shared(tmp_path / "shared", stream, "features", adapter="ridge", C=3.0)
     assert "extract" in first.seconds and "extract" not in second.seconds and "measure" not in second.seconds
-    alone, _ = shared(tmp_path / "alone", vectors, "features", adapter="ridge", C=3.0)
+    alone, _ = shared(tmp_path / "alone", stream, "features", adapter="ridge", C=3.0)
     assert comparable(second) == comparable(alone)
 
 
-def test_runs_that_differ_after_adaptation_share_the_adapters(vectors: Stream, tmp_path: Path) -> None:
-    first, _ = shared(tmp_path / "shared", vectors, "features")
-    second, _ = shared(tmp_path / "shared", vectors, "features", features_per_class=3, codec="int8", C=3.0)
+def test_runs_that_differ_after_adaptation_share_the_adapters(stream: Stream, tmp_path: Path) -> None:
+    first, _ = shared(tmp_path / "shared", stream, "features")
+    second, _ = shared(tmp_path / "shared", stream, "features", features_per_class=3, codec="int8", C=3.0)
     assert "adapt" in first.seconds and "adapt" not in second.seconds
-    alone, _ = shared(tmp_path / "alone", vectors, "features", features_per_class=3, codec="int8", C=3.0)
+    alone, _ = shared(tmp_path / "alone", stream, "features", features_per_class=3, codec="int8", C=3.0)
     assert comparable(second) == comparable(alone)

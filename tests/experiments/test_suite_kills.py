@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from commands import Command, engram, wait_for_the_end_of_all
+from runs_made import final_bytes, results_in
 
 from engram import storage
 
@@ -38,8 +37,8 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 COMMAND = ["suite", "quality", *DATA, *SLOW_ENOUGH, "--out", "out", "--resume", "--quiet"]
 
 
-def output(out: Path) -> int:
-    """How much the runs have output so far."""
+def logged_bytes(out: Path) -> int:
+    """The bytes of the event logs of all runs."""
     return sum(path.stat().st_size for path in out.glob("runs/*/*/events.jsonl"))
 
 
@@ -49,25 +48,9 @@ def trainings(out: Path) -> list[Path]:
 
 
 def wait_until_it_works(process: Command, out: Path) -> None:
-    before = output(out)
-    while process.poll() is None and output(out) == before:
+    before = logged_bytes(out)
+    while process.poll() is None and logged_bytes(out) == before:
         time.sleep(0.005)
-
-
-def comparable(out: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Results without their seconds, and all other files that must not depend on how it went.
-
-    What a killed writer leaves aside in the shared cache stays for an hour: no lock says that its writer is gone.
-    """
-    results = {}
-    for path in sorted(out.glob("runs/*/*/result.json")):
-        values = json.loads(path.read_text())
-        del values["seconds"], values["networks_reused"]
-        results[str(path.relative_to(out))] = values
-    timed = ("seconds.json", "result.json", "events.jsonl")
-    files = [path for path in out.rglob("*") if path.is_file() and path.name not in timed]
-    files = [path for path in files if not path.name.startswith(storage.ASIDE) or "runs" in path.parts]
-    return results, {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
 def test_a_suite_killed_five_times_ends_with_the_same_bytes(places: tuple[Path, Path]) -> None:
@@ -92,10 +75,9 @@ def test_a_suite_killed_five_times_ends_with_the_same_bytes(places: tuple[Path, 
     assert mid_training >= 2
     end = engram(*COMMAND, cwd=killed)
     assert (end.returncode, end.stderr) == (0, "")
-    results, files = comparable(out)
+    results, files, whole_files = results_in(out), final_bytes(out), final_bytes(whole / "out")
     assert len(results) == 2 and "suite-quality.json" in files
-    whole_results, whole_files = comparable(whole / "out")
-    assert results == whole_results
+    assert results == results_in(whole / "out")
     assert sorted(files) == sorted(whole_files)
     assert [name for name in files if files[name] != whole_files[name]] == []
 
@@ -107,7 +89,7 @@ def test_the_workers_of_a_killed_suite_exit_and_release_its_runs(
     process = Command(*COMMAND, "--jobs", "2", "--set", "epochs=100000", cwd=place, leads=True)  # hours of work
     try:
         wait_until_it_works(process, place / "out")
-        process.send_signal(signal.SIGKILL)  # the first process alone: no one tells its workers
+        process.send_signal(signal.SIGKILL)  # the first process alone: its workers get no signal
         process.wait()
         wait_for_the_end_of_all(process.pid)
     finally:

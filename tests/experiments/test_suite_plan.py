@@ -33,7 +33,7 @@ def run(
     options: SuiteOptions = OPTIONS,
     size: int | None = None,
 ) -> SuiteRun:
-    """The one run of a variant made for the occasion."""
+    """The only run of a new variant."""
     variant = Variant(label="one", method=method, settings=settings or {}, series="one", classes_per_task=size)
     (found,) = runs_of(variant, options, dataset)
     return found
@@ -82,9 +82,9 @@ def test_the_folder_is_another_for_another_setting_method_split_or_number_of_tas
 
 
 def test_methods_with_equal_settings_have_different_folders(data: Dataset) -> None:
-    unadapted, output = run(data, "features-unadapted"), run(data, "features", {"adapter": "identity"})
-    assert unadapted.plan.learner(data).settings() == output.plan.learner(data).settings()
-    assert unadapted.folder != output.folder
+    unadapted, identity = run(data, "features-unadapted"), run(data, "features", {"adapter": "identity"})
+    assert unadapted.plan.learner(data).settings() == identity.plan.learner(data).settings()
+    assert unadapted.folder != identity.folder
 
 
 def test_a_published_data_set_is_identified_by_its_name(data: Dataset) -> None:
@@ -101,7 +101,7 @@ def test_the_seed_is_the_last_part_of_the_folder(data: Dataset) -> None:
     assert [Path(each.folder).name for each in found] == ["seed-0", "seed-1", "seed-2"]
     (parent,) = {Path(each.folder).parent for each in found}
     assert parent.parent == OPTIONS.folder / "runs" and parent.name.startswith("features-")
-    assert len({each.training for each in found}) == 3  # other weights, another class options
+    assert len({each.training for each in found}) == 3  # other weights, another class order
 
 
 def test_suites_share_the_folder_of_a_run_that_both_need(data: Dataset) -> None:
@@ -149,7 +149,7 @@ def test_runs_share_a_training_only_if_they_replay_the_same_images(data: Dataset
     assert run(data, "gamma-icarl", {"images_total": 70}).training != one
     assert hybrid(images_per_class=8, features_per_class=9) != one
     assert run(data, "features", {"features_per_class": 9}).training != one
-    assert run(data, "gamma-icarl").training == hybrid(images_per_class=20)  # 20 where nothing is said
+    assert run(data, "gamma-icarl").training == hybrid(images_per_class=20)  # 20 is the default
 
 
 def test_joint_training_shares_with_none(data: Dataset) -> None:
@@ -160,12 +160,12 @@ def test_joint_training_shares_with_none(data: Dataset) -> None:
 
 
 def test_another_split_or_number_of_tasks_is_another_training(data: Dataset) -> None:
-    orders = [OPTIONS, replace(OPTIONS, suite="alpha"), replace(OPTIONS, tasks=2)]
-    found = [*(run(data, options=options) for options in orders), run(data, size=5), run(replace(data, name="others"))]
+    choices = [OPTIONS, replace(OPTIONS, suite="alpha"), replace(OPTIONS, tasks=2)]
+    found = [*(run(data, options=options) for options in choices), run(data, size=5), run(replace(data, name="others"))]
     assert len({each.training for each in found}) == len(found)
 
 
-# The options of runs
+# The order of runs
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -190,16 +190,16 @@ def test_runs_that_share_nothing_stay_in_their_order(data: Dataset) -> None:
     assert scheduled(runs) == runs
 
 
-# What a suite consists of
+# The content of a suite
 
 
 def test_the_file_of_a_suite_lists_its_variants_and_runs(data: Dataset, tmp_path: Path) -> None:
     plan = plan_suite(replace(OPTIONS, suite="gamma", seeds=2, preset="paper", out=tmp_path), data)
     plan.start("engram suite gamma", resume=False)
-    kept = json.loads((tmp_path / "suite-gamma.json").read_text(encoding="utf-8"))
-    rows = kept.pop("variants")
+    written = json.loads((tmp_path / "suite-gamma.json").read_text(encoding="utf-8"))
+    rows = written.pop("variants")
     suite = SUITES["gamma"]
-    assert kept == {
+    assert written == {
         **{"schema": 1, "suite": "gamma", "dataset": "arrays", "preset": "paper", "command": "engram suite gamma"},
         **{"summary": suite.summary, "finding": suite.finding, "varies": "γ"},
     }
@@ -212,7 +212,7 @@ def test_the_file_of_a_suite_lists_its_variants_and_runs(data: Dataset, tmp_path
     assert [Path(run).name for run in rows[0]["runs"]] == ["seed-0", "seed-1"]
 
 
-def test_only_the_methods_that_are_asked_for_are_run(data: Dataset) -> None:
+def test_only_the_chosen_methods_are_run(data: Dataset) -> None:
     found = variants(replace(OPTIONS, suite="table1", methods=("bic", "lwf")), data)
     assert [variant.method for variant in found] == ["lwf", "bic"]
     found = variants(replace(OPTIONS, suite="gamma", methods=("gamma-lwf",)), data)
@@ -258,10 +258,10 @@ def test_a_setting_for_every_run_is_in_every_run_or_is_refused(
     assert [each.plan.learner(data).settings()[setting] for each in runs] == [value] * len(runs)
 
 
-def test_asking_for_the_number_of_all_tasks_is_the_same_run(data: Dataset) -> None:
+def test_giving_the_number_of_all_tasks_is_the_same_run(data: Dataset) -> None:
     number = len(all_runs(OPTIONS, data)[0].plan.stream(data))
-    asked = all_runs(replace(OPTIONS, tasks=number), data)
-    assert [run.folder for run in asked] == [run.folder for run in all_runs(OPTIONS, data)]
+    given = all_runs(replace(OPTIONS, tasks=number), data)
+    assert [run.folder for run in given] == [run.folder for run in all_runs(OPTIONS, data)]
 
 
 def test_a_setting_goes_to_the_methods_that_have_it_and_one_that_none_has_is_refused(data: Dataset) -> None:

@@ -1,4 +1,4 @@
-"""Suites carried out: nothing twice, one failure fails one run, and several processes do as one does."""
+"""Running suites: no work is done twice, a failure fails one run, and several processes give the results of one."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import pytest
 import torch
 from commands import Command, warm
 from conftest import blobs, patterns
+from runs_made import results_in
 
 from engram import storage
 from engram.data import Dataset, load
@@ -108,13 +109,8 @@ def results_of(plan: SuitePlan) -> list[list[Result]]:
 
 
 def result_files(out: Path) -> dict[str, dict[str, Any]]:
-    """All results by their folders, without what differs from one time to another."""
-    found = {}
-    for path in sorted(out.glob("runs/*/*/result.json")):
-        values = json.loads(path.read_text())
-        del values["seconds"], values["networks_reused"], values["environment"]["threads"]
-        found[str(path.parent.relative_to(out))] = values
-    return found
+    """The results of a suite by the folders of its runs, whichever process executed them."""
+    return {str(Path(path).parent): values for path, values in results_in(out, "environment").items()}
 
 
 def seconds_of(out: Path, run_folder: str) -> dict[str, float]:
@@ -132,7 +128,7 @@ def states(out: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
-# From beginning to end
+# One process
 
 
 def test_a_suite_writes_a_result_per_run_and_a_file_that_lists_them(file: Path, tmp_path: Path) -> None:
@@ -143,9 +139,9 @@ def test_a_suite_writes_a_result_per_run_and_a_file_that_lists_them(file: Path, 
         ("P = 2", 0, None),
         ("P = 2", 1, None),
     ]
-    kept = json.loads((tmp_path / "suite-quality.json").read_text())
-    assert [row["label"] for row in kept["variants"]] == ["P = 0", "P = 2"]
-    assert sorted(run for row in kept["variants"] for run in row["runs"]) == sorted(result_files(tmp_path))
+    written = json.loads((tmp_path / "suite-quality.json").read_text())
+    assert [row["label"] for row in written["variants"]] == ["P = 0", "P = 2"]
+    assert sorted(run for row in written["variants"] for run in row["runs"]) == sorted(result_files(tmp_path))
     for variant, results in ((row.variant, row.results()) for row in plan.rows):
         assert [result.seed for result in results] == [0, 1]
         assert all(variant.settings.items() <= result.settings.items() for result in results)
@@ -158,14 +154,14 @@ def test_a_suite_writes_a_result_per_run_and_a_file_that_lists_them(file: Path, 
 
 def test_a_finished_suite_has_no_runs_left_and_rewrites_nothing(finished: Finished, file: Path, tmp_path: Path) -> None:
     finished(QUALITY, tmp_path)
-    before, said = states(tmp_path), (tmp_path / "suite-quality.json").read_bytes()
+    before, file_before = states(tmp_path), (tmp_path / "suite-quality.json").read_bytes()
     assert len(before) > 10
     plan, outcomes = run_all(QUALITY, tmp_path, file)
     assert outcomes == []
     assert (plan.runs_left, plan.seconds) == ([], 0)
     assert [row.done for row in plan.rows] == [1, 1]
     assert states(tmp_path) == before
-    assert (tmp_path / "suite-quality.json").read_bytes() == said
+    assert (tmp_path / "suite-quality.json").read_bytes() == file_before
 
 
 def test_more_seeds_add_runs_and_leave_the_others_alone(finished: Finished, file: Path, tmp_path: Path) -> None:
@@ -222,16 +218,16 @@ def test_a_suite_that_exists_is_refused_unless_it_is_resumed(file: Path, tmp_pat
     assert not (tmp_path / "out").exists()
     plan.start("the first", resume=False)
     path = tmp_path / "out" / "suite-quality.json"
-    said = path.read_bytes()
+    content = path.read_bytes()
     with pytest.raises(UsageError, match=re.escape(f"{path} ") + ".*--resume"):
         plan.start("the second", resume=False)
-    assert path.read_bytes() == said
+    assert path.read_bytes() == content
     plan.start("the first", resume=True)
-    assert path.read_bytes() == said
+    assert path.read_bytes() == content
     fewer = plan_suite(at(replace(QUALITY, methods=("hybrid",)), tmp_path / "out", file), data)
     with pytest.raises(UsageError, match=re.escape(str(path))):
         fewer.start("the first", resume=True)
-    assert path.read_bytes() == said
+    assert path.read_bytes() == content
     other = plan_suite(at(ALPHA, tmp_path / "out", file), data)
     other.start("another suite", resume=False)
 
@@ -243,7 +239,7 @@ def test_the_default_folder_is_that_of_the_data_set_and_preset() -> None:
 
 
 class _Bars:
-    """Adds up what it is output, by the names of the phases."""
+    """Adds up the steps of phases by their names."""
 
     def __init__(self) -> None:
         self.totals: dict[str, int] = {}
@@ -256,21 +252,18 @@ class _Bars:
         yield _Bar(self, name)
 
 
-class _Bar:
+class _Bar(Phase):
     def __init__(self, bars: _Bars, name: str) -> None:
         self.bars, self.name = bars, name
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.bars.advanced[self.name] += steps
 
-    def tell(self, **values: float) -> None:
-        pass
-
 
 def test_the_progress_of_a_resumed_suite_reaches_its_total(finished: Finished, tmp_path: Path, data: Dataset) -> None:
     plan = finished(ALPHA, tmp_path)
     first, second = (tmp_path / row.runs[0].folder for row in plan.rows[:2])
-    (first / "result.json").unlink()  # its tasks are all done, and will be output all the same
+    (first / "result.json").unlink()  # its tasks are all done, and will be reported again
     (second / "result.json").unlink()
     storage.remove(second / "checkpoint-002")
     left = plan_suite(plan.options, data)
@@ -369,22 +362,22 @@ def test_a_damaged_network_is_trained_again(file: Path, tmp_path: Path) -> None:
 def test_an_unforeseen_error_is_marked_with_its_traceback(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = plan_suite(at(QUALITY, tmp_path, file), data)
     plan.start("engram suite", resume=False)
-    (tmp_path / plan.rows[0].runs[0].folder / "events.jsonl").mkdir(parents=True)  # what no one expects
+    (tmp_path / plan.rows[0].runs[0].folder / "events.jsonl").mkdir(parents=True)  # an unforeseen error
     (bad, error), (_, well) = run_suite(plan, data)
-    kept = json.loads((tmp_path / bad.folder / FAILED).read_text())
-    assert (bad.label, kept["label"], kept["error"]) == ("P = 0", "P = 0", error)
+    failure = json.loads((tmp_path / bad.folder / FAILED).read_text())
+    assert (bad.label, failure["label"], failure["error"]) == ("P = 0", "P = 0", error)
     assert error is not None and "IsADirectoryError" in error
-    assert "Traceback" in kept["trace"] and "events.jsonl" in kept["trace"]
+    assert "Traceback" in failure["trace"] and "events.jsonl" in failure["trace"]
     assert well is None
 
 
 def test_a_run_that_another_process_executes_is_not_marked_as_failed(file: Path, tmp_path: Path, data: Dataset) -> None:
     plan = plan_suite(at(QUALITY, tmp_path, file), data)
     plan.start("engram suite", resume=False)
-    run, said = plan.rows[0].runs[0], []
+    run, errors = plan.rows[0].runs[0], []
     again = functools.partial(execute, plan.options, run, lambda: data)
-    assert again(after_task=lambda run: said.append(again())) is None
-    assert len(said) == 2 and all(str(run.folder) in str(error) for error in said)
+    assert again(after_task=lambda run: errors.append(again())) is None
+    assert len(errors) == 2 and all(str(run.folder) in str(error) for error in errors)
     assert run.done
     assert not (tmp_path / run.folder / FAILED).exists()
 
@@ -449,8 +442,8 @@ def test_warnings_of_a_worker_are_printed_without_source_lines(
     options = at(QUALITY, tmp_path, file)
     outcomes = in_processes(options, runs_of(more, options, data))
     assert [outcome.error for outcome in outcomes] == [None]
-    said = capfd.readouterr().err
-    assert "note: " in said and "warn_of_small_classes" not in said and "features.py" not in said
+    stderr = capfd.readouterr().err
+    assert "note: " in stderr and "warn_of_small_classes" not in stderr and "features.py" not in stderr
 
 
 @pytest.mark.usefixtures("warm_workers")
@@ -507,7 +500,7 @@ def run_process(file: Path, trainings: Path, out: Path, *settings: str) -> Comma
 
 
 def epochs_of(out: Path) -> list[tuple[int, int]]:
-    """Which epochs of which tasks a run went through."""
+    """The (task, epoch) pairs that a run has logged."""
     path = out / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [(event["task"], event["epoch"]) for event in events if event["event"] == "epoch"]
@@ -565,13 +558,13 @@ def test_a_lock_is_released_when_its_holder_is_killed_and_not_before(tmp_path: P
             waiter.join(10)
         finally:
             holder.kill()
-    with storage.waiting(lock):  # it was let go of
+    with storage.waiting(lock):  # it was released
         pass
 
 
 # Estimates
 
-KEPT = {
+STORED = {
     "features": {"features_per_class": 5},
     "hybrid": {"features_per_class": 5, "images_per_class": 3},
     "gamma-icarl": {"images_per_class": 3},
@@ -581,22 +574,20 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("kind", ["vectors", "images"])
-@pytest.mark.parametrize("method", KEPT)
-def test_the_estimated_memory_is_exact(method: str, kind: str) -> None:
-    dataset = blobs(classes=4) if kind == "vectors" else patterns()
-    settings = {**KEPT[method], "epochs": 1} | ({"adapter_steps": 5} if method in ("features", "hybrid") else {})
+@pytest.mark.parametrize("method", STORED)
+def test_the_estimated_memory_is_exact(method: str) -> None:
+    dataset = patterns() if method in ("hybrid", "gamma-icarl", "joint") else blobs(classes=4)
+    settings = {**STORED[method], "epochs": 1} | ({"adapter_steps": 5} if method in ("features", "hybrid") else {})
     plan = Plan(method=method, settings=settings, classes_per_task=2)
     learner = plan.learner(dataset)
     costs = measure_costs(learner, dataset.train, len(dataset.class_names))
-    foretold = estimate(learner, plan.stream(dataset), costs)
+    predicted = estimate(learner, plan.stream(dataset), costs)
     result = plan.run(dataset)
-    assert foretold.memory_bytes == result.memory_bytes
+    assert predicted.memory_bytes == result.memory_bytes
     assert (result.memory_bytes > 0) == (method != "lwf")
-    assert len(foretold.training) == len(foretold.extracting) == len(foretold.adapting) == 2
-    assert all(seconds > 0 for seconds in (*foretold.training, *foretold.extracting))
-    assert (sum(foretold.adapting) > 0) == (method in ("features", "hybrid"))
-    assert foretold.seconds == pytest.approx(sum(foretold.training) + sum(foretold.extracting) + sum(foretold.adapting))
+    assert len(predicted.training) == len(predicted.extracting) == len(predicted.adapting) == 2
+    assert all(seconds > 0 for seconds in (*predicted.training, *predicted.extracting))
+    assert (sum(predicted.adapting) > 0) == (method in ("features", "hybrid"))
 
 
 @pytest.mark.parametrize(
@@ -611,8 +602,8 @@ def test_the_estimated_memory_counts_no_more_samples_than_classes_have(method: s
     plan = Plan(method=method, settings={**settings, **quick}, classes_per_task=2, validation=0.1)
     learner = plan.learner(dataset)
     costs = measure_costs(learner, dataset.train, len(dataset.class_names))
-    foretold = estimate(learner, plan.stream(dataset), costs)
-    assert foretold.memory_bytes == plan.run(dataset).memory_bytes
+    predicted = estimate(learner, plan.stream(dataset), costs)
+    assert predicted.memory_bytes == plan.run(dataset).memory_bytes
 
 
 def test_shared_work_is_estimated_once_per_seed(file: Path, tmp_path: Path, data: Dataset) -> None:
