@@ -1,4 +1,4 @@
-"""What is on disk is whole or absent, whoever is killed when; what is damaged is named."""
+"""Files are complete or absent, whenever a writer is killed; damaged files are named."""
 
 from __future__ import annotations
 
@@ -7,35 +7,47 @@ import errno
 import hashlib
 import json
 import os
-import signal
-import subprocess
-import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 import torch
+from commands import warm
 
 from engram import storage
 from engram.errors import DataError, EngramError
 
 
+def write_half(folder: Path, ready: Event) -> None:
+    with storage.writing(folder / "a.txt") as aside:
+        aside.write_text("half")
+        ready.set()
+        time.sleep(60)
+
+
+def hold(lock: Callable[[Path], AbstractContextManager[None]], path: Path, ready: Event) -> None:
+    with lock(path):
+        ready.set()
+        time.sleep(60)
+
+
 @contextmanager
-def process(code: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A second Python that runs `code` with `folder` and `storage` at hand, once it has printed a line."""
-    start = f"import sys, time; from pathlib import Path; from engram import storage; folder = Path({str(folder)!r})\n"
-    with subprocess.Popen([sys.executable, "-c", start + code], stdout=subprocess.PIPE, text=True) as other:
-        try:
-            assert other.stdout is not None
-            assert other.stdout.readline() == "ready\n"
-            yield other
-        finally:
-            other.kill()
-
-
-WAIT = "print('ready', flush=True); time.sleep(60)"
+def process(work: Callable[..., None], *arguments: object) -> Iterator[BaseProcess]:
+    """Another process, which works until it is killed; inside, it is ready."""
+    ready = warm().Event()
+    other: BaseProcess = warm().Process(target=work, args=(*arguments, ready))  # type: ignore[attr-defined]
+    other.start()
+    try:
+        assert ready.wait(60)
+        yield other
+    finally:
+        other.kill()
+        other.join()
 
 
 def names(folder: Path) -> set[str]:
@@ -94,10 +106,8 @@ def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_return
 def test_a_killed_writer_leaves_the_old_file_and_the_next_one_removes_its_leftovers(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
-    code = f"with storage.writing(folder / 'a.txt') as aside:\n aside.write_text('half'); {WAIT}"
-    with process(code, tmp_path) as other:
-        os.kill(other.pid, signal.SIGKILL)
-        other.wait()
+    with process(write_half, tmp_path):
+        pass
     assert path.read_text() == "old"
     assert len(names(tmp_path)) == 2
     with storage.locked(tmp_path):
@@ -183,15 +193,30 @@ def test_sweep_removes_a_link_and_not_its_target(tmp_path: Path) -> None:
 
 
 def test_a_locked_folder_is_refused_until_its_holder_ends_even_if_killed(tmp_path: Path) -> None:
-    with process(f"with storage.locked(folder):\n {WAIT}", tmp_path) as other:
+    with process(hold, storage.locked, tmp_path):
         (tmp_path / f"{storage.ASIDE}of-the-holder").write_text("half")
         with pytest.raises(EngramError, match=str(tmp_path)), storage.locked(tmp_path):
             pytest.fail("both hold the lock")
         assert f"{storage.ASIDE}of-the-holder" in names(tmp_path)  # only the holder sweeps
-        os.kill(other.pid, signal.SIGKILL)
-        other.wait()
-        with storage.locked(tmp_path):
-            pass
+    with storage.locked(tmp_path):
+        pass
+
+
+def test_a_process_that_waits_for_a_lock_gets_it_when_its_holder_is_killed_and_not_before(tmp_path: Path) -> None:
+    acquired = threading.Event()
+
+    def wait() -> None:
+        with storage.waiting(tmp_path / "lock"):
+            acquired.set()
+
+    waiter = threading.Thread(target=wait)
+    with process(hold, storage.waiting, tmp_path / "lock"):
+        waiter.start()
+        assert not acquired.wait(0.5)
+    assert acquired.wait(10)
+    waiter.join(10)
+    with storage.waiting(tmp_path / "lock"):  # it was released
+        pass
 
 
 def test_a_lock_is_released_after_an_error(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -531,35 +529,6 @@ def test_of_two_processes_that_need_the_same_network_one_trains_it_and_the_other
     trained = [*epochs_of(tmp_path / "one"), *epochs_of(tmp_path / "other")]
     assert sorted(trained) == [(task, epoch + 1) for task in (1, 2) for epoch in range(int(SLOW["epochs"]))]
     assert networks(tmp_path) == 2
-
-
-def test_a_lock_is_released_when_its_holder_is_killed_and_not_before(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    code = (
-        f"import time; from pathlib import Path; from engram import storage\n"
-        f"with storage.waiting(Path({str(lock)!r})):\n print('ready', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
-        try:
-            assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
-            held, go_on = threading.Event(), threading.Event()
-
-            def wait() -> None:
-                with storage.waiting(lock):
-                    held.set()
-                    go_on.wait(60)
-
-            waiter = threading.Thread(target=wait)
-            waiter.start()
-            assert not held.wait(0.5)
-            holder.send_signal(signal.SIGKILL)
-            assert held.wait(10)
-            go_on.set()
-            waiter.join(10)
-        finally:
-            holder.kill()
-    with storage.waiting(lock):  # it was released
-        pass
 
 
 # Estimates
