@@ -18,6 +18,7 @@ from engram.data.images import decode
 from engram.data.labelled import SkippedFile
 from engram.errors import DataError, UsageError
 from engram.model import Model, ModelFolder, Prediction, answers, find_images, load, predict
+from engram.progress import Phase
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +175,7 @@ def test_every_image_is_a_step_of_progress(tmp_path: Path) -> None:
     totals: list[int | None] = []
     steps: list[int] = []
 
-    class Noted:
+    class Noted(Phase):
         @contextmanager
         def phase(self, name: str, total: int | None = None) -> Iterator[Noted]:
             assert name == "predict"
@@ -183,9 +184,6 @@ def test_every_image_is_a_step_of_progress(tmp_path: Path) -> None:
 
         def advance(self, count: int = 1, note: str = "") -> None:
             steps.append(count)
-
-        def tell(self, **values: float) -> None:
-            pass
 
     list(predict(FixedProbabilities((1.0,)), [*paths, tmp_path / "absent.png"], progress=Noted()))  # type: ignore[arg-type]
     assert totals == [3] and sum(steps) == 3
