@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from engram.model import ModelFolder
 from engram.server import Config, make_server
 
 Serve = Callable[..., TestClient]
+HEAD = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
 
 
 def image_bytes(name: str, seed: int = 0) -> bytes:
@@ -50,6 +53,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def opened(port: int, sent: bytes = b"") -> socket.socket:
+    """A connection to a server on which these bytes were sent."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection.sendall(sent)
+    return connection
 
 
 @contextmanager

@@ -23,21 +23,23 @@ import numpy as np
 import pytest
 from images_made import chunk, encoded, gradient, png
 from models_made import TULIP, copied
-from server_made import Serve, files, image_bytes, listening, update_form, wait_for_job, wait_until
+from server_made import (
+    HEAD,
+    PART,
+    Serve,
+    files,
+    image_bytes,
+    listening,
+    opened,
+    update_form,
+    wait_for_job,
+    wait_until,
+)
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder, verify
 from engram.server import Config
 from engram.server.connections import Connections
-
-HEAD = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
-
-
-def opened(port: int, sent: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
-    connection.sendall(sent)
-    return connection
 
 
 def received(connection: socket.socket) -> bytes:

@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from images_made import chunk, png
 from models_made import TULIP
-from server_made import Serve, files, image_bytes, listening, not_loading, update_form, wait_for_job, wait_until
+from server_made import (
+    HEAD,
+    PART,
+    Serve,
+    files,
+    image_bytes,
+    listening,
+    not_loading,
+    opened,
+    update_form,
+    wait_for_job,
+    wait_until,
+)
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder
 
-MULTIPART = "multipart/form-data; boundary=b"
-PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
 
-
-def exchange(port: int, head: str, *body: bytes) -> bytes:
+def exchange(port: int, header: str, *body: bytes) -> bytes:
     """The response to these bytes; the server may close the connection before all are sent."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-        request = f"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: {MULTIPART}\r\n{head}\r\n\r\n"
-        response = b""
-        try:
-            connection.sendall(request.encode())
+    response = b""
+    with opened(port, HEAD + f"{header}\r\n\r\n".encode()) as connection:
+        with suppress(OSError):
             for part in body:
                 connection.sendall(part)
-        except OSError:
-            pass
-        try:
+        with suppress(OSError):
             while b"}" not in response and (received := connection.recv(65536)):
                 response += received
-        except OSError:
-            pass
-        return response
+    return response
 
 
 def test_a_content_length_above_the_limit_is_refused_at_once(model: ModelFolder) -> None:
@@ -93,7 +95,7 @@ def test_a_json_body_has_a_small_limit(serve: Serve) -> None:
     ("form", "status"),
     [
         ({"content": b"{}", "headers": {"Content-Type": "application/json"}}, 415),
-        ({"content": b"nonsense", "headers": {"Content-Type": MULTIPART}}, 400),
+        ({"content": b"nonsense", "headers": {"Content-Type": "multipart/form-data; boundary=b"}}, 400),
         ({"content": b"", "headers": {"Content-Type": "multipart/form-data"}}, 400),
         ({"files": [("other", ("a.png", b"x"))]}, 422),
         ({"data": {"files": "text"}, "files": [("other", ("a.png", b"x"))]}, 422),
@@ -181,18 +183,13 @@ def test_clients_without_the_token_cannot_take_all_places(model: ModelFolder) ->
     token = "t" * 16
     with listening(model, token=token, requests=3, anonymous_requests=2) as port, ExitStack() as held:
         for _ in range(4):
-            slow = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
-            slow.sendall(SLOW % b"session")
+            held.enter_context(opened(port, SLOW % b"session"))
         wait_until(lambda: asked("/") == 429)
         assert asked("/api/model", authorization=f"Bearer {token}") == 200
 
 
 def test_a_json_body_has_a_short_time_limit(model: ModelFolder) -> None:
-    with (
-        listening(model, json_seconds=0.3) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
-    ):
-        connection.sendall(SLOW % b"rename")
+    with listening(model, json_seconds=0.3) as port, opened(port, SLOW % b"rename") as connection:
         assert b" 408 " in connection.recv(65536)
 
 

@@ -127,7 +127,7 @@ def accuracy_text(
     classes: int,
     adapted: bool,
 ) -> str:
-    """An accuracy on held-out images of `measured` of the classes, some `adapted` since; or how to measure it."""
+    """An accuracy with its interval, over `measured` of all `classes`; an estimate if features were `adapted` since."""
     if accuracy is None or interval is None:
         return "not known: no image was held out. Measure it with: engram evaluate MODEL FOLDER"
     over = f"all {plural(classes, 'class')}" if measured == classes else f"{measured} of {plural(classes, 'class')}"
@@ -143,7 +143,7 @@ def accuracy_text(
 
 
 def rejection_text(threshold: RejectionThreshold | None) -> str:
-    """What `--reject auto` does."""
+    """The expected effect of `--reject auto`."""
     if threshold is None:
         return "not known: it takes three classes, and a network that was not trained on them"
     return (

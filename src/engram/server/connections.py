@@ -33,7 +33,7 @@ HEALTH = ("/readyz", "/metrics")  # answered even if the server is busy, as /liv
 
 
 def peer(host: str) -> str:
-    """The owner of an address: of IPv6, one host has a whole /64 network."""
+    """The host behind an address: over IPv6, a host owns a whole /64 network."""
     try:
         address = ipaddress.IPv6Address(host)
     except ValueError:  # IPv4, or what a proxy made up

@@ -63,7 +63,7 @@ class JobProgress:
 
 
 class PipeProgress(Phase):
-    """Sends the progress of `learn_images` through a pipe; it is also each of its phases."""
+    """Sends the progress of `learn_images` through a pipe; serves as every phase, too."""
 
     def __init__(self, pipe: Connection, folder: ModelFolder) -> None:
         self.pipe, self.folder = pipe, folder
