@@ -172,11 +172,21 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 @contextmanager
 def _opened(source: str | os.PathLike[str] | bytes, limit: int) -> Iterator[tuple[ImageFile.ImageFile, str, bytes]]:
-    """The image with its header read, its format, and the bytes of its file; inside, any error is `UnreadableImage`."""
+    """The image with its header read, its format, and its bytes, within the limits; any error is `UnreadableImage`."""
     content = source if isinstance(source, bytes) else read_file(source)
     kind = _kind(content)
     try:
-        yield _open(kind, content, limit), kind, content
+        if kind == "HEIC":
+            content = _primary_image(content, limit)
+        elif kind == "PNG":
+            content = _still_png(content)
+        elif kind in ("WebP", "GIF"):  # their decoders allocate memory for all pixels when they are created
+            _check_size(_webp_size(content) if kind == "WebP" else _gif_size(content), limit)
+        image = DECODERS[kind](io.BytesIO(content))
+        _check_size(image.size, limit)
+        if kind == "JPEG" and (scans := _scans(content)) > MAX_SCANS:
+            raise UnreadableImage(f"It is a JPEG in {scans:,} scans; usual are ten. Save it again.")
+        yield image, kind, content
     except UnreadableImage:
         raise
     except MemoryError as error:
@@ -218,22 +228,7 @@ def _unrecognised(content: bytes) -> str:
     return f"It is text, and {READ}."
 
 
-# Opening, with limits on pixels and work
-
-
-def _open(kind: str, content: bytes, limit: int) -> ImageFile.ImageFile:
-    """The image with its header read, no pixel decoded, and within the limits."""
-    if kind == "HEIC":
-        content = _primary_image(content, limit)
-    if kind == "PNG":
-        content = _still_png(content)
-    if kind in ("WebP", "GIF"):  # their decoders allocate memory for all pixels when they are created
-        _check_size(_webp_size(content) if kind == "WebP" else _gif_size(content), limit)
-    image = DECODERS[kind](io.BytesIO(content))
-    _check_size(image.size, limit)
-    if kind == "JPEG" and (scans := _scans(content)) > MAX_SCANS:
-        raise UnreadableImage(f"It is a JPEG in {scans:,} scans; usual are ten. Save it again.")
-    return image
+# Limits on pixels and work
 
 
 def _check_size(size: tuple[int, int], limit: int) -> None:

@@ -57,13 +57,22 @@ def scan(source: str | os.PathLike[str], progress: Progress = SILENT) -> Labelle
     (relative to the list) and `label`, in that order if it has no header.
     """
     source = Path(source)
-    if os.path.isdir(source):
-        return _scan_folder(source, progress)
     if os.path.isfile(source) and source.suffix.lower() == ".csv":
         with progress.phase("scan") as phase:
             return _scan_list(source, phase)
-    what = "is neither a folder nor a .csv file" if os.path.exists(source) else "does not exist"
-    raise DataError(f"{printable(source)} {what}. Expected {EXPECTED.format('FOLDER')}.")
+    if not os.path.isdir(source):
+        what = "is neither a folder nor a .csv file" if os.path.exists(source) else "does not exist"
+        raise DataError(f"{printable(source)} {what}. Expected {EXPECTED.format('FOLDER')}.")
+    index = build_index(source, progress=progress)
+    classes, empty = class_folders(index)
+    if not classes:
+        what = "images, but not in class folders" if len(index) else "no images"
+        raise DataError(f"{printable(source)} holds {what}. Expected {EXPECTED.format(printable(source))}.")
+    refuse_splits(source, index, classes)
+    names = sorted(classes)
+    labels = folder_labels(index, classes, names).tolist()
+    labelled = [(names[label], index.path(row)) for row, label in enumerate(labels) if label >= 0]
+    return _sorted(source, labelled, [*skipped_in(index), *empty])
 
 
 def images_below(folder: Path) -> tuple[list[Path], list[SkippedFile]]:
@@ -119,19 +128,6 @@ def decode_files(paths: Iterable[Path], size: int, ahead: int = 0) -> Generator[
 
 
 # Folders
-
-
-def _scan_folder(folder: Path, progress: Progress) -> LabelledFiles:
-    index = build_index(folder, progress=progress)
-    classes, empty = class_folders(index)
-    if not classes:
-        what = "images, but not in class folders" if len(index) else "no images"
-        raise DataError(f"{printable(folder)} holds {what}. Expected {EXPECTED.format(printable(folder))}.")
-    refuse_splits(folder, index, classes)
-    names = sorted(classes)
-    labels = folder_labels(index, classes, names).tolist()
-    labelled = [(names[label], index.path(row)) for row, label in enumerate(labels) if label >= 0]
-    return _sorted(folder, labelled, [*skipped_in(index), *empty])
 
 
 def class_folders(index: ImageIndex, part: str = "") -> tuple[dict[str, list[int]], list[SkippedFile]]:
