@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -302,8 +301,15 @@ class EfficientNetLite(Pretrained, Foldable):
         super().__init__()
         self.input_size = variant.size
         self.stem = ConvNorm(3, STEM, 3, 2)
-        self.blocks = nn.Sequential(*_blocks(variant))
-        self.top = ConvNorm(_channels(STAGES[-1][-1], variant.width), TOP, 1)
+        self.blocks = nn.Sequential()
+        inputs = STEM
+        for stage, (blocks, size, stride, expansion, channels) in enumerate(STAGES):
+            outputs = _channels(channels, variant.width)
+            deepens = 0 < stage < len(STAGES) - 1
+            for number in range(math.ceil(blocks * variant.depth) if deepens else blocks):
+                self.blocks.append(MBConv(inputs, outputs, size, 1 if number else stride, expansion))
+                inputs = outputs
+        self.top = ConvNorm(inputs, TOP, 1)
 
     def fuse(self) -> None:
         """Compute ReLU6 and the convolution before it in one pass, on CPUs with oneDNN."""
@@ -318,16 +324,6 @@ class EfficientNetLite(Pretrained, Foldable):
     def forward(self, images: Tensor) -> Tensor:
         x = self.top(self.blocks(self.stem(images)))  # (n, 1280, s/32, s/32)
         return x.mean((2, 3))  # type: ignore[no-any-return]
-
-
-def _blocks(variant: Variant) -> Iterator[MBConv]:
-    inputs = STEM
-    for stage, (blocks, size, stride, expansion, channels) in enumerate(STAGES):
-        outputs = _channels(channels, variant.width)
-        deepens = 0 < stage < len(STAGES) - 1
-        for number in range(math.ceil(blocks * variant.depth) if deepens else blocks):
-            yield MBConv(inputs, outputs, size, 1 if number else stride, expansion)
-            inputs = outputs
 
 
 def _channels(channels: int, width: float) -> int:
