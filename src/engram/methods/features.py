@@ -90,10 +90,7 @@ class Features(Learner):
 
     def work(self, images: int, task: int, *, tunes: bool) -> Work:
         work = super().work(images, task, tunes=tunes)
-        if not tunes:
-            return work
-        steps = self.make_adapter().most_steps if task else 0
-        return work._replace(extracted=2 * images, adapter_steps=steps)  # by the old network and the new one
+        return work._replace(extracted=2 * images) if tunes else work  # by the old network and the new one
 
     @contextmanager
     def adapting_by(self, name: str | None) -> Iterator[None]:

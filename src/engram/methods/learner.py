@@ -381,6 +381,7 @@ class Learner(ABC):
             taught=taught,
             head_only=not tunes,
             extracted=images if self.features_limit(1) or self.images_limit(1) else 0,
+            adapter_steps=self.make_adapter().most_steps if task and tunes else 0,
             passes=2 if self.objective.rotates(taught) else 1,
         )
 
