@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -375,6 +376,13 @@ def test_damaged_json_is_named(content: bytes, tmp_path: Path) -> None:
 def test_json_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.json"):
         storage.read_json(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize("read", [storage.read_json, storage.load_tensors, storage.checksum])
+def test_reading_a_pipe_is_refused(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe"):
+        read(tmp_path / "pipe")
 
 
 # Tensors

@@ -168,6 +168,7 @@ def json_bytes(value: Any, indent: int | None = None) -> bytes:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; DataError names it if it is damaged."""
+    check_file(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number too long
@@ -322,6 +323,7 @@ def check_file(path: Path) -> None:
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
     """The hexadecimal digest of a file."""
+    check_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
