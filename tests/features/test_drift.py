@@ -2,8 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge as SklearnRidge
 from torch.nn.functional import normalize
 
 from engram.features import COMPENSATIONS, Compensation, Drift, Statistics
@@ -49,14 +51,37 @@ def test_a_rotation_is_undone(name: str) -> None:
     assert torch.allclose(moved.covariances, expected, atol=0.02)
 
 
-def test_dpcr_drops_directions_in_which_a_class_does_not_vary() -> None:
-    rows = normalize(torch.tensor([[1.0, 0.2, 0.0], [1.0, -0.2, 0.0], [1.0, 0.1, 0.0]]))
-    statistics = Statistics.of(rows, torch.zeros(3, dtype=torch.int64), 1, "class")
-    old = unit(500, 3, seed=6)
-    swap = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    moved = compensation("dpcr", drift_penalty=1e-9)(statistics, Drift(old, old @ swap))
-    assert torch.allclose(moved.means, statistics.means @ swap, atol=1e-4)  # the mean is within its class's span
-    assert abs(float(moved.covariances[0, 1, 1])) < 1e-6  # where the third direction went, there is nothing
+def test_ldc_converges_to_least_squares_without_intercept() -> None:
+    statistics, old = of_two_classes("none"), unit(300, 4, seed=2)
+    new = normalize(old @ torch.randn(4, 4, generator=torch.Generator().manual_seed(3)) + 0.3)
+    moved = compensation("ldc", ldc_epochs=300, ldc_learning_rate=0.01)(statistics, Drift(old, new))
+    expected = statistics.means.numpy() @ np.linalg.lstsq(old.numpy(), new.numpy())[0]
+    assert np.allclose(moved.means, expected, atol=0.01)
+    assert not np.allclose(statistics.means, expected, atol=0.1)
+
+
+def test_the_ridge_map_is_scikit_learns_on_the_change_of_features() -> None:
+    statistics, old, new = of_two_classes("none"), unit(30, 4, seed=2), unit(30, 4, seed=3)
+    moved = compensation("ridge", drift_penalty=0.5)(statistics, Drift(old, new))
+    alpha = 0.5 * 30 * old.numpy().var(0).mean()
+    oracle = SklearnRidge(alpha=alpha).fit(old.numpy(), (new - old).numpy())
+    assert np.allclose(moved.means, statistics.means.numpy() + oracle.predict(statistics.means.numpy()), atol=1e-5)
+
+
+def test_dpcr_maps_and_then_projects_on_the_span_of_the_classes_old_features() -> None:
+    rows = [unit(2, 5, seed=1), unit(3, 5, seed=2)]  # fewer than dimensions
+    labels = torch.tensor([0, 0, 1, 1, 1])
+    old, new = unit(40, 5, seed=3), unit(40, 5, seed=4)
+    moved = compensation("dpcr", drift_penalty=0.1)(Statistics.of(torch.cat(rows), labels, 2, "class"), Drift(old, new))
+    gram = old.T @ old
+    linear = torch.linalg.inv(gram + 0.1 * gram.trace() / 5 * torch.eye(5)) @ old.T @ new
+    for class_index, own in enumerate(rows):
+        span = torch.linalg.svd(own, full_matrices=False).Vh  # an orthonormal basis, in rows
+        expected = own @ linear @ span.T @ span
+        assert torch.allclose(moved.means[class_index], expected.mean(0), atol=1e-4)
+        covariance = torch.cov(expected.T, correction=0).double()
+        assert torch.allclose(moved.covariances[class_index], covariance, atol=1e-4)
+        assert not torch.allclose(expected, own @ linear, atol=0.1)
 
 
 def test_adc_moves_a_mean_by_the_drift_of_images_that_reached_it() -> None:

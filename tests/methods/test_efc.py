@@ -84,6 +84,14 @@ def test_projected_distillation_is_the_distance_after_the_projection(trained: Tr
     assert penalty(features, before).item() == pytest.approx(expected.item())
 
 
+def test_features_are_kept_from_collapsing_on_the_first_task_too(trained: TrainingContext) -> None:
+    inputs = trained.samples.batch(torch.arange(5))
+    plain, adagauss = Distillation(expected_classes=10), ProjectedDistillation(anti_collapse=0.5, expected_classes=10)
+    collapsed = collapse(trained.student.features(inputs))
+    expected = plain.loss(trained)(inputs, trained.class_indices) + 0.5 * collapsed / 10
+    assert adagauss.loss(trained)(inputs, trained.class_indices).item() == pytest.approx(expected.item())
+
+
 @pytest.mark.parametrize("settings", [{"objective": "adagauss"}, {"rotation_labels": 1.0}])
 def test_auxiliary_heads_are_trained_and_dropped(settings: dict[str, Any], images: Stream) -> None:
     learner, plain = quick("features", **settings), quick("features")

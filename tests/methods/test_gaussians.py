@@ -1,5 +1,6 @@
 """Methods that store statistics: what they store, what they compute from it, and what it costs."""
 
+import math
 from typing import Any
 
 import pytest
@@ -56,17 +57,48 @@ def test_sdc_predicts_the_nearest_mean(vectors: Stream) -> None:
     assert torch.equal(learner.classify(features), expected)
 
 
-def test_adc_perturbs_images_towards_a_mean(images: Stream) -> None:
+@pytest.mark.parametrize("kind", ["vectors", "images"])
+def test_adc_descends_the_normalised_gradient_of_all_images_together(kind: str, request: pytest.FixtureRequest) -> None:
+    stream: Stream = request.getfixturevalue(kind)
     learner = quick("adc")
-    learner.learn(images.tasks[0])
-    task = images.tasks[1]
-    network = learner.train(task)
-    mean = learner.memory.statistics.means[0]
-    perturb = learner._perturb(task.train, network)  # type: ignore[attr-defined]
-    distances = [
-        float((perturb(mean, torch.arange(8), steps, 0.1)[0] - mean).square().sum(1).mean()) for steps in (0, 3)
-    ]
-    assert distances[1] < 0.9 * distances[0]
+    learner.learn(stream.tasks[0])
+    task, before = stream.tasks[1], learner.trained
+    after = learner.train(task)
+    mean, positions = learner.memory.statistics.means[0], torch.arange(6)
+    perturb = learner._perturb(task.train, after)  # type: ignore[attr-defined]
+    old, new = perturb(mean, positions, 2, 0.05)
+    scale = before.std if kind == "vectors" else 255 * before.std
+    inputs = task.train.batch(positions).float()
+    for _ in range(2):
+        gradients = []
+        for image in inputs:
+            standardised = (image / scale).requires_grad_()
+            distance = (normalize(before.features((standardised * scale)[None])) - mean).square().sum()
+            gradients.append(torch.autograd.grad(distance, standardised)[0])
+        gradient = torch.stack(gradients)
+        inputs = inputs - scale * 0.05 * gradient.numel() ** 0.5 * gradient / gradient.square().sum().sqrt()
+    for network, found in ((before, old), (after, new)):
+        with torch.no_grad():
+            torch.testing.assert_close(found, normalize(network.features(inputs)), atol=1e-4, rtol=1e-3)
+    unmoved = perturb(mean, positions, 0, 0.05)[0]
+    assert float((old - mean).square().sum()) < 0.98 * float((unmoved - mean).square().sum())
+
+
+def test_fetril_translates_the_nearest_new_class_to_each_old_mean(vectors: Stream) -> None:
+    learner = learned("fetril", vectors)
+    statistics, task = learner.memory.statistics, vectors.tasks[-1]
+    features, class_indices = normalize(learner.extract(task.train)), learner.class_indices(task, task.train.labels)
+    rows, classes = learner._translated(statistics, features, class_indices)  # type: ignore[attr-defined]
+    means = statistics.means.tolist()
+    for old in range(4):
+        nearest = min((4, 5), key=lambda new: math.dist(means[new], means[old]))
+        moved = [
+            [x - source + target for x, source, target in zip(row, means[nearest], means[old], strict=True)]
+            for row in features[class_indices == nearest].tolist()
+        ]
+        torch.testing.assert_close(rows[classes == old], normalize(torch.tensor(moved)), atol=1e-5, rtol=1e-4)
+    for new in (4, 5):
+        torch.testing.assert_close(rows[classes == new], features[class_indices == new])
 
 
 @every_method

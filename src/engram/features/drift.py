@@ -113,7 +113,10 @@ class RidgeMap(Compensation):
 
 @dataclass(kw_only=True, eq=False)
 class DPCR(Compensation):
-    """Dual projection (He et al., DPCR, CVPR 2025): a ridge map, restricted to the span of each class's covariance."""
+    """Dual projection (He et al., DPCR, ICML 2025): P U Uᵀ, a ridge map P and the span U of the class's own features.
+
+    The span is that of the old features, so it matters where a class has fewer images than features have dimensions.
+    """
 
     name: ClassVar = "dpcr"
 
@@ -121,27 +124,30 @@ class DPCR(Compensation):
     dpcr_span: PositiveFloat = 1e-6  # directions with less than this share of a class's largest variance are dropped
 
     def __call__(self, statistics: Statistics, drift: Drift) -> Statistics:
-        linear = ridge_regression(drift.old.double(), drift.new.double(), self.drift_penalty)  # (d, d)
-        # Uncentred second moments, as in the paper: the mean is part of the span.
-        means = statistics.means.double()
-        covariances = statistics.covariances
-        moments = covariances + (means[:, :, None] * means[:, None, :] if len(covariances) == len(means) else 0)
-        sizes, directions = torch.linalg.eigh(moments)  # (m, d), (m, d, d)
-        spanned = directions * (sizes > self.dpcr_span * sizes[:, -1:])[:, None, :]
-        projected = spanned @ spanned.mT @ linear if len(moments) == len(means) else linear[None]
-        return statistics.moved(projected, linear.new_zeros(1, len(linear)))
+        linear = ridge_regression(drift.old.double(), drift.new.double(), self.drift_penalty)[None]  # P, (1, d, d)
+        means, covariances = statistics.means.double(), statistics.covariances
+        if len(covariances) == len(means):
+            # Uncentred second moments, as in the paper: the mean is part of the span.
+            moments = covariances + means[:, :, None] * means[:, None, :]
+            sizes, directions = torch.linalg.eigh(moments)  # (K, d), (K, d, d)
+            spanned = directions * (sizes > self.dpcr_span * sizes[:, -1:])[:, None, :]  # U
+            linear = linear @ spanned @ spanned.mT
+        return statistics.moved(linear, linear.new_zeros(1, linear.shape[1]))
 
 
 @dataclass(kw_only=True, eq=False)
 class ADC(Compensation):
-    """Adversarial drift compensation (Goswami et al., CVPR 2024): images perturbed towards a mean show its drift."""
+    """Adversarial drift compensation (Goswami et al., CVPR 2024): images perturbed towards a mean show its drift.
+
+    The gradient of all of a mean's images together is normalised, as in the authors' code.
+    """
 
     name: ClassVar = "adc"
 
     adc_images: PositiveInt = 100  # perturbed images per old class: those nearest to its mean
     adc_steps: PositiveInt = 3
-    # α: the length of a step, as a share of the length of a standardised input; 25 for CIFAR's, in the paper
-    adc_step_size: PositiveFloat = 0.45
+    # Root mean square of a step's change, in standard deviations of the inputs: α = 25 over √(100 images · 3 · 32 · 32)
+    adc_step_size: PositiveFloat = 0.045
 
     def __call__(self, statistics: Statistics, drift: Drift) -> Statistics:
         assert drift.perturb is not None

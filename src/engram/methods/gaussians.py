@@ -99,12 +99,12 @@ class Gaussians(Learner):
 
         def perturb(mean: Tensor, positions: Tensor, steps: int, step_size: float) -> tuple[Tensor, Tensor]:
             inputs = samples.batch(positions).to(scale.device).float()
-            length = step_size * math.sqrt(inputs[0].numel())  # of a step, in standard deviations
+            length = step_size * math.sqrt(inputs.numel())  # of a step of all images, in standard deviations
             for _ in range(steps):
                 inputs.requires_grad_(True)
                 distance = (self._unit(before.features(inputs)) - mean.to(scale.device)).square().sum()
                 (gradient,) = torch.autograd.grad(distance, inputs)
-                direction = F.normalize((gradient * scale).flatten(1)).view_as(gradient)
+                direction = F.normalize((gradient * scale).flatten(), dim=0).view_as(gradient)
                 inputs = (inputs - length * scale * direction).detach()
             with torch.no_grad():
                 old, new = (self._unit(each.features(inputs)).cpu() for each in (before, after))
