@@ -47,16 +47,24 @@ def main() -> None:
         parser.error(f"there is no section {min(unheard)}")
     chosen = options.sections or [name for name in SECTIONS if name not in WHEN_NAMED]
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come: forks of one thread are killed in a row
-    known = read_json(RESULT) if RESULT.exists() else {}
+    known = recorded()
     if options.again:
         known = {name: rows for name, rows in known.items() if name not in chosen}
+        write_json(RESULT, known)
     for section, name in islice(pieces(chosen, known), options.pieces):
+        found = piece(section, name)
+        known = recorded()  # again: another process may have recorded another section meanwhile
         row = known.setdefault(section, {}).get(name, {})
-        known[section][name] = added(row, SECTIONS[section][name], piece(section, name))
+        known[section][name] = added(row, SECTIONS[section][name], found)
         write_json(RESULT, {each: known[each] for each in SECTIONS if each in known})
         print(section, name, known[section][name]["found"], flush=True)
     bad = [name for section in chosen for name, row in known.get(section, {}).items() if row["found"]["bad"]]
     sys.exit(f"gave way: {', '.join(bad)}" if bad else 0)
+
+
+def recorded() -> dict[str, Any]:
+    found: dict[str, Any] = read_json(RESULT) if RESULT.exists() else {}
+    return found
 
 
 def pieces(chosen: list[str], known: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -80,10 +88,12 @@ def measured(section: str, name: str) -> dict[str, Any]:
     step, begin = SECTIONS[section][name], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="engram-attacks-") as place:
         found = step.run(step.count, Path(place))
-    peaks = {"peak_mb": resource.RUSAGE_SELF, "peak_mb_of_a_child": resource.RUSAGE_CHILDREN}
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {
         **found,
-        **{peak: float(resource.getrusage(who).ru_maxrss // 1024) for peak, who in peaks.items()},
+        "peak_mb": float(own.ru_maxrss // 1024),
+        "peak_mb_of_a_child": float(children.ru_maxrss // 1024),
+        "cpu_seconds_in_all": round(own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, 1),
         "seconds": round(time.monotonic() - begin, 1),
     }
 

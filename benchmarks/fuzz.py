@@ -76,12 +76,12 @@ def main() -> None:
                 (WORK / f"{name}.txt").write_text(traceback.format_exc())
         slowest = max(slowest, time.process_time() - start)
 
-    def say() -> None:
+    def report() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)  # libFuzzer's alarm, whose handler is gone: the end may take long
         seconds = {"slowest_seconds": round(slowest, 3), "fuzzing_seconds": round(time.monotonic() - begin, 1)}
         print(json.dumps({"executions": counts.total(), "escaped": 0, **counts, **seconds}))
 
-    atexit.register(say)
+    atexit.register(report)
     atheris.Setup(
         [sys.argv[0], *LIMITS, f"-artifact_prefix={WORK}/", f"-atheris_runs={options.runs}", str(corpus)], one
     )

@@ -20,6 +20,23 @@ from engram.server import Config, make_server
 Serve = Callable[..., TestClient]
 HEAD = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
 PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+# A program: so many connections to a port that send nothing, each opened again when it is closed.
+FLOOD = """
+import selectors, socket, sys
+silent = selectors.DefaultSelector()
+missing = int(sys.argv[2])
+while True:
+    for _ in range(missing):
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(("127.0.0.1", int(sys.argv[1])))
+        silent.register(connection, selectors.EVENT_READ)
+    cut = [key.fileobj for key, _ in silent.select()]
+    for connection in cut:
+        silent.unregister(connection)
+        connection.close()
+    missing = len(cut)
+"""
 
 
 def image_bytes(name: str, seed: int = 0) -> bytes:

@@ -31,7 +31,7 @@ from engram.errors import EngramError
 from engram.model import LearnOptions, ModelFolder, inspect, learn, load, rename, rollback, verify
 from engram.model.manifest import File, Pointer, seal, unseal
 
-TOLD = 5
+REPORTED = 5  # problems
 BLANK = torch.zeros(1, SMALL["image_size"], SMALL["image_size"], 3, dtype=torch.uint8)
 
 
@@ -66,7 +66,7 @@ class Findings(Counter[str]):
         return None
 
     def output(self) -> dict[str, Any]:
-        return {**self, **({"problems": self.problems[:TOLD]} if self.problems else {})}
+        return {**self, **({"problems": self.problems[:REPORTED]} if self.problems else {})}
 
 
 def damage(path: Path, other: Path, draws: random.Random) -> str:
@@ -299,12 +299,8 @@ DAMAGE = {
 }
 FORGED = "no tracebacks; what verify calls intact can be loaded"
 FORGERY = {
-    "manifests": Step(
-        forged_manifests, 400, "no tracebacks; what verify calls intact can be loaded", "36 tracebacks of 379"
-    ),
-    "tensors": Step(
-        forged_tensors, 300, "no tracebacks; what verify calls intact can be loaded", "36 tracebacks of 379"
-    ),
+    "manifests": Step(forged_manifests, 400, FORGED, "36 tracebacks of 379"),
+    "tensors": Step(forged_tensors, 300, FORGED, "36 tracebacks of 379"),
     "a sparse file of 3 GB": Step(huge_files, 2, f"less than {MOST} MB", "6,300 MB"),
     "a learning rate of a million": Step(
         unusable, 3, "nothing is published that verify rejects", "published with infinite numbers, exit code 0"

@@ -18,7 +18,7 @@ def fuzz(parser: str, count: int, place: Path) -> dict[str, Any]:
     command = [sys.executable, str(FUZZ), parser, "--runs", str(count)]
     ended = subprocess.run(command, capture_output=True, text=True)
     if ended.returncode or not ended.stdout:  # native code crashed, or it took too long or too much memory
-        return {"crashed": 1, "bad": 1, "said": ended.stderr[-2000:]}
+        return {"crashed": 1, "bad": 1, "stderr": ended.stderr[-2000:]}
     found = json.loads(ended.stdout.splitlines()[-1])
     return {**found, "crashed": 0, "bad": found["escaped"]}
 

@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 EMPTY = {".lock", "current.json", "generations", "networks"}  # of a model to come
 UNUSED = f"{'9' * 64}.safetensors"  # a network file that a killed writer left
-TOLD = 5  # of what was bad
+REPORTED = 5  # problems
 PIPES: list[Connection] = []  # left open: when the server's end is closed, the process of an update exits with 1
 
 
@@ -269,7 +269,7 @@ def struck(scene: Scene, calls: Sequence[Call], fault: str) -> dict[str, Any]:
             found["not reached"] += 1
         shutil.rmtree(folder.path.parent)
     rest = {"calls there are": len(scene.calls), "at": dict(sorted(kinds.items()))}
-    return {**found, **rest, **({"problems": output[:TOLD]} if output else {})}
+    return {**found, **rest, **({"problems": output[:REPORTED]} if output else {})}
 
 
 def no_room(name: str, count: int, place: Path) -> dict[str, Any]:

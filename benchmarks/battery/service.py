@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from images_made import WITH_HEIC, chunk, encoded, gradient, heic, png
+from server_made import FLOOD
 
 from battery.folders import Findings
 from battery.kills import readable
@@ -60,24 +61,6 @@ def noticed(times: list[float], failed: int, quiet: list[float]) -> dict[str, An
         "median_seconds": round(float(np.median(times)), 4),
         "slowest_seconds_before": round(max(quiet), 3),
     }
-
-
-FLOOD = """
-import selectors, socket, sys
-silent = selectors.DefaultSelector()
-missing = int(sys.argv[2])
-while True:
-    for _ in range(missing):
-        connection = socket.socket()
-        connection.setblocking(False)
-        connection.connect_ex(("127.0.0.1", int(sys.argv[1])))
-        silent.register(connection, selectors.EVENT_READ)
-    cut = [key.fileobj for key, _ in silent.select()]
-    for connection in cut:
-        silent.unregister(connection)
-        connection.close()
-    missing = len(cut)
-"""
 
 
 def silent(count: int, place: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import pytest
 from images_made import chunk, encoded, gradient, png
 from models_made import TULIP, copied
 from server_made import (
+    FLOOD,
     HEAD,
     PART,
     Serve,
@@ -128,45 +129,21 @@ def test_connections_above_the_limit_are_closed_at_once(model: ModelFolder) -> N
         assert alive(port)
 
 
-FLOOD = """
-import selectors, socket, sys
-silent = selectors.DefaultSelector()
-missing = 2000
-while True:
-    for _ in range(missing):
-        connection = socket.socket()
-        connection.setblocking(False)
-        connection.connect_ex(("127.0.0.1", int(sys.argv[1])))
-        silent.register(connection, selectors.EVENT_READ)
-    cut = [key.fileobj for key, _ in silent.select()]
-    for connection in cut:
-        silent.unregister(connection)
-        connection.close()
-    missing = len(cut)
-"""
-
-
-def test_a_flood_of_silent_connections_does_not_delay_other_addresses(model: ModelFolder) -> None:
-    """2,000 connections from one address, each opened again when it is closed."""
-
-    def seconds(path: str) -> float:
-        begin = time.monotonic()
-        other = http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=("127.0.0.2", 0))
-        with closing(other):
-            other.request("GET", path, headers={"Authorization": f"Bearer {'t' * 16}"})
-            assert other.getresponse().status == 200
-        return time.monotonic() - begin
-
+def test_a_flood_of_silent_connections_does_not_stop_other_addresses(model: ModelFolder) -> None:
+    """2,000 connections from one address. How long others wait is measured by benchmarks/attacks.py."""
     with (
         listening(model, token="t" * 16) as port,
-        subprocess.Popen([sys.executable, "-c", FLOOD, str(port)]) as flood,
+        subprocess.Popen([sys.executable, "-c", FLOOD, str(port), "2000"]) as flood,
     ):
         try:
             time.sleep(1)
-            taken = [seconds(path) for _ in range(40) for path in ("/livez", "/api/jobs")]
+            for path in ("/livez", "/api/jobs") * 40:
+                other = http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=("127.0.0.2", 0))
+                with closing(other):
+                    other.request("GET", path, headers={"Authorization": f"Bearer {'t' * 16}"})
+                    assert other.getresponse().status == 200
         finally:
             flood.kill()
-    assert max(taken) < 1
 
 
 def admitted(connections: Connections, address: str, count: int) -> int:
