@@ -44,7 +44,7 @@ from engram.features import LDA, Auto, Classifier, LinearSVM, NearestMean, Rando
 from engram.model import LearnOptions, ModelFolder, UpdateResult, evaluate, learn, load
 from engram.model.held_out import Accuracy, ClassSimilarity, fit_temperature
 from engram.network import extract, make_network
-from engram.network.backbones import load_efficientnet
+from engram.network.pretrained import load_efficientnet
 
 DATA = Path(os.environ["ENGRAM_DATA"])
 RESULTS = Path(__file__).parent / "results"

@@ -8,7 +8,7 @@ from side_by_side import Outcome, in_turns, ratio, show
 
 import engram
 from engram.methods import make
-from engram.network.backbones import resnet18
+from engram.network.registry import resnet18
 
 BATCH, BATCHES = 128, 2
 

@@ -7,7 +7,7 @@ import torch
 from side_by_side import Outcome, in_turns, ratio, show, speeds, two_tasks
 
 from engram.methods import make
-from engram.network.backbones import resnet32
+from engram.network.registry import resnet32
 
 IMAGES = 1280  # of the task's 5,000, so that a round takes seconds
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from engram.data.labelled import read_images, scan
 from engram.features import Int8
 from engram.model import LearnOptions, Model, ModelFolder, evaluate, learn, load, plan_update, predict, verify
-from engram.network.backbones import Variant
+from engram.network.pretrained import Variant
 
 ALL = tuple(COLOURS)
 DIMENSION = 64  # of the features of the network `small`

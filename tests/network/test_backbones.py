@@ -10,8 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engram.errors import DataError, UsageError
-from engram.network.backbones import resnet18, resnet32
-from engram.network.registry import NETWORKS, choose_extractor, feature_dimension, load_weights, make_extractor
+from engram.network.registry import (
+    NETWORKS,
+    choose_extractor,
+    feature_dimension,
+    load_weights,
+    make_extractor,
+    resnet18,
+    resnet32,
+)
 from engram.storage import save_tensors
 
 

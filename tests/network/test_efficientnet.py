@@ -20,7 +20,8 @@ from engram.data import Samples
 from engram.data.labelled import read_images, scan
 from engram.errors import DataError, EngramError, TrainingError
 from engram.network import Network, extract, make_network
-from engram.network.backbones import (
+from engram.network.network import normalise, resize
+from engram.network.pretrained import (
     VARIANTS,
     ConvNorm,
     EfficientNetLite,
@@ -28,7 +29,6 @@ from engram.network.backbones import (
     load_efficientnet,
     published_weights,
 )
-from engram.network.network import normalise, resize
 
 LITE0 = "efficientnet-lite0"
 INSTALLED = [name for name, variant in VARIANTS.items() if variant.path() is not None]

@@ -10,8 +10,7 @@ from torch import nn
 from engram.data import Samples
 from engram.errors import UsageError
 from engram.network import HEADS, make_network, restore_network
-from engram.network.head import CorrectedHead, CosineHead, Head, LinearHead, make_head
-from engram.network.network import Network
+from engram.network.network import CorrectedHead, CosineHead, Head, LinearHead, Network, make_head
 from engram.randomness import seeded
 
 

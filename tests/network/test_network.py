@@ -14,8 +14,8 @@ from engram.data import Samples
 from engram.data.augment import center_crop
 from engram.errors import UsageError
 from engram.network import HEADS, Network, make_network, restore_network
-from engram.network.backbones import IMAGENET_MEAN, IMAGENET_STD
 from engram.network.network import normalise
+from engram.network.pretrained import IMAGENET_MEAN, IMAGENET_STD
 from engram.storage import load_tensors, save_tensors
 
 RANDOM = np.random.default_rng(2)

@@ -7,7 +7,7 @@ import torch
 
 from engram.errors import UsageError
 from engram.network import NETWORKS, check_name, describe_network, input_size, is_pretrained
-from engram.network.backbones import VARIANTS, Variant
+from engram.network.pretrained import VARIANTS, Variant
 from engram.network.registry import feature_dimension, make_extractor, restore_extractor
 
 IMAGE, VECTOR = (32, 32, 3), (12,)

@@ -1,4 +1,4 @@
-"""`Samples`: images or vectors with labels, as rows of one source; `Dataset` and its `Source`; `Task` and `Stream`."""
+"""`Samples`: images or vectors with labels, as rows of one source; data sets by name; tasks and streams."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from engram.data.images import Fit, check_side
-from engram.data.scanning import SkippedFile
+from engram.data.scanning import SkippedFile, cache_folder
 from engram.errors import DataError, UsageError, unknown
-from engram.progress import Progress
+from engram.progress import SILENT, Progress
 from engram.randomness import generator
 from engram.text import names_in, printable
 
@@ -304,6 +304,47 @@ class Source:
     paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     short: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: {"all": {"epochs": 10, "schedule": "one-cycle"}}
+    )
+
+
+DATASETS: dict[str, Source] = {}  # by name; filled by `engram.data`
+
+
+def load(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    progress: Progress = SILENT,
+    options: DecodeOptions | None = None,
+) -> Dataset:
+    """The data set `name` of `DATASETS`.
+
+    `root` is the .npz file of `arrays`, the folder of a data set of image files (only these have `options`), or the
+    folder that has or receives the files of CIFAR (by default $ENGRAM_DATA, or `engram` in the user's cache).
+    """
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS, "engram datasets")
+    source, options = DATASETS[name], options or DecodeOptions()
+    if options != DecodeOptions() and source.location != "folder":
+        others = ", ".join(other for other, each in DATASETS.items() if each.location == "folder")
+        raise UsageError(
+            f"{name} does not consist of image files: image size, fit, class list, cache and workers are for {others}."
+        )
+    if root is not None and source.location == "installed":
+        others = ", ".join(other for other, each in DATASETS.items() if each.location != "installed")
+        raise UsageError(f"{name} is installed with engram and has no --data. Data sets with --data are {others}.")
+    if root is None and source.location in ("file", "folder"):
+        what = "FILE.npz" if source.location == "file" else "DIR"
+        raise UsageError(f"The data set '{name}' is a {source.location} of your own. Name it with --data {what}.")
+    place = cache_folder() if root is None and source.location == "cache" else Path(root or "").expanduser()
+    dataset = source.load(place, options, progress)
+    if dataset.published:
+        return dataset
+    # Data of one's own must not pass for a known data set, and get its settings, because of the name of its file.
+    clash = dataset.name in DATASETS and dataset.name != name
+    return replace(
+        dataset,
+        name=f"{dataset.name} ({name})" if clash else dataset.name,
+        source={"dataset": name, "data": printable(place.resolve().name), **options.to_json()},
     )
 
 

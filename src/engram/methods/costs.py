@@ -11,8 +11,8 @@ import torch
 from engram.data import Samples
 from engram.methods.learner import Learner, Work
 from engram.network import Network, choose_device, extract, threads_for
-from engram.network.backbones import Pretrained
 from engram.network.network import BATCH
+from engram.network.pretrained import Pretrained
 
 STEPS = 3  # timed of each kind; the fastest counts
 PIXELS = BATCH * 32 * 32  # in a timed step; a few large images tell as much as many small ones

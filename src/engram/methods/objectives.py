@@ -16,7 +16,6 @@ from engram.data import Samples
 from engram.errors import UsageError
 from engram.features import herd
 from engram.network import GradientHook, Loss, Network, Training, extract, unchanged_statistics
-from engram.network.head import HEADS, Head
 from engram.network.losses import (
     feature_distillation,
     fine,
@@ -24,6 +23,7 @@ from engram.network.losses import (
     softmax_cross_entropy,
     softmax_distillation,
 )
+from engram.network.network import HEADS, Head
 from engram.progress import SILENT, Progress
 from engram.randomness import derive, seeded
 

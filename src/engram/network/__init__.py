@@ -2,10 +2,15 @@
 
 from engram.network import parallel
 from engram.network.cache import Cache
-from engram.network.head import HEADS, CorrectedHead, CosineHead, Head, LinearHead, ShiftedHead
 from engram.network.network import (
+    HEADS,
     Carried,
+    CorrectedHead,
+    CosineHead,
+    Head,
+    LinearHead,
     Network,
+    ShiftedHead,
     TrainableWeights,
     choose_device,
     extract,

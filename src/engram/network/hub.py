@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from engram.errors import DataError, EngramError, UsageError, not_installed
-from engram.network.backbones import IMAGENET_MEAN, IMAGENET_STD, Pretrained
+from engram.network.pretrained import IMAGENET_MEAN, IMAGENET_STD, Pretrained
 from engram.progress import SILENT, Phase, Progress
 from engram.storage import load_tensors, parse_json, tensors_of
 

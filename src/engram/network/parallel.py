@@ -375,29 +375,16 @@ class _LossModule(nn.Module):
 @contextmanager
 def synchronised(network: nn.Module) -> Iterator[None]:
     """Inside, the batch norms of a network take their statistics over all ranks; their tensors stay the same."""
-    norms = [
-        (parent, name, child)
-        for parent in network.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, _BatchNorm)
-    ]
-    replacements = {norm: _replacement(norm) for _, _, norm in norms}  # a norm that is used twice stays one
-    for parent, name, norm in norms:
-        setattr(parent, name, replacements[norm])
+    kinds = {module: type(module) for module in network.modules() if isinstance(module, _BatchNorm)}
+    for norm in kinds:
+        on_gpu = any(tensor.is_cuda for tensor in (*norm.parameters(), *norm.buffers()))
+        norm.__class__ = nn.SyncBatchNorm if on_gpu else SynchronisedBatchNorm  # torch's own works on GPUs only
+        norm.process_group = None  # type: ignore[assignment]  # that of all ranks
     try:
         yield
     finally:
-        for parent, name, norm in norms:
-            setattr(parent, name, norm)
-
-
-def _replacement(norm: _BatchNorm) -> nn.Module:
-    """A synchronised batch norm with the same parameter and buffer tensors. torch's own works on GPUs only."""
-    on_gpu = any(tensor.is_cuda for tensor in (*norm.parameters(), *norm.buffers()))
-    kind = nn.SyncBatchNorm if on_gpu else SynchronisedBatchNorm
-    replacement = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    replacement._parameters, replacement._buffers = norm._parameters, norm._buffers
-    return replacement.train(norm.training)
+        for norm, kind in kinds.items():
+            norm.__class__ = kind
 
 
 class SynchronisedBatchNorm(_BatchNorm):

@@ -1,10 +1,10 @@
-"""The networks by name, networks from the Hugging Face hub, and weights from files."""
+"""The networks by name: those that are trained from scratch, pretrained ones, and weights from files."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,21 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from engram.errors import DataError, UsageError, unknown
 from engram.network import hub, parallel
-from engram.network.backbones import (
-    MLP,
-    VARIANTS,
-    EfficientNetLite,
-    PaddedVectors,
-    Pretrained,
-    SmallCNN,
-    Variant,
-    load_efficientnet,
-    resnet18,
-    resnet32,
-)
+from engram.network.pretrained import VARIANTS, EfficientNetLite, Foldable, Pretrained, Variant, load_efficientnet
 from engram.progress import SILENT, Progress
 from engram.storage import check_file, load_tensors, tensors_of
 from engram.text import printable
@@ -36,6 +26,143 @@ IDENTITY = "identity"
 SMALL_SIDE = 24  # pixels: smaller images get the small network, and one thread
 PYTORCH = (".pth", ".pt", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save a state dict
+
+
+# Networks that are trained from scratch, and vectors as features
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # there `normal_` imports sympy, for a second
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut (He et al., 2016). Parameter names are torchvision's."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, projection: bool, relu: bool = True) -> None:
+        super().__init__()
+        self.relu = relu
+        self.conv1 = _convolution(inputs, outputs, 3, stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = _convolution(outputs, outputs, 3)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride, self.added = stride, outputs - inputs
+        self.downsample: nn.Sequential | None = None
+        if projection and (stride != 1 or self.added):
+            self.downsample = nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        out = self.bn2(self.conv2(out))
+        if self.downsample is not None:
+            x = self.downsample(x)
+        elif self.stride > 1 or self.added:  # He et al.'s option A: subsample, and fill the new channels with zeros
+            zeros = (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], zeros)
+        out = out + x
+        return F.relu(out, inplace=True) if self.relu else out
+
+
+class ResNet(Foldable):
+    """He et al.'s residual network of basic blocks. Parameter names are torchvision's, without its `fc`."""
+
+    def __init__(
+        self,
+        stem: nn.Conv2d,
+        pooling: nn.Module,
+        widths: tuple[int, ...],
+        blocks: int,
+        projection: bool,
+        last_relu: bool,
+    ) -> None:
+        super().__init__()
+        self.conv1, self.bn1, self.maxpool = stem, nn.BatchNorm2d(widths[0]), pooling
+        self.stages = [f"layer{number + 1}" for number in range(len(widths))]
+        inputs = widths[0]
+        for name, width in zip(self.stages, widths, strict=True):
+            relus = [True] * (blocks - 1) + [last_relu or name != self.stages[-1]]
+            stage = nn.Sequential()
+            for relu in relus:
+                stage.append(BasicBlock(inputs, width, 1 if inputs == width else 2, projection=projection, relu=relu))
+                inputs = width
+            self.add_module(name, stage)
+        self.apply(_initialise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        for stage in self.stages:
+            x = getattr(self, stage)(x)
+        return x.mean((2, 3))  # type: ignore[no-any-return]
+
+
+def resnet32(channels: int = 3, *, last_relu: bool = True) -> ResNet:
+    """ResNet-32 for 32×32 images: d = 64."""
+    return ResNet(_convolution(channels, 16, 3), nn.Identity(), (16, 32, 64), 5, False, last_relu)
+
+
+def resnet18(channels: int = 3, *, small: bool = False, last_relu: bool = True) -> ResNet:
+    """ResNet-18: d = 512. `small` is a stem for small images: one 3×3 convolution, no pooling."""
+    stem = _convolution(channels, 64, 3) if small else _convolution(channels, 64, 7, 2)
+    pooling = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+    return ResNet(stem, pooling, (64, 128, 256, 512), 2, True, last_relu)
+
+
+class SmallCNN(Foldable):
+    """Three convolutions for images of a few pixels, such as the 8×8 digits: d = 64."""
+
+    def __init__(self, channels: int = 1, *, last_relu: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(_convolution(channels, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True)),
+            *(_convolution(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+            *(_convolution(64, 64, 3), nn.BatchNorm2d(64), nn.ReLU(inplace=True) if last_relu else nn.Identity()),
+        )
+        self.apply(_initialise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images).mean((2, 3))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Two hidden layers for vectors: d = 64. It has no batch norms, so one sample is enough to train on."""
+
+    def __init__(self, inputs: int, hidden: int = 128, outputs: int = 64, *, last_relu: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Linear(inputs, hidden), nn.ReLU()),
+            *(nn.Linear(hidden, hidden), nn.ReLU()),
+            *(nn.Linear(hidden, outputs), nn.ReLU() if last_relu else nn.Identity()),
+        )
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.layers(vectors)  # type: ignore[no-any-return]
+
+
+class PaddedVectors(nn.Module):
+    """Vectors (n, d) as features, with a constant appended if d < 32, and zeros up to a multiple of 8.
+
+    Features are scaled to unit length. In few dimensions the length may separate classes, and the constant preserves
+    it. Zeros up to a multiple of 8 make scores independent of a sample's place in its batch, since matrix products
+    round rows of other lengths differently; product quantisation needs them too.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        # Standardised columns have a deviation of about 1, so the length of a vector is about √d.
+        self.constant = 3 * inputs**0.5 if inputs < 32 else None
+        self.zeros = -(inputs + (self.constant is not None)) % 8
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        if self.constant is not None:
+            vectors = F.pad(vectors, (0, 1), value=self.constant)
+        return F.pad(vectors, (0, self.zeros))
+
+
+# By name
 
 
 @dataclass(frozen=True)
@@ -204,9 +331,11 @@ def load_weights(extractor: nn.Module, path: Path) -> tuple[Tensor, Tensor] | No
     Returns mean and deviation of the inputs that they were trained with, if the file states them, as engram's do.
     """
     found, statistics = _read_weights(path)
-    if problem := _mismatch(extractor.state_dict(), found):
-        raise DataError(f"{printable(path)} does not fit {type(extractor).__name__}: {problem}.")
-    extractor.load_state_dict(found, strict=False)
+    try:
+        extractor.load_state_dict(found)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())[:200]
+        raise DataError(f"{printable(path)} does not fit {type(extractor).__name__}: {problem}") from error
     return (statistics["mean"], statistics["std"]) if statistics.keys() >= {"mean", "std"} else None
 
 
@@ -214,7 +343,8 @@ def extractor_for_weights(path: Path) -> str:
     """The name of the network, for colour images, that a weights file fits."""
     found, _ = _read_weights(path)
     for name in ("resnet18", "resnet18-small", "resnet32", "small"):
-        if not _mismatch(NETWORKS[name].without_values().state_dict(), found):
+        with suppress(RuntimeError):  # another network's
+            NETWORKS[name].without_values().load_state_dict(found, assign=True)
             return name
     raise DataError(
         f"{printable(path)} does not hold the weights of resnet18 (with torchvision's parameter names), "
@@ -245,15 +375,3 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise DataError(f"{printable(path)} holds no state dict: a mapping of parameter names to tensors.")
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}  # DataParallel's prefix
-
-
-def _mismatch(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
-    """Why weights do not fit, or an empty string."""
-    # Many published files lack the batch counters, which do not matter here.
-    missing = {name for name in wanted if not name.endswith("num_batches_tracked")} - set(found)
-    if missing or set(found) - set(wanted):
-        return f"{min(missing or set(found) - set(wanted))} is on one side only"
-    for name, tensor in found.items():
-        if tensor.shape != wanted[name].shape:
-            return f"{name} is {tuple(tensor.shape)}, this network's {tuple(wanted[name].shape)}"
-    return ""

@@ -25,7 +25,7 @@ from engram.data.scanning import SkippedFile
 from engram.errors import DataError, EngramError
 from engram.model import LearnOptions, UpdateResult
 from engram.network import DEFAULT_PRETRAINED
-from engram.network.backbones import VARIANTS
+from engram.network.pretrained import VARIANTS
 from engram.server.config import Config
 from engram.server.decoding import COSTLY_IMAGES, Decoders
 from engram.server.inference import ModelLoader
