@@ -26,8 +26,7 @@ from torch import nn
 from engram.data import Dataset, DecodeOptions, Samples, load
 from engram.experiments import Plan
 from engram.network import NETWORKS, Cache
-from engram.network.backbones import ResNet, _convolution
-from engram.network.registry import NetworkEntry
+from engram.network.registry import NetworkEntry, ResNet, _convolution
 
 HERE = Path(__file__).parent
 WORK, RESULTS = HERE / "work" / "proxy", HERE / "results" / "proxy.json"

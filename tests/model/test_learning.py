@@ -543,7 +543,7 @@ def test_unlabelled_images_are_used_and_their_path_is_not_saved(tmp_path: Path) 
 
 def test_new_model_takes_the_network_of_its_weights(tmp_path: Path) -> None:
     from engram import storage
-    from engram.network.backbones import resnet32
+    from engram.network.registry import resnet32
 
     torch.manual_seed(0)
     extractor = resnet32()
