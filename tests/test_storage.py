@@ -437,6 +437,24 @@ def test_a_damaged_file_of_tensors_is_named(keep: int, tmp_path: Path) -> None:
         storage.load_tensors(path)
 
 
+@pytest.mark.parametrize(
+    ("header", "content"),
+    [
+        ({"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}, b"abc"),
+        ({"dtype": "F32", "shape": [2**64 - 1, 0], "data_offsets": [0, 0]}, b""),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, b"1234"),
+    ],
+)
+def test_tensors_that_torch_cannot_hold_are_refused(header: dict[str, Any], content: bytes, tmp_path: Path) -> None:
+    text = json.dumps({"a": header}).encode()
+    path = tmp_path / "learner.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+    with pytest.raises(DataError, match=r"learner\.safetensors"):
+        storage.load_tensors(path)
+    with pytest.raises(DataError, match="content"):
+        storage.parse_tensors(path.read_bytes(), "content")
+
+
 def test_a_missing_file_of_tensors_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no file"):
         storage.load_tensors(tmp_path / "absent.safetensors")

@@ -267,14 +267,24 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file; DataError if it cannot be read."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     check_file(path)
-    try:
+    with _tensor_errors(str(path)):
         return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+@contextmanager
+def _tensor_errors(name: str) -> Iterator[None]:
+    """Turn whatever reading the safetensors file `name` raises into a DataError."""
+    from safetensors import SafetensorError
+
+    # What the library itself does not refuse, such as types that torch lacks, raises one of the others.
+    errors = (SafetensorError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+    try:
+        yield
+    except (OSError, *errors) as error:
+        raise DataError(f"{name} cannot be read as safetensors: {type(error).__name__}: {error}") from error
 
 
 class TensorShape(NamedTuple):
@@ -304,15 +314,10 @@ def read_shapes(file: io.BufferedReader, size: int, name: str) -> dict[str, Tens
 
 def parse_tensors(content: bytes, name: str) -> dict[str, Tensor]:
     """The tensors in the content of the safetensors file `name`; DataError if it is not one."""
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
-    # What the library itself does not refuse, such as types that torch lacks, raises one of the others.
-    errors = (SafetensorError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
-    try:
+    with _tensor_errors(name):
         return load(content)
-    except errors as error:
-        raise DataError(f"{name} cannot be read as safetensors: {error!r}") from error
 
 
 def check_file(path: Path) -> None:
