@@ -55,6 +55,10 @@ def says(page: Any, place: str, text: str, timeout: int = 30_000) -> None:
     expect(page.locator(place)).to_contain_text(text, timeout=timeout)
 
 
+def open_screen(page: Any, name: str) -> None:
+    page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
+
+
 def files(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir())]
 

@@ -3,13 +3,14 @@
 import { get, listeners, pause, post, remove } from "./api.js";
 import { cameraModel, setUpCamera } from "./camera.js";
 import { removeOutdated, setUpClassify } from "./classify.js";
-import { isCalibrated, setUpMemory, showMemory } from "./memory.js";
+import { accuracyOf, isCalibrated, setUpMemory, showMemory } from "./memory.js";
 import { setUpCommands } from "./commands.js";
 import { setUpEvidence } from "./evidence.js";
 import { handlePaste } from "./images.js";
 import { setUpRejection, showRejection } from "./rejection.js";
+import { offerScreens, screen, setUpScreens } from "./screens.js";
 import { knowClasses, setUpTeach, showJobs } from "./teach.js";
-import { accuracyText, counted, find, megabytes, setText } from "./elements.js";
+import { counted, find, measuredAccuracy, setText } from "./elements.js";
 
 const POLL_SECONDS = 15; // between checks whether another client has changed the model
 const connection = find("connection");
@@ -85,13 +86,9 @@ async function showModel() {
   const names = (model?.classes ?? []).map((each) => each.name);
   setText(find("summary"), model ? summary(model) : "There is no model yet.");
   const takesImages = Boolean(model) && model.image_size !== null;
-  find("no-model").hidden = takesImages;
-  find("classifier").hidden = !takesImages;
-  find("live").hidden = Boolean(model) && !takesImages;
-  for (const id of ["classify-heading", "to-classify"]) setText(find(id), model ? "Classify" : "Start");
-  if (model && !takesImages) setText(find("no-model"), "This model takes vectors, not images. Use it from Python.");
+  find("introduction").hidden = Boolean(model);
+  offerScreens(screens(model));
   const calibrated = !takesImages || isCalibrated(model);
-  find("rejection").hidden = !takesImages;
   showRejection(calibrated);
   setText(find("what-is-stored"), storage(model));
   knowClasses(names);
@@ -100,9 +97,11 @@ async function showModel() {
   showMemory(model);
 }
 
-function summary({ generation, classes, accuracy, interval, bytes }) {
-  const measured = accuracy === null ? "" : ` Accuracy over all classes ${accuracyText(accuracy, interval)}.`;
-  return `Version ${generation}: it knows ${counted(classes.length, "class")} and stores ${megabytes(bytes.memory)}.${measured}`;
+const screens = (model) => (!model ? ["teach"] : [...(model.image_size === null ? [] : ["classify", "teach"]), "classes", ...(model.image_size === null ? [] : ["test"]), "versions", "export"]);
+
+function summary(model) {
+  const vectors = model.image_size === null ? " It takes vectors, not images: use it from Python." : "";
+  return `Version ${model.generation}: it knows ${counted(model.classes.length, "class")}.${vectors} ${measuredAccuracy(accuracyOf(model))}`;
 }
 
 function storage(model) {
@@ -151,6 +150,7 @@ async function poll() {
   }
 }
 
+setUpScreens();
 setUpCamera();
 setUpClassify();
 setUpRejection();
@@ -160,6 +160,6 @@ setUpMemory(async () => {
   await showModel();
   await showJobs(); // forgetting a class deletes jobs
 });
-handlePaste(find("classify-drop"));
+handlePaste(() => (screen === "teach" ? document.querySelector("fieldset") : find("classify-drop")));
 start();
 poll();

@@ -13,6 +13,7 @@ const WEIGHT = 0.35; // of the newest answer in the smoothed probabilities
 const SHOWN = 5; // classes
 const NEWEST = 8; // thumbnails
 const BUTTONS = 12; // classes with a button of their own
+const ROW = 2.5; // rem: the height of a bar with its text
 const IDLE_SECONDS = 0.5; // between looks whether there is something to classify
 
 const [video, status, bars] = [find("live-video"), find("live-status"), find("live-bars")];
@@ -37,10 +38,15 @@ export function setUpCamera() {
 export function cameraModel(names, takesImages, calibrated) {
   model = { names, takesImages, calibrated };
   smoothed = new Map();
-  if (!takesImages) clearAnswer();
-  if (!stream) setText(status, takesImages ? "The camera’s images are classified as they come, and are not stored." : "The camera’s images stay in your browser until you press Teach.");
+  clearAnswer();
+  showAnswers();
+  bars.style.minBlockSize = `${ROW * Math.min(names.length, SHOWN)}rem`; // so that nothing moves when the first answer comes
+  if (!stream) setText(status, offText());
   showButtons();
 }
+
+const showAnswers = () => (find("live-answer").hidden = !model.takesImages || !stream);
+const offText = () => (model.takesImages ? "The camera’s images are classified as they come. They are not stored." : "The camera’s images stay in your browser until you press Teach.");
 
 async function start() {
   if (!navigator.mediaDevices?.getUserMedia) {
@@ -58,7 +64,7 @@ async function start() {
   run(stream);
 }
 
-function stop(why = "The camera is off.") {
+function stop(why = offText()) {
   for (const track of stream?.getTracks() ?? []) track.stop();
   stream = recording = null;
   video.srcObject = null;
@@ -77,6 +83,8 @@ function show(on) {
   video.hidden = !on;
   find("record").hidden = !on;
   find("live-off").hidden = on;
+  find("live").classList.toggle("off", !on);
+  showAnswers();
   clearAnswer();
   setText(find("live-rate"), "");
   setText(status, "");
@@ -85,9 +93,9 @@ function show(on) {
 // Classify one frame after another; one request is in flight at a time.
 async function run(own) {
   while (stream === own) {
-    const frame = model.takesImages && !document.hidden && video.videoWidth ? await stillImage(video, "camera.jpg", SHORT_SIDE) : null;
+    const seen = model.takesImages && !document.hidden && !find("live").hidden && video.videoWidth;
+    const frame = seen ? await stillImage(video, "camera.jpg", SHORT_SIDE) : null;
     if (!frame) {
-      setText(status, model.takesImages || !video.videoWidth ? "" : "Name a class and hold the button to take images of it.");
       await pause(IDLE_SECONDS);
       continue;
     }
@@ -96,11 +104,12 @@ async function run(own) {
     const [asked, begin] = [model, performance.now()];
     try {
       const { predictions: [found] } = await send(`/api/classify?top=20${rejection()}`, form);
-      if (stream === own && asked === model && found.top) showAnswer(found);
+      if (stream !== own) return;
+      if (asked === model && found.top) showAnswer(found);
       setText(status, "");
       await pause(Math.max(0, ANSWER_SECONDS - (performance.now() - begin) / 1000));
     } catch (error) {
-      setText(status, error.message);
+      if (stream === own) setText(status, error.message);
       await pause(1);
     }
   }
@@ -120,7 +129,7 @@ function showAnswer({ top, rejected: none }) {
   bars.classList.toggle("rejected", unknown);
   bars.replaceChildren(...best.map(([name, probability]) => answerRow(name, probability, model.calibrated)));
   times = [...times, performance.now()].slice(-11);
-  if (times.length > 2) setText(find("live-rate"), `${((1000 * (times.length - 1)) / (times.at(-1) - times[0])).toFixed(1)} answers per second, smoothed`);
+  if (times.length > 2) setText(find("live-rate"), `${((1000 * (times.length - 1)) / (times.at(-1) - times[0])).toFixed(1)} answers per second`);
 }
 
 // While the button is held (pointer, space bar or Enter), images are taken. A click by a screen reader takes one.
@@ -161,12 +170,16 @@ async function record(button, name) {
     await pause(HOLD_SECONDS);
   } while (recording === own);
   button.classList.remove("on");
+  showButtons(); // not while it is held: they move
 }
 
 // One button for each class, known or new in the next update, as long as they are few.
 function showButtons() {
   const pending = pendingImages.counts();
-  if (![...pending.values()].some(Boolean)) find("held-strip").replaceChildren();
+  if (![...pending.values()].some(Boolean)) {
+    find("held-strip").replaceChildren();
+    setText(find("held"), "");
+  }
   const names = [...new Set([...model.names, ...pending.keys()])].toSorted((one, other) => one.localeCompare(other));
   const list = find("hold-classes");
   const wanted = names.length > BUTTONS ? [] : names;

@@ -17,7 +17,7 @@ const corrected = new Map(); // file of the next update → called when it is in
 let queue = Promise.resolve();
 
 export function setUpClassify() {
-  dropZone(find("classify-drop"), (files) => (queue = queue.then(() => classify(files))), "to classify", { once: true });
+  dropZone(find("classify-drop"), (files) => (queue = queue.then(() => classify(files))), "to classify", { once: true, hint: "Drop or paste images to classify them, or" });
   pendingImages.listeners.push(() => {
     for (const [file, gone] of [...corrected]) if (!pendingImages.has(file)) gone();
   });
@@ -48,7 +48,7 @@ async function classify(files) {
     await classifyBatch(files.slice(...range), frames.slice(...range));
     done = range[1];
   }
-  setText(status, `${counted(files.length, "image")} classified.`);
+  setText(status, `${counted(files.length, "image")} classified, not stored. Is an answer wrong? Say what the image is, and teach it.`);
   const name = quoted(files.at(-1).name);
   find("classify-commands").replaceChildren(commands("", `curl -F files=@${name} '${server()}/api/classify?top=5${rejection()}'`, `engram predict MODEL ${name}${rejection() && ` --reject ${decodeURIComponent(rejection()).split("=")[1]}`}`));
 }

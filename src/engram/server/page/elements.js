@@ -18,18 +18,18 @@ export const minutes = (seconds) => {
 export const percent = (share) => {
   if (share > 0 && share < 0.001) return `<${SPACE}0.1${SPACE}%`;
   if (share < 1 && share > 0.999) return `>${SPACE}99.9${SPACE}%`;
-  return `${(100 * share).toFixed(1)}${SPACE}%`;
+  return `${+(100 * share).toFixed(1)}${SPACE}%`;
 };
 
-// Accuracy with its interval.
-export const accuracyText = (accuracy, [low, high]) =>
-  `${accuracy.toFixed(3)} (95${SPACE}% interval ${low.toFixed(3)} to ${high.toFixed(3)})`;
+// A share with its interval.
+export const withInterval = (share, [low, high]) => `${percent(share)} (95${SPACE}% interval ${percent(low)} to ${percent(high)})`;
 
-// Accuracy with its interval and what it was measured on.
-export const measuredAccuracy = (accuracy, interval, measured, classes, images) => {
-  const over = measured === classes ? "all classes" : `${measured} of ${counted(classes, "class")}`;
-  return `${accuracyText(accuracy, interval)} over ${over}, on ${counted(images, "held-out image")}`;
-};
+// A sentence: the accuracy with its interval and what it was measured on.
+export function measuredAccuracy({ accuracy, interval, images, measured, classes, estimated }) {
+  if (accuracy === null) return "Its accuracy is not known: no image could be held out.";
+  const over = measured === classes ? "" : ` of ${measured} of its ${counted(classes, "class")}`;
+  return `${estimated ? "Estimated accuracy" : "Accuracy"} ${withInterval(accuracy, interval)} on ${counted(images, "held-out image")}${over}.`;
+}
 
 export const moment = (text) => {
   const date = new Date(text);
@@ -63,9 +63,6 @@ export function table(title, heads, rows) {
   const made = make("table", {}, make("caption", { className: "hidden", textContent: title }), make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
   return make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": title }, made);
 }
-
-// A share for a table.
-export const share = (value) => (value === null ? "–" : value.toFixed(3));
 
 // A name from outside: it may be written from right to left.
 export const named = (text, tag = "bdi") => make(tag, { dir: "auto", textContent: text });

@@ -4,14 +4,15 @@ import { get, send } from "./api.js";
 import { folderOf, handleDrop, isImage, onChosen, thumbnail } from "./images.js";
 import { commands, server } from "./commands.js";
 import { showThresholds } from "./rejection.js";
-import { accuracyText, bar, counted, find, make, named, percent, setText, share, table } from "./elements.js";
+import { bar, counted, find, make, named, percent, setText, table, withInterval } from "./elements.js";
 
 const WRONG = 24; // wrong predictions that are shown
+const MANY_SIMILAR = 4; // if more than one in so many images nearly equals another, the accuracy is too high
 const ADVICE = {
-  enough: () => "More images are not needed.",
-  more: ([, half, all]) => `More images would help: with half of them ${half.toFixed(2)} is reached, with all ${all.toFixed(2)}.`,
-  different: ([, half, all]) => `More of the same would hardly help (with half of the images ${half.toFixed(2)}, with all ${all.toFixed(2)}). Add images that show how it differs from the classes it is confused with.`,
-  unknown: () => "Too few images to tell whether more would help. Add some.",
+  enough: () => "More of the same would hardly help.",
+  more: ([, half]) => `More images would help: with half of them, ${percent(half)} are recognised.`,
+  different: ([, half]) => `More of the same would hardly help: with half of the images, ${percent(half)} are recognised. Add images that show how it differs.`,
+  unknown: () => "Add images: these are too few to tell how well it is recognised.",
 };
 
 let testFiles = [];
@@ -20,23 +21,31 @@ let testFiles = [];
 export async function loadEvidence() {
   const { generation, evidence, rejections } = await get("/api/evidence");
   showThresholds(rejections);
-  setText(find("curve"), curveText(evidence));
+  find("curve").replaceChildren(...curve(evidence));
   return { generation, classes: new Map(evidence.classes.map((each) => [each.name, aboutClass(each)])) };
 }
 
-function curveText({ curve: [quarter, half, all], held_out: images, classes }) {
-  if (all === undefined) return "";
+// Would more images help? Accuracy with growing shares of them.
+function curve({ curve: shares, interval, held_out: images, classes }) {
+  if (!shares.length) return [];
   const similar = classes.reduce((sum, each) => sum + each.similar, 0);
-  const optimistic = similar > images / 4 ? ` ${counted(similar, "image")} nearly equal another image of their class, as camera images taken in a row do: the accuracy on images of another day is lower. Evaluate with such images.` : "";
-  return `Do I need more images? Accuracy with a quarter of the stored features: ${quarter.toFixed(3)}, with half: ${half.toFixed(3)}, with all: ${all.toFixed(3)}.${optimistic}`;
+  const optimistic = similar > images / MANY_SIMILAR ? [make("p", { className: "notice" }, `${counted(similar, "image")} nearly equal another image of their class, as camera images taken in a row do. The accuracy on other images will be lower: `, make("a", { href: "#test" }, "test it"), " with images of another day.")] : [];
+  const rows = shares.map((share, index) => make("li", {}, `With ${["a quarter of", "half of", "all"][index]} the images`, make("span", { className: "number" }, percent(share)), bar(share)));
+  return [
+    ...optimistic,
+    make("h3", {}, "Would more images help?"),
+    make("p", {}, `Accuracy on ${counted(images, "held-out image")}: each was classified as if it had not been taught. Yes, if the last bar is clearly longer than the one before; ${percent((interval[1] - interval[0]) / 2)} may be chance.`),
+    make("ol", { className: "bars" }, ...rows),
+  ];
 }
 
 function aboutClass(each) {
-  if (each.accuracy === null) return [`${counted(each.seen, "image")}. Not measured: it needs at least two images and another class.`];
+  if (each.accuracy === null) return ["Not measured yet: it needs at least two images and another class."];
   const right = Math.round(each.accuracy * each.held_out);
   const others = each.confused_with.flatMap((other, index) => [index ? ", " : " Confused with ", named(other.name), ` (${other.images})`]);
-  const similar = each.similar > each.held_out / 4 ? ` ${each.similar} nearly equal another one.` : "";
-  const text = make("p", {}, `${right} of ${each.held_out} held-out images recognised (${percent(each.accuracy)}).`, ...others, others.length ? "." : "", `${similar} ${ADVICE[each.advice](each.curve)}`);
+  const advice = each.similar > each.held_out / MANY_SIMILAR ? `${each.similar} nearly equal another one: add different ones.` : ADVICE[each.advice](each.curve);
+  const [low, high] = each.interval;
+  const text = make("p", {}, `${right} of ${each.held_out} held-out images recognised (95\u00a0% interval ${percent(low)} to ${percent(high)}).`, ...others, others.length ? "." : "", ` ${advice}`);
   return [bar(each.accuracy), text];
 }
 
@@ -45,7 +54,7 @@ export function setUpEvidence() {
   handleDrop(find("evaluate-drop"), accept);
   find("choose-test").addEventListener("click", () => find("test-folder").click());
   onChosen(find("test-folder"), accept);
-  find("export").addEventListener("click", () => download("/api/export", "model.zip", "Exporting. This takes some seconds …"));
+  find("export-model").addEventListener("click", () => download("/api/export", "model.zip", "Exporting. This takes some seconds …"));
   find("export-summary").addEventListener("click", () => download("/api/summary", "summary.html", "Writing the summary …"));
 }
 
@@ -59,24 +68,28 @@ async function evaluate(files) {
     form.append("files", file, file.name);
     form.append("classes", folderOf(file));
   }
-  setText(status, `Evaluating ${counted(testFiles.length, "image")} …`);
+  const sent = (share) => setText(status, share < 1 ? `Sending ${counted(testFiles.length, "image")}: ${percent(share)} …` : `Classifying ${counted(testFiles.length, "image")} …`);
+  sent(0);
   try {
-    const found = await send("/api/evaluate", form, { waiting: (seconds) => setText(status, `The server is busy. Trying again in ${seconds} s.`) });
-    setText(status, `Version ${found.generation}: accuracy ${accuracyText(found.accuracy, found.interval)} on ${counted(found.images, "test image")}; mean over classes ${found.mean_accuracy.toFixed(3)}. None of the images is stored.`);
+    const found = await send("/api/evaluate", form, { sent, waiting: (seconds) => setText(status, `The server is busy. Trying again in ${seconds} s.`) });
+    setText(status, `Version ${found.generation}: accuracy ${withInterval(found.accuracy, found.interval)} on ${counted(found.images, "test image")}.`);
     place.replaceChildren(...evaluation(found));
   } catch (error) {
     setText(status, error.message);
   }
 }
 
-function evaluation({ classes, unknown, wrong, skipped }) {
-  const rows = classes.filter((each) => each.images).map((each) => [[named(each.name)], each.images.toLocaleString("en"), share(each.accuracy), share(each.precision)]);
+function evaluation({ classes, confusion, unknown, wrong, skipped }) {
+  const rows = classes.flatMap((each, row) => {
+    const taken = classes.flatMap(({ name }, column) => (column !== row && confusion[row][column] ? [`${name} (${confusion[row][column]})`] : []));
+    return each.images ? [[[named(each.name)], `${confusion[row][row]} of ${each.images}`, taken.join(", ") || "–"]] : [];
+  });
   const notes = [];
   if (unknown.length) notes.push(make("p", {}, `Not counted: ${counted(unknown.reduce((sum, each) => sum + each.images, 0), "image")} of classes that the model does not know: ${unknown.map((each) => each.name).join(", ")}.`));
-  if (skipped.length) notes.push(make("p", {}, `${counted(skipped.length, "file")} cannot be read: ${skipped.slice(0, 5).map((each) => each.path).join(", ")}.`));
+  if (skipped.length) notes.push(make("p", {}, `${counted(skipped.length, "file")} cannot be read: ${skipped.slice(0, 5).map((each) => each.path).join(", ")}${skipped.length > 5 ? ", …" : ""}.`));
   const shown = doubts(wrong.slice(0, WRONG), (each) => testFiles[each.index], `Wrong: ${wrong.length.toLocaleString("en")} of ${counted(classes.reduce((sum, each) => sum + each.images, 0), "image")}`);
   return [
-    table("Evaluation of each class", ["Class", "Images", "Recognised", "Precision"], rows),
+    table("Test images of each class", ["Class", "Recognised", "Taken for"], rows),
     ...notes,
     ...(wrong.length ? shown : []),
     commands(`for each file: -F files=@FILE -F classes=CLASS`, `curl -F files=@test/rose/1.jpg -F classes=rose ${server()}/api/evaluate`, "engram evaluate MODEL test"),
@@ -95,7 +108,7 @@ export function doubts(found, fileOf, title) {
 async function download(path, otherwise, text) {
   const status = find("export-status");
   setText(status, text);
-  find("export").disabled = find("export-summary").disabled = true;
+  find("export-model").disabled = find("export-summary").disabled = true;
   try {
     const { blob, name } = await get(path, { file: true });
     const link = make("a", { href: URL.createObjectURL(blob), download: name || otherwise });
@@ -105,6 +118,6 @@ async function download(path, otherwise, text) {
   } catch (error) {
     setText(status, error.message);
   } finally {
-    find("export").disabled = find("export-summary").disabled = false;
+    find("export-model").disabled = find("export-summary").disabled = false;
   }
 }

@@ -69,14 +69,13 @@ async function within(entry) {
   }
 }
 
-// Pasted images go to the drop zone of the focused group, else to `otherwise`.
+// Pasted images go to the focused class, else to the drop zone that `otherwise()` returns.
 export function handlePaste(otherwise) {
   document.addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])].filter(isImage);
     if (!files.length || document.querySelector("dialog[open]")) return;
     event.preventDefault();
-    const near = document.activeElement?.closest("fieldset")?.querySelector(".drop");
-    (near ?? otherwise).paste(files);
+    (document.activeElement?.closest("fieldset") ?? otherwise()).paste(files);
   });
   // An image dropped outside a drop zone would replace the page.
   for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());

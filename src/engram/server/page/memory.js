@@ -2,8 +2,8 @@
 
 import { post } from "./api.js";
 import { loadEvidence } from "./evidence.js";
-import { addImagesOf, latest, setState } from "./teach.js";
-import { bar, button, counted, find, make, measuredAccuracy, megabytes, moment, named, percent, setText } from "./elements.js";
+import { addImagesOf, clearOutcome, latest } from "./teach.js";
+import { bar, button, counted, find, make, megabytes, moment, named, percent, setText } from "./elements.js";
 
 const FILTER_FROM = 12; // classes
 const dialog = find("question");
@@ -18,16 +18,13 @@ export function setUpMemory(whenChanged) {
 
 export function showMemory(found) {
   model = found;
-  find("stored").hidden = !model;
-  find("nothing-stored").hidden = Boolean(model);
-  for (const id of ["evaluate", "to-evaluate", "memory", "to-memory", "history", "to-history", "take", "to-take"]) find(id).hidden = !model;
   if (!model) return;
   find("facts").replaceChildren(...facts().flatMap(([name, ...what]) => [make("dt", { textContent: name }), make("dd", {}, ...what)]));
-  find("classes").replaceChildren(...model.classes.map(classRow));
+  find("class-list").replaceChildren(...model.classes.map(classRow));
   find("filter-row").hidden = model.classes.length < FILTER_FROM;
   filter();
   showEvidence(model.generation);
-  find("versions").replaceChildren(...model.history.toReversed().map(versionRow));
+  find("version-list").replaceChildren(...model.history.toReversed().map(versionRow));
 }
 
 // How well each class is recognised; computed by the server after each change.
@@ -35,7 +32,7 @@ async function showEvidence(generation) {
   try {
     const found = await loadEvidence();
     if (model?.generation !== generation || found.generation !== generation) return;
-    for (const row of find("classes").children) row.querySelector(".evidence").replaceChildren(...(found.classes.get(row.dataset.class) ?? []));
+    for (const row of find("class-list").children) row.querySelector(".evidence").replaceChildren(...(found.classes.get(row.dataset.class) ?? []));
   } catch {
     // the rest is shown without it
   }
@@ -53,7 +50,6 @@ function facts() {
     ["Network", `${model.network}, ${megabytes(bytes.network)}; ${model.image_size === null ? "input: vectors" : `input: ${model.image_size} × ${model.image_size} pixels`}`],
     ["Classifier", model.classifier],
     ["Folder", `${megabytes(bytes.folder)}, with all versions`],
-    ["Accuracy", accuracy()],
     ["Probabilities", calibrated()],
   ];
 }
@@ -67,13 +63,10 @@ function budget() {
   return [`${percent(used)} of ${megabytes(model.budget)}`, bar(used)];
 }
 
-function accuracy() {
-  if (model.accuracy === null) return "not known: no image was held out";
-  const { total, estimated } = model.held_out_counts;
+// What `measuredAccuracy` says of a model.
+export function accuracyOf({ accuracy, interval, classes, held_out_counts: { total, estimated } }) {
   const images = total.reduce((sum, each) => sum + each, 0);
-  const measured = total.filter((each) => each > 0).length;
-  const text = measuredAccuracy(model.accuracy, model.interval, measured, model.classes.length, images);
-  return estimated ? `${text}; an estimate, because the network has changed since` : text;
+  return { accuracy, interval, images, measured: total.filter((each) => each > 0).length, classes: classes.length, estimated };
 }
 
 function calibrated() {
@@ -93,8 +86,8 @@ function classRow(each) {
   const edit = (text, open) => button(text, () => open(each), { about: `${text} ${each.name}` });
   const buttons = [button("Add images", () => addImagesOf(each.name), { about: `Add images of ${each.name}` }), edit("Rename", rename), model.classes.length > 1 ? edit("Merge", merge) : null, edit("Forget", forget)];
   const row = make("li", {},
-    make("p", { className: "class-name" }, named(each.name)),
-    make("div", { className: "small" }, make("p", { textContent: `${holds(each)}; ${counted(each.seen, "image")} seen` }), make("div", { className: "evidence" })),
+    make("div", {}, make("p", { className: "class-name" }, named(each.name)), make("p", { className: "muted small", textContent: `${counted(each.seen, "image")} taught` })),
+    make("div", { className: "evidence small" }),
     make("p", { className: "row" }, ...buttons),
   );
   row.dataset.class = each.name;
@@ -104,13 +97,13 @@ function classRow(each) {
 
 function filter() {
   const wanted = find("filter-row").hidden ? "" : find("filter").value.trim().toLowerCase();
-  for (const row of find("classes").children) row.hidden = !row.dataset.name.includes(wanted);
+  for (const row of find("class-list").children) row.hidden = !row.dataset.name.includes(wanted);
 }
 
 // The edited row is replaced, so the focus moves to the message.
 async function change(path, value, place, done) {
   await post(path, value);
-  setState(""); // it may name another version
+  clearOutcome(); // it may name another version
   await changed();
   setText(find(place), done);
   return find(place);
@@ -177,11 +170,11 @@ function what({ action, details, ...event }) {
 function versionRow(event) {
   const state = event.in_use ? "in use" : event.kept ? "stored" : "gone";
   const row = make("li", {}, make("div", {},
-    make("p", { className: event.in_use ? "in-use" : "" }, `Version ${event.generation}: `, ...what(event)),
+    make("p", { className: event.in_use ? "in-use" : "" }, `${event.generation}. `, ...what(event)),
     make("p", { className: "muted small", textContent: `${moment(event.created)}, ${state}` }),
   ));
   if (event.kept && !event.in_use) {
-    row.append(make("p", { className: "row" }, button("Use this one", () => rollback(event), { about: `Use version ${event.generation}` })));
+    row.append(make("p", { className: "row" }, button("Use this version", () => rollback(event), { about: `Use version ${event.generation}` })));
   }
   return row;
 }

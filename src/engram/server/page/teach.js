@@ -4,17 +4,18 @@ import { get, pause, remove, send } from "./api.js";
 import { dropZone, folderOf, isImage, onChosen, thumbnail } from "./images.js";
 import { commands, quoted, server } from "./commands.js";
 import { doubts } from "./evidence.js";
-import { button, counted, find, make, measuredAccuracy, megabytes, minutes, moment, named, setText, share, table } from "./elements.js";
+import { openScreen, screen, whenShown } from "./screens.js";
+import { button, counted, find, make, measuredAccuracy, megabytes, minutes, moment, named, percent, setText, table } from "./elements.js";
 
-const THUMBNAILS = 11; // shown per class; the rest is counted
+const THUMBNAILS = 12; // shown per class; the rest is counted
 const SKIPPED = 10; // skipped files that are listed
-const RECENT = 5; // finished jobs that are shown
+const RECENT = 3; // finished jobs that are shown
 const FINISHED = ["done", "failed", "cancelled"];
 const STATES = { queued: "Waiting", learning: "Learning", done: "Learned", failed: "Failed", cancelled: "Cancelled" };
 const QUEUED = { queued: "It starts when the current update is done.", wait: "Another command is working on the model. It starts after that." };
 const PHASES = {
-  queued: "Starting", scan: "Scanning the files", read: "Reading the images", train: "Training the network", extract: "Extracting features",
-  adapt: "Adapting stored features", herd: "Selecting features to store", classify: "Fitting the classifier",
+  queued: "Starting", scan: "Scanning the files", read: "Reading the images", train: "Training the network", extract: "Looking at the images",
+  adapt: "Adapting what is stored", herd: "Selecting what to store", classify: "Fitting the classifier",
 };
 
 const groups = find("groups");
@@ -25,7 +26,6 @@ const shown = new Map(); // id of a job → its article
 export let latest = null; // result of the latest successful update
 const uploads = new Map(); // id of a job → the images that were sent from here
 const items = new WeakMap(); // file → its item in the list of images
-let nearest = null; // where the latest update was started
 let key = ""; // Idempotency-Key of the form as it is: sent twice, it is learned once
 let changed = () => {}; // called when the model has changed
 
@@ -35,9 +35,7 @@ export function setUpTeach(whenChanged) {
   find("choose-folder").addEventListener("click", () => find("folder").click());
   onChosen(find("folder"), (files) => addFolder(files.filter(isImage)));
   find("update").addEventListener("submit", submit);
-  for (const place of document.querySelectorAll(".pending")) {
-    place.append(make("p", { className: "row" }, button("Teach now", submit, { className: "main" }), make("span", { className: "waiting" }), make("a", { href: "#teach", textContent: "Review" })), make("p", { className: "status", role: "status" }), make("p", { className: "problem", role: "alert" }));
-  }
+  whenShown.push(showNext);
   addGroup();
 }
 
@@ -66,6 +64,8 @@ export function takeBack(name, file) {
 // Show the form with a class, to add images of it.
 export function addImagesOf(name) {
   addTo(name, []);
+  openScreen("teach");
+  history.pushState(null, "", "#teach");
   const group = groupOf(name);
   group.scrollIntoView({ block: "center" });
   group.querySelector(".choose").focus({ preventScroll: true });
@@ -78,20 +78,15 @@ function addGroup(name = "", files = []) {
   const input = make("input", { type: "text", list: "known-classes", autocomplete: "off", value: name, dir: "auto", maxLength: 300 });
   input.id = `class-${crypto.getRandomValues(new Uint32Array(1))[0]}`;
   label.htmlFor = input.id;
-  const drop = make("div", { className: "drop" });
-  const strip = make("ul", { className: "strip", "aria-label": "Images of this class" });
-  const clear = button("Remove these images", () => {
-    update.set(group, []);
-    showFiles(group);
-    drop.querySelector("button").focus();
-  }, { className: "quiet clear", hidden: true });
-  const remover = button("Remove this class", () => {
+  const remover = button("Remove", () => {
     removeGroup(group);
     groups.querySelector("input").focus();
-  }, { className: "quiet leave" });
-  const group = make("fieldset", { className: "group" }, make("legend"), label, input, drop, strip, make("p", { className: "row" }, clear, remover));
+  }, { className: "link small leave", about: "Remove this class from the update" });
+  const head = make("p", { className: "head" }, label, make("span", { className: "muted small count" }), remover);
+  const strip = make("ul", { className: "strip", "aria-label": "Images of this class" });
+  const group = make("fieldset", { className: "group drop" }, make("legend", { className: "hidden" }), head, input, strip);
   update.set(group, []);
-  dropZone(drop, (more) => addDropped(group, more), "of this class", { hint: "Drop or paste images here, or a folder with one sub-folder per class, or" });
+  dropZone(group, (more) => addDropped(group, more), "of this class");
   input.addEventListener("input", updateChanged);
   groups.append(group);
   addFiles(group, files);
@@ -110,7 +105,7 @@ function addFiles(group, files) {
   update.set(group, [...update.get(group), ...images]);
   showFiles(group);
   const other = files.length - images.length;
-  if (other) setText(status, `${counted(other, "file")} skipped: not ${other === 1 ? "an image" : "images"}.`);
+  if (other) setStatus( `${counted(other, "file")} skipped: not ${other === 1 ? "an image" : "images"}.`);
 }
 
 // Images of several folders, or of one while the class has no name yet, are of the classes that their folders name.
@@ -133,7 +128,6 @@ function showFiles(group) {
     list.push(make("li", {}, all));
   }
   group.querySelector(".strip").replaceChildren(...list);
-  group.querySelector("button.clear").hidden = !files.length;
   updateChanged();
 }
 
@@ -175,22 +169,22 @@ function updateChanged() {
   const files = [...update.values()].flat();
   const classes = [...update.values()].filter((each) => each.length).length;
   const bytes = files.reduce((sum, file) => sum + file.size, 0);
-  for (const place of document.querySelectorAll(".pending")) {
-    setText(place.querySelector(".waiting"), files.length ? `Next update: ${counted(files.length, "image")} of ${counted(classes, "class")}.` : "");
-    place.querySelector(".row").hidden = !files.length;
-    place.hidden = !files.length && !place.querySelector(".status").textContent;
-  }
   for (const listener of pendingImages.listeners) listener();
-  setText(find("update-size"), files.length ? `${counted(files.length, "image")}, ${megabytes(bytes)} to send.` : "");
+  setText(find("update-size"), files.length ? `${counted(files.length, "image")} of ${counted(classes, "class")}, ${megabytes(bytes)}` : "");
+  if (files.length) clearOutcome();
+  showNext();
   [...update.keys()].forEach((group, index) => {
     const count = update.get(group).length;
-    setText(group.querySelector("legend"), `Class ${index + 1}${count ? `, ${counted(count, "image")}` : ""}`);
-    group.querySelector(".leave").hidden = update.size === 1;
+    setText(group.querySelector("legend"), `Class ${index + 1}`);
+    setText(group.querySelector(".count"), count ? counted(count, "image") : "");
+    group.querySelector(".hint").hidden = count > 0;
+    group.querySelector(".leave").hidden = update.size === 1 && !count && !nameOf(group);
   });
 }
 
 function validate() {
   const some = [...update.values()].some((files) => files.length);
+  if (!some && ![...update.keys()].some(nameOf)) openScreen("teach");
   for (const [group, files] of update) {
     const [name, input] = [nameOf(group), group.querySelector("input[type=text]")];
     if (some && !name && !files.length) continue;
@@ -205,8 +199,7 @@ function validate() {
 async function submit(event) {
   event.preventDefault();
   if (start.disabled) return;
-  nearest = event.currentTarget.closest(".pending"); // the button beside the camera or the answers
-  setProblem(validate());
+  setText(problem, validate());
   if (problem.textContent) return;
   const sent = [...update].flatMap(([group, files]) => files.map((file) => ({ file, class: nameOf(group) })));
   const form = new FormData();
@@ -215,35 +208,46 @@ async function submit(event) {
     form.append("classes", each.class);
   }
   key ||= newKey();
-  setBusy(true);
-  setText(status, "Sending the images …");
+  start.disabled = true;
+  setStatus("Sending the images …");
   try {
-    const waiting = (seconds) => setText(status, `The server is busy. Sending again in ${seconds} s.`);
-    const shareSent = (share) => Object.assign(sending, { hidden: share === 1, value: share });
+    const waiting = (seconds) => setStatus(`The server is busy. Sending again in ${seconds} s.`);
+    const shareSent = (share) => Object.assign(sending, { hidden: share === 1, max: 1, value: share });
     const job = await send("/api/teach", form, { headers: { "Idempotency-Key": key }, waiting, sent: shareSent });
     uploads.set(job.id, sent);
     clearUpdate();
-    setText(status, "");
-    const article = follow(job);
-    if (!nearest) article.querySelector("h3").focus();
+    follow(job);
   } catch (error) {
-    setText(status, "");
-    setProblem(error.status === 0 ? `${error.message} Your images are still here: press Teach again when the server is back. They will be learned only once.` : error.message);
+    setStatus("");
+    setText(problem, error.status === 0 ? `${error.message} Your images are still here: press Teach again when the server is back. They will be learned only once.` : error.message);
   } finally {
-    setBusy(false);
+    start.disabled = false;
     sending.hidden = true;
+    showNext();
   }
 }
 
-const setProblem = (text) => [problem, ...document.querySelectorAll(".pending .problem")].forEach((each) => setText(each, text));
-const setBusy = (busy) => [start, ...document.querySelectorAll(".pending button")].forEach((button) => (button.disabled = busy));
+// The bar below the camera, the answers and the form: the next update, and what happens to the one just sent.
+function showNext() {
+  const some = [...update.values()].some((files) => files.length);
+  const [finished, teaching] = [status.classList.contains("finished"), screen === "teach"];
+  find("next").hidden = !teaching && (screen !== "classify" || !(some || status.textContent || problem.textContent));
+  start.hidden = !teaching && !some;
+  const link = find("review");
+  link.hidden = teaching && !finished;
+  link.hash = teaching ? "#classify" : "#teach";
+  setText(link, teaching ? "Try it" : some ? "Review" : "Details");
+}
 
-// What happens to an update, beside the camera or the answers, where it was started.
-export function setState(text) {
-  for (const place of document.querySelectorAll(".pending")) {
-    setText(place.querySelector(".status"), place === nearest ? text : "");
-    place.hidden = !place.querySelector(".status").textContent && place.querySelector(".row").hidden;
-  }
+function setStatus(text, finished = false) {
+  setText(status, text);
+  status.classList.toggle("finished", finished);
+  showNext();
+}
+
+// Remove the outcome of the latest update from the bar.
+export function clearOutcome() {
+  if (status.classList.contains("finished")) setStatus("");
 }
 
 function clearUpdate() {
@@ -304,18 +308,23 @@ function show(article, job) {
   const part = (name) => article.querySelector(name);
   setText(part("h3 .state"), STATES[job.state]);
   const finished = FINISHED.includes(job.state);
-  const { phase, done, of, seconds_left: left } = job.progress ?? {};
+  const { phase, done, of, seconds_left: seconds = null } = job.progress ?? {};
   part("progress").hidden = finished;
   part(".cancel").hidden = finished;
   if (!finished && of) Object.assign(part("progress"), { max: of, value: Math.min(done, of) });
   else part("progress").removeAttribute("value");
   setText(part(".phase"), finished ? outcome(job) : job.state === "queued" ? QUEUED[phase] ?? QUEUED.queued : `${PHASES[phase] ?? phase} …`);
-  if (uploads.has(job.id)) setState(finished ? `${STATES[job.state]}: ${outcome(job)}` : `${STATES[job.state]} …`);
-  setText(part(".left"), finished ? "" : [of ? `${done.toLocaleString("en")} of ${of.toLocaleString("en")}` : "", left === null ? "" : `about ${minutes(left)} left`].filter(Boolean).join(", "));
+  setText(part(".left"), finished ? "" : [of ? `${done.toLocaleString("en")} of ${of.toLocaleString("en")}` : "", seconds === null ? "" : `about ${minutes(seconds)} left`].filter(Boolean).join(", "));
+  if (uploads.has(job.id)) {
+    setStatus(finished ? inShort(job) : part(".phase").textContent, finished);
+    sending.hidden = finished || !of;
+    Object.assign(sending, { max: of || 1, value: Math.min(done, of) || 0 });
+  }
   part(".phase").classList.toggle("problem", job.state === "failed");
   if (job.state !== "done" || part(".outcome")) return;
   latest = job.result;
-  article.append(make("div", { className: "outcome" }, settings(latest), ...warnings(latest.warnings), ...worst(job), ...accuracyTable(latest.class_accuracies), ...skippedFiles(latest.skipped), asCommand(job)));
+  const details = make("details", {}, make("summary", { textContent: "Details" }), ...accuracyTable(latest.class_accuracies), settings(latest), asCommand(job));
+  article.append(make("div", { className: "outcome" }, ...warnings(latest.warnings), ...skippedFiles(latest.skipped), ...worst(job), details));
 }
 
 // The images of this update that look like another class, while the page still has them.
@@ -355,20 +364,23 @@ function build(article, job) {
 function outcome({ state, problem, result }) {
   if (state === "failed") return problem;
   if (state === "cancelled") return "Nothing was changed.";
-  const memory = `${megabytes(result.memory_bytes)} of features and images stored in all; the images of this update took ${megabytes(result.seen_bytes)}.`;
-  return `This is version ${result.generation}. ${accuracyOf(result)} ${memory}`;
+  const measured = { ...result, images: result.held_out, measured: result.held_out_classes };
+  return `Version ${result.generation} knows ${counted(result.classes, "class")}. ${measuredAccuracy(measured)}`;
+}
+
+// The outcome for the bar; the rest is in the list of updates.
+function inShort({ state, result, ...job }) {
+  if (state !== "done") return `${STATES[state]}. ${outcome({ state, ...job })}`;
+  const notes = [[result.skipped, "file was skipped", "files were skipped"], [result.warnings, "warning", "warnings"]];
+  const texts = notes.filter(([found]) => found.length).map(([found, one, many]) => ` ${found.length} ${found.length === 1 ? one : many}.`);
+  return `Learned: version ${result.generation} is in use.${texts.join("")}`;
 }
 
 // The network, whether it was trained, and the classifier.
 function settings(result) {
   const network = `Network ${result.network}, ${result.tuned ? "trained" : "not trained"} (${result.tuning}).`;
-  return make("p", { className: "muted small", textContent: `${network} Classifier: ${result.classifier}.` });
-}
-
-function accuracyOf({ accuracy, interval, held_out: images, held_out_classes: measured, classes, estimated }) {
-  if (accuracy === null) return "Accuracy is not known: no image was held out.";
-  const label = estimated ? "Accuracy, estimated (the network has changed since some of the images were seen):" : "Accuracy:";
-  return `${label} ${measuredAccuracy(accuracy, interval, measured, classes, images)}.`;
+  const memory = `The images of this update took ${megabytes(result.seen_bytes)}; ${megabytes(result.memory_bytes)} are stored for all classes.`;
+  return make("p", { className: "muted small", textContent: `${network} Classifier: ${result.classifier}. ${memory}` });
 }
 
 function warnings(texts) {
@@ -378,7 +390,7 @@ function warnings(texts) {
 function skippedFiles(files) {
   if (!files.length) return [];
   const items = files.slice(0, SKIPPED).map((each) => make("li", {}, named(each.path), `: ${each.reason}`));
-  if (files.length > SKIPPED) items.push(make("li", { textContent: `and ${counted(files.length - SKIPPED, "more file")}` }));
+  if (files.length > SKIPPED) items.push(make("li", { textContent: `and ${(files.length - SKIPPED).toLocaleString("en")} more` }));
   return [make("p", { textContent: `${counted(files.length, "file")} skipped:` }), make("ul", { className: "small" }, ...items)];
 }
 
@@ -386,9 +398,9 @@ function accuracyTable(accuracies) {
   if (accuracies.every((each) => each.after === null)) return [];
   const rows = accuracies.map((each) => [
     [named(each.name), make("span", { className: "kind", textContent: each.kind })],
-    share(each.before), share(each.after), each.images ? each.images.toLocaleString("en") : "–",
+    each.before === null ? "–" : percent(each.before), each.after === null ? "–" : percent(each.after), each.images ? `${Math.round(each.after * each.images)} of ${each.images}` : "–",
   ]);
-  const found = [table("Accuracy of each class before and after the update", ["Class", "Before", "After", "Held out"], rows)];
+  const found = [table("Held-out images of each class that are recognised", ["Class", "Before", "After", "Images"], rows)];
   if (accuracies.some((each) => each.estimated)) {
     found.push(make("p", { className: "muted small" }, "These are estimates: the network has changed since some of the images were seen."));
   }
