@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engram.data import Samples
 from engram.data.augment import center_crop
-from engram.errors import UsageError
+from engram.errors import DataError, UsageError
 from engram.network import HEADS, Network, make_network, restore_network
 from engram.network.network import normalise
 from engram.network.pretrained import IMAGENET_MEAN, IMAGENET_STD
@@ -131,6 +131,14 @@ def test_statistics_in_a_weights_file_hold_for_any_inputs(shape: tuple[int, ...]
     network = make_network("auto", "cosine", samples, seed=0, weights=str(tmp_path / "without"))
     expected = IMAGENET_MEAN if shape == (8, 8, 3) else own.mean.tolist()  # vectors of three numbers are no colours
     assert network.mean.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("mean", [torch.zeros(5), torch.zeros(3, 3), torch.tensor(0.5), torch.zeros(3).long()])
+def test_statistics_of_other_inputs_in_a_weights_file_are_refused(mean: Tensor, tmp_path: Path) -> None:
+    extractor = make_network("resnet32", "cosine", SAMPLES, seed=5).extractor
+    save_tensors(tmp_path / "weights", {**extractor.state_dict(), "input.mean": mean, "input.std": torch.ones(3)})
+    with pytest.raises(DataError, match="weights"):
+        make_network("resnet32", "cosine", SAMPLES, seed=0, weights=str(tmp_path / "weights"))
 
 
 # Copies

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from engram.data import Samples
 from engram.data.augment import center_crop
 from engram.data.samples import LazyImages
-from engram.errors import EngramError, TrainingError, UsageError, unknown
+from engram.errors import DataError, EngramError, TrainingError, UsageError, unknown
 from engram.network import parallel
 from engram.network.cache import Cache
 from engram.network.pretrained import IMAGENET_MEAN, IMAGENET_STD, Pretrained, fold_batch_norms
@@ -23,6 +23,7 @@ from engram.network.registry import IDENTITY, feature_dimension, load_weights, m
 from engram.progress import SILENT, Progress
 from engram.randomness import seeded
 from engram.storage import tensors_of
+from engram.text import printable
 
 # For vectors that are used as features; measured on embeddings of photos, digits and tables (tests/estimator).
 SHIFT = 1.0  # standard deviations by which every column is moved away from 0
@@ -384,6 +385,8 @@ def make_network(
     with seeded(seed, "weights"):
         extractor = make_extractor(network, shape, last_relu=last_relu, progress=progress)
     published = None if weights is None else load_weights(extractor, Path(weights))
+    if any(each.dtype != torch.float32 or each.shape != shape[-1:] for each in published or ()):
+        raise DataError(f"{printable(weights)} states the mean or deviation of inputs other than {tuple(shape)}.")
     extractor = channels_last(extractor)
     one = torch.zeros(1, *shape, dtype=samples.inputs.dtype)
     if isinstance(extractor, Pretrained):
