@@ -79,6 +79,7 @@ def test_a_pass_prints_what_it_did_and_fails_if_the_model_is_locked(place: Path)
     done = engram("watch", "model", "incoming", "--settle", "0", "--once", cwd=place)
     _, skipped, learned = done.stdout.splitlines()
     assert done.returncode == 0 and "broken.jpg" in skipped and "cat 3, dog 3" in learned
+    assert "95 % interval" in learned and "6 held-out images" in learned
     write(place / "incoming" / "cat" / "new.jpg", 0, 8)
     with ModelFolder(place / "model").writing():
         done = engram("watch", "model", "incoming", "--settle", "0", "--once", cwd=place)

@@ -11,7 +11,7 @@ import typer
 
 import engram
 from engram.cli.options import Device, Force, NewModelPath
-from engram.cli.output import print_json
+from engram.cli.output import accuracy_text, print_json
 from engram.text import format_duration, plural, printable
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ def _line(event: WatchEvent) -> str:
     if (update := event.update) is None:
         return f"{event.event} {printable(event.path)}{f': {printable(event.reason)}' if event.reason else ''}"
     counts = ", ".join(f"{printable(name)} {count:,}" for name, count in {**update.new, **update.more}.items())
-    accuracy = "" if update.accuracy is None else f"; accuracy {update.accuracy:.3f}"
+    measured, classes = update.held_out_classes, update.classes
+    accuracy = accuracy_text(update.accuracy, update.interval, update.held_out, measured, classes, update.estimated)
     return (
         f"learned {counts} in {format_duration(update.seconds)}: generation {update.generation}, "
-        f"{plural(update.classes, 'class')}{accuracy}"
+        f"{plural(classes, 'class')}; accuracy {accuracy}"
     )
