@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +33,14 @@ def final_bytes(folder: Path) -> dict[str, bytes]:
     files = [path for path in folder.rglob("*") if path.is_file() and path.name not in TIMED]
     files = [path for path in files if "trained" not in path.parts or not path.name.startswith(storage.ASIDE)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+class AfterTask:
+    """A listener that calls `act` after each task, with its number from 1 up and what was measured."""
+
+    def __init__(self, act: Callable[[int, dict[str, Any]], None]) -> None:
+        self.act = act
+
+    def on_event(self, event: str, values: dict[str, Any]) -> None:
+        if event == "task":
+            self.act(values["task"], values)

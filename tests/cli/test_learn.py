@@ -374,7 +374,6 @@ def weights(path: Path) -> None:
         (("--set", "learning_rat=1"), 2, "'learning_rate'"),
         (("--set", "learning_rate"), 2, "KEY=VALUE.*'learning_rate'"),
         (("--set", "method=features"), 2, "'engram'.*'method'"),
-        (("--images-per-class", "2", "--set", "images_per_class=3"), 2, "--images-per-class 2.*images_per_class=3"),
         (("--device", "abacus"), 2, "'abacus'"),
         (("--from-weights", "absent.safetensors"), 1, "absent.safetensors"),
         (("--from-weights", "junk.safetensors"), 1, "junk.safetensors"),

@@ -171,7 +171,7 @@ def test_a_budget_chooses_and_prints_how_much_is_stored(
     quick = ["--epochs", "1", "--classes-per-task", "5", *QUICK_FEATURES]  # all ten classes in two tasks
     done = engram("run", *arguments, *quick, "--budget", "30KB", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == f"30KB for 10 classes: {text}"
+    assert done.stderr.splitlines()[0] == f"30.0 KB for 10 classes: {text}"
     result = result_of(tmp_path / "here")
     assert {name: result["settings"][name] for name in settings} == settings
     assert result["memory_bytes"] == size <= 30 * 2**10
@@ -184,7 +184,7 @@ def test_a_budget_for_arrays_of_ones_own_counts_the_classes_of_the_tasks_that_ar
     data = ["--dataset", "arrays", "--data", "mine.npz", "--classes-per-task", "2"]
     done = engram("run", "icarl", *data, *QUICK, "--budget", "1 KB", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == "1 KB for 4 classes: 25 images in all"  # of 40 bytes
+    assert done.stderr.splitlines()[0] == "1.0 KB for 4 classes: 25 images in all"  # of 40 bytes
     result = result_of(tmp_path / "here")
     assert result["settings"]["images_total"] == 25
     assert result["memory_bytes"] == 4 * 6 * 40

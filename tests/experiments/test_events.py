@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from commands import engram
 from learners_made import quick
-from runs_made import comparable, final_bytes
+from runs_made import AfterTask, comparable, final_bytes
 
 from engram.data import Stream
 from engram.errors import EngramError, TrainingError
@@ -47,18 +47,16 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Logged:
-    """A finished run of three tasks, and what it reported after each."""
+    """A finished run of three tasks."""
 
     folder: Path
     result: Result
-    measured: list[Measurement]
 
 
 @pytest.fixture(scope="module")
 def logged(vectors: Stream, tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    folder, measured = tmp_path_factory.mktemp("run"), []
-    result = run(quick(), vectors, out=folder, after_task=lambda task, found, seconds: measured.append(found))
-    return Logged(folder, result, measured)
+    folder = tmp_path_factory.mktemp("run")
+    return Logged(folder, run(quick(), vectors, out=folder))
 
 
 # The log
@@ -123,8 +121,7 @@ def test_a_task_event_has_the_measurement(logged: Logged) -> None:
     assert [event["by_task"] for event in tasks] == result.accuracy_matrix
     assert [event["classes"] for event in tasks] == [2, 4, 6]
     assert tasks[-1]["memory_bytes"] == result.memory_bytes
-    for event, found in zip(tasks, logged.measured, strict=True):
-        assert set(event) == {"event", "task", *vars(found)}
+    assert all(set(event) == {"event", "task", *(field.name for field in fields(Measurement))} for event in tasks)
 
 
 def test_a_network_that_another_run_has_trained_has_no_epochs(vectors: Stream, tmp_path: Path) -> None:
@@ -139,14 +136,14 @@ class _Interrupt(Exception):
     pass
 
 
-def stop(task: int, *rest: object) -> None:
-    if task == 1:
+def stop(task: int, measured: object) -> None:
+    if task == 2:
         raise _Interrupt
 
 
 def test_a_resumed_run_appends_to_the_log(vectors: Stream, tmp_path: Path) -> None:
     with pytest.raises(_Interrupt):
-        run(quick(), vectors, out=tmp_path, after_task=stop)
+        run(quick(), vectors, out=tmp_path, listeners=[AfterTask(stop)])
     before = (tmp_path / "events.jsonl").read_bytes()
     events = events_of(tmp_path)
     assert events[-1] == {"event": "stop", "why": "_Interrupt"}
@@ -174,7 +171,7 @@ def test_ctrl_c_is_logged(vectors: Stream, tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(quick(), vectors, out=tmp_path, after_task=interrupt)
+        run(quick(), vectors, out=tmp_path, listeners=[AfterTask(interrupt)])
     assert events_of(tmp_path)[-1] == {"event": "stop", "why": "KeyboardInterrupt"}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from folders_made import imagenet, settle
 from learners_made import OF_EACH_KIND
-from runs_made import comparable
+from runs_made import AfterTask, comparable
 
 from engram.data import Dataset, DecodeOptions, load
 from engram.errors import DataError, UsageError
@@ -86,7 +86,9 @@ def test_a_stopped_run_resumes_with_cached_images_and_from_a_copy_of_the_folder(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        plan(network="small").run(load("imagenet1000", root, options=READING), tmp_path / "run", after_task=stop)
+        plan(network="small").run(
+            load("imagenet1000", root, options=READING), tmp_path / "run", listeners=[AfterTask(stop)]
+        )
     copied = shutil.copytree(root, tmp_path / "copy")
     packed = load("imagenet1000", copied, options=replace(READING, cache=10**6))
     assert plain(plan(network="small").run(packed, tmp_path / "run", resume=True)) == plain(whole)

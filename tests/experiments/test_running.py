@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from learners_made import OF_EACH_TRAINING, quick
-from runs_made import comparable, final_bytes
+from runs_made import AfterTask, comparable, final_bytes
 
 from engram.data import Stream, load
 from engram.errors import DataError, EngramError, TrainingError, UsageError
@@ -98,12 +98,12 @@ class _Interrupt(Exception):
 def test_a_run_stopped_between_tasks_resumes_to_the_same_bytes(
     whole: tuple[Path, Result], vectors: Stream, tmp_path: Path
 ) -> None:
-    def stop(task: int, *rest: object) -> None:
-        if task == 1:
+    def stop(task: int, measured: object) -> None:
+        if task == 2:
             raise _Interrupt
 
     with pytest.raises(_Interrupt):
-        run(quick(), vectors, out=tmp_path, after_task=stop)
+        run(quick(), vectors, out=tmp_path, listeners=[AfterTask(stop)])
     folder, result = whole
     assert comparable(run(quick(), vectors, out=tmp_path, resume=True)) == comparable(result)
     assert final_bytes(tmp_path) == final_bytes(folder)
@@ -147,20 +147,12 @@ def test_eeil_stopped_in_fine_tuning_resumes_to_the_same_bytes(vectors: Stream, 
     _stop_and_resume("eeil", vectors.first(2), tmp_path, "fine-tune", 2)
 
 
-def test_resuming_a_finished_run_returns_its_result_and_reports_its_tasks(
+def test_resuming_a_finished_run_returns_its_result(
     whole: tuple[Path, Result], vectors: Stream, tmp_path: Path
 ) -> None:
-    (folder, result), reported = whole, []
+    folder, result = whole
     shutil.copytree(folder, tmp_path / "run")
-    again = run(
-        quick(),
-        vectors,
-        out=tmp_path / "run",
-        resume=True,
-        after_task=lambda task, measured, seconds: reported.append((task, measured.accuracy)),
-    )
-    assert again == result
-    assert reported == list(enumerate(result.curve))
+    assert run(quick(), vectors, out=tmp_path / "run", resume=True) == result
 
 
 def test_resuming_a_finished_run_does_not_change_its_environment(vectors: Stream, begun: Path) -> None:
@@ -173,12 +165,12 @@ def test_resuming_a_finished_run_does_not_change_its_environment(vectors: Stream
 
 def test_a_run_extended_by_tasks_has_no_result_until_it_is_complete(vectors: Stream, begun: Path) -> None:
 
-    def stop(task: int, *rest: object) -> None:
-        if task == 1:
+    def stop(task: int, measured: object) -> None:
+        if task == 2:
             raise _Interrupt
 
     with pytest.raises(_Interrupt):
-        run(quick(), vectors, out=begun, resume=True, after_task=stop)
+        run(quick(), vectors, out=begun, resume=True, listeners=[AfterTask(stop)])
     assert not (begun / "result.json").exists()
 
 
@@ -316,7 +308,7 @@ def test_another_seed_gives_another_class_order_and_other_weights() -> None:
 def test_a_summary_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     digits = load("digits")
     plan = Plan(method="finetune", tasks=2, settings={"epochs": 1})
-    results = plan.run(digits, tmp_path, seeds=2)
+    results = plan.run_seeds(2, digits, tmp_path)
     assert [replace(result, seconds={}) for result in results] == [
         replace(plan.with_seed(seed).run(digits), seconds={}) for seed in (0, 1)
     ]
@@ -329,29 +321,25 @@ def test_a_summary_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
 
 
 def test_a_summary_of_one_seed_has_no_deviation() -> None:
-    results = Plan(method="finetune", tasks=1, settings={"epochs": 1}).run(load("digits"), seeds=1)
+    results = [Plan(method="finetune", tasks=1, settings={"epochs": 1}).run(load("digits"))]
     assert summarise(results)["average_incremental_accuracy"]["deviation"] is None
 
 
 def test_a_folder_for_seeds_that_holds_anything_else_is_refused_before_anything_runs(tmp_path: Path) -> None:
     digits, plan = load("digits"), Plan(method="finetune", tasks=1, settings={"epochs": 1})
 
-    def refused(seed: int, seeds: int, resume: bool = False) -> str:
+    def refused(resume: bool = False) -> str:
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(UsageError) as caught:
-            plan.with_seed(seed).run(digits, tmp_path, seeds=seeds, resume=resume)
+            plan.run_seeds(2, digits, tmp_path, resume=resume)
         assert sorted(tmp_path.rglob("*")) == before
         return str(caught.value)
 
     (tmp_path / "seed-1").mkdir()
     (tmp_path / "seed-1" / "run.json").write_text("{}")
-    assert str(tmp_path / "seed-1") in refused(0, 2)
-    (tmp_path / "summary.json").write_text('{"seeds": [0, 1, 2]}')
-    assert "seeds 0, 2" in refused(1, 1, resume=True)
-    (tmp_path / "summary.json").write_text('"my own notes"')
-    assert "summary.json" in refused(0, 2, resume=True)
+    assert str(tmp_path / "seed-1") in refused()
     (tmp_path / "thesis.tex").write_text("years")
-    assert "thesis.tex" in refused(0, 2, resume=True)
+    assert "thesis.tex" in refused(resume=True)
 
 
 def test_a_task_without_test_samples_is_refused_before_anything_is_learned(vectors: Stream, tmp_path: Path) -> None:
@@ -377,7 +365,7 @@ def test_reused_networks_are_counted_over_a_kill(vectors: Stream, tmp_path: Path
     cache = Cache(tmp_path / "trained")
     run(quick("lwf"), vectors.first(1), cache=cache)
     with pytest.raises(KeyboardInterrupt):
-        run(quick("lwf"), vectors, out=tmp_path / "run", cache=cache, after_task=stop)
+        run(quick("lwf"), vectors, out=tmp_path / "run", cache=cache, listeners=[AfterTask(stop)])
     resumed = run(quick("lwf"), vectors, out=tmp_path / "run", resume=True)
     assert resumed.networks_reused == 1
     assert {"measure", "train"} <= resumed.seconds.keys()

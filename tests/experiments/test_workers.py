@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import multiprocessing
 import os
@@ -22,7 +21,7 @@ import pytest
 import torch
 from commands import Command, warm
 from conftest import blobs, patterns
-from runs_made import results_in
+from runs_made import AfterTask, results_in
 
 from engram import storage
 from engram.data import Dataset, load
@@ -33,7 +32,7 @@ from engram.experiments.suite_plan import SuiteOptions, SuitePlan, SuiteRun, est
 from engram.experiments.suites import Variant
 from engram.experiments.workers import FAILED, Outcome, execute, run_in_processes, run_suite, start_process
 from engram.methods import measure_costs
-from engram.progress import Phase
+from engram.progress import Phase, Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than:engram.errors.EngramWarning")
 
@@ -99,7 +98,7 @@ def finished(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 def in_processes(options: SuiteOptions, runs: list[SuiteRun]) -> list[Outcome]:
     """The outcomes of runs, each in a process of its own."""
-    return list(run_in_processes(options, runs, 1, lambda run: None))
+    return list(run_in_processes(options, runs, 1))
 
 
 def results_of(plan: SuitePlan) -> list[list[Result]]:
@@ -373,9 +372,15 @@ def test_a_run_that_another_process_executes_is_not_marked_as_failed(file: Path,
     plan = plan_suite(at(QUALITY, tmp_path, file), data)
     plan.start("engram suite", resume=False)
     run, errors = plan.rows[0].runs[0], []
-    again = functools.partial(execute, plan.options, run, lambda: data)
-    assert again(after_task=lambda run: errors.append(again())) is None
-    assert len(errors) == 2 and all(str(run.folder) in str(error) for error in errors)
+
+    class Again(Silent):
+        @contextmanager
+        def phase(self, name: str, steps: int | None = None) -> Iterator[Phase]:
+            errors.append(execute(plan.options, run, lambda: data))
+            yield Phase()
+
+    assert execute(plan.options, run, lambda: data, Again()) is None
+    assert errors and all(str(run.folder) in str(error) for error in errors)
     assert run.done
     assert not (tmp_path / run.folder / FAILED).exists()
 
@@ -394,12 +399,12 @@ def test_a_suite_resumes_on_another_device(finished: Finished, file: Path, tmp_p
 @pytest.mark.usefixtures("warm_workers")
 def test_two_workers_give_the_results_of_one(finished: Finished, file: Path, tmp_path: Path) -> None:
     before = set(multiprocessing.active_children())  # of other tests, such as joblib's idle workers
-    finished(ALPHA, tmp_path / "one")
-    _, outcomes = run_all(ALPHA, tmp_path / "two", file, workers=2)
-    assert len({outcome.run.folder for outcome in outcomes}) == 5
-    assert [outcome.error for outcome in outcomes] == [None] * 5
+    finished(QUALITY, tmp_path / "one")
+    _, outcomes = run_all(QUALITY, tmp_path / "two", file, workers=2)
+    assert len({outcome.run.folder for outcome in outcomes}) == 2
+    assert [outcome.error for outcome in outcomes] == [None] * 2
     assert result_files(tmp_path / "two") == result_files(tmp_path / "one")
-    assert networks(tmp_path / "two") == 2
+    assert networks(tmp_path / "two") == 3  # the first task's is shared
     assert not set(multiprocessing.active_children()) - before
 
 
@@ -413,7 +418,7 @@ def test_ctrl_c_does_not_interrupt_a_worker_that_is_importing(
         time.sleep(0.01)
     assert process.is_alive()
     process.join(60)
-    assert process.exitcode == 0 and pipe.recv() == "task" and plan.rows[0].done
+    assert process.exitcode == 0 and pipe.recv() is None and plan.rows[0].done
     assert "KeyboardInterrupt" not in capfd.readouterr().err
 
 
@@ -616,7 +621,7 @@ def test_finished_tasks_of_an_interrupted_run_are_not_estimated_again(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(plan.options, run, lambda: data, after_task=interrupt)
+        run.plan.run(data, run.folder, listeners=[AfterTask(interrupt)])
     assert (RunFolder(run.folder).tasks_done, run.done) == (1, False)
     left = plan_suite(plan.options, data)
     for before, row in zip(plan.rows, left.rows, strict=True):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import atexit
 import errno
+import functools
 import gc
+import inspect as introspection
 import io
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -71,9 +75,35 @@ def _options(
     """The options of `engram` itself."""
 
 
+def _expanded(function: Callable[..., None]) -> Callable[..., None]:
+    """The function itself; if its only parameter is a dataclass, a function with a parameter for each field of it."""
+    options = next(iter(get_type_hints(function).values()))
+    if not (isinstance(options, type) and is_dataclass(options)):
+        return function
+
+    @functools.wraps(function)
+    def called(**values: Any) -> None:
+        function(options(**values))
+
+    hints = get_type_hints(options, include_extras=True)
+    called.__annotations__ = {}
+    called.__signature__ = introspection.Signature(  # type: ignore[attr-defined]
+        [
+            introspection.Parameter(
+                each.name,
+                introspection.Parameter.KEYWORD_ONLY,
+                default=introspection.Parameter.empty if each.default is MISSING else each.default,
+                annotation=hints[each.name],
+            )
+            for each in fields(options)
+        ]
+    )
+    return called
+
+
 for function in (
     *(run.run, listing.methods, listing.datasets, listing.networks, listing.suites, suite.suite, report.report),
     *(learn.learn, predict.predict, evaluate.evaluate, export.export, inspect.inspect, inspect.verify),
     *(edit.forget, edit.rename, edit.merge, edit.rollback, serve.serve, watch.watch),
 ):
-    app.command()(function)
+    app.command()(_expanded(function))

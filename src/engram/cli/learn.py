@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 12  # classes that a line names; the others are counted
 LEAST_ACCURACY = 0.5
-NAMED = ("features_per_class", "images_per_class", "network", "tune", "classifier")  # settings with an option
+SAME = (  # as `LearnOptions` has them
+    *("method", "network", "image_size", "epochs", "tune", "classifier", "force", "features_per_class"),
+    *("images_per_class", "budget", "hold_out", "seed", "device"),
+)
+
+
+def _epochs(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise UsageError(f"--epochs is a whole number from 1 up, or auto; found '{text}'.")
+    return int(text)
 
 
 @dataclass(kw_only=True)
@@ -46,7 +57,12 @@ class LearnCommandOptions:
         ),
     ] = None
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels. Default: by the images.")] = None
-    epochs: Annotated[str, typer.Option(help="Passes over the images where the network is trained, or auto.")] = "auto"
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="E|auto", parser=_epochs, help="Passes over the images if the network is trained. Default: auto."
+        ),
+    ] = None
     from_weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Start a new model from the weights in a .safetensors or .pth file."),
@@ -70,21 +86,14 @@ class LearnCommandOptions:
     def learn_options(self) -> LearnOptions:
         from engram.model import LearnOptions
 
-        settings = option.parse_settings(self.set)
-        named = {name: getattr(self, name) for name in NAMED}
-        _refuse_contradictions(named, settings)
         return LearnOptions(
-            **named,
-            **{name: getattr(self, name) for name in ("method", "image_size", "seed", "force", "hold_out", "device")},
             weights=self.from_weights,
             at_least=LEAST_ACCURACY if self.validate and self.at_least is None else self.at_least,
-            epochs=_parse_epochs(settings.pop("epochs", self.epochs)),
-            budget=option.parse_optional_bytes(self.budget),
-            settings=settings,
+            settings=dict(self.set or ()),
+            **{name: getattr(self, name) for name in SAME},
         )
 
 
-@option.command(LearnCommandOptions)
 def learn(given: LearnCommandOptions) -> None:
     """Teach a model new classes, or more about known ones. The images may be deleted afterwards.
 
@@ -97,21 +106,6 @@ def learn(given: LearnCommandOptions) -> None:
     options, folder = given.learn_options(), ModelFolder(given.model)
     folder.check_place()
     (_dry_run if given.dry_run else _learn)(folder, given.source, options, quiet=given.quiet, json=given.json)
-
-
-def _refuse_contradictions(named: Mapping[str, object], settings: Mapping[str, object]) -> None:
-    for name, value in named.items():
-        if value is not None and str(value) != settings.get(name, str(value)):
-            option = f"--{name.replace('_', '-')} {value}"
-            raise UsageError(f"{option} and --set {name}={settings[name]} contradict each other. Give one of them.")
-
-
-def _parse_epochs(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise UsageError(f"--epochs is a whole number from 1 up, or auto; found '{text}'.")
-    return int(text)
 
 
 def _learn(folder: ModelFolder, source: Path, options: LearnOptions, *, quiet: bool, json: bool) -> None:

@@ -15,6 +15,7 @@ import typer
 from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from engram.errors import EngramWarning
@@ -173,20 +174,20 @@ def table(
     overflow: Literal["wrap", "ellipsis", "none"] = "wrap",
 ) -> str:
     """Aligned columns of text, those in `right` flush right; the last one wraps or is cut at the terminal's width."""
-    console = Console()
     cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(cell_len, column)) for column in list(zip(*cells, strict=True))[:-1]]
-    indent = sum(widths) + 2 * len(widths)
-    room = max(console.width - indent, NARROWEST)
-    lines = []
-    for *first, last in cells:
-        gaps = [" " * (width - cell_len(cell)) for cell, width in zip(first, widths, strict=True)]
-        padded = [
-            gap + cell if n in right else cell + gap for n, (cell, gap) in enumerate(zip(first, gaps, strict=True))
-        ]
-        text = Text(last)  # no markup in names
-        if overflow == "ellipsis":
-            text.truncate(room, overflow="ellipsis")
-        wrapped = [line.plain.rstrip() for line in text.wrap(console, room)] if overflow != "none" else [last]
-        lines += ["  ".join([*padded, *wrapped[:1]]).rstrip(), *(" " * indent + line for line in wrapped[1:])]
-    return "\n".join(lines)
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    indent = sum(widths[:-1]) + 2 * len(widths[:-1])
+    console = Console(color_system=None)
+    if overflow != "none":
+        widths[-1] = min(widths[-1], max(console.width - indent, NARROWEST))
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    for number, width in enumerate(widths):
+        grid.add_column(justify="right" if number in right else "left", width=width)
+    last = grid.columns[-1]
+    last.no_wrap, last.overflow = (True, "ellipsis") if overflow == "ellipsis" else (False, "fold")
+    for row in cells:
+        grid.add_row(*map(Text, row))  # no markup in names
+    console.width = indent + widths[-1] + 2
+    with console.capture() as capture:
+        console.print(grid)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,14 +27,28 @@ if TYPE_CHECKING:
 
 NONE = "none of these"
 
+
+def parse_reject(text: str) -> float | str:
+    """`auto`, a rate such as `5%`, or a probability."""
+    text = text.strip()
+    if text == "auto" or re.fullmatch(r"\d{1,2}(\.\d{1,6})?%", text):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        what = f"'{printable(text)}' is not a probability, a rate such as 5%, or auto."
+        raise typer.BadParameter(what) from None
+
+
 Paths = Annotated[
     list[str],
     typer.Argument(metavar="IMAGE|FOLDER|-...", help="Images and folders; - reads paths from stdin, one per line."),
 ]
 Reject = Annotated[
-    str | None,
+    Any | None,  # what `parse_reject` returns
     typer.Option(
         metavar="T|auto|R%",
+        parser=parse_reject,
         help=f"Answer '{NONE}' if the most likely class has a probability below T, or so that about R % (auto: 5 %) of "
         "images of unknown classes are accepted.",
     ),
@@ -59,13 +73,12 @@ def predict(
         import engram.model
         from engram.data.scanning import SkippedFile
 
-    rejected = parse_reject(reject)
     loaded = engram.model.load(engram.model.ModelFolder(model), generation=generation, device=device)
     images, skipped = engram.model.find_images(_with_stdin(paths))
     predictions: list[Prediction] = []
     unreadable: list[SkippedFile] = []
     with Display(quiet=quiet) as display:
-        outcomes = engram.model.predict(loaded, images, top=top, reject=rejected, progress=display)
+        outcomes = engram.model.predict(loaded, images, top=top, reject=reject, progress=display)
         if csv:
             print(_csv(_header(loaded, top, reject)))
         for outcome in outcomes:
@@ -101,18 +114,6 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def parse_reject(text: str | None) -> float | str | None:
-    """`auto`, a rate such as `5%`, or a probability."""
-    text = None if text is None else text.strip()
-    if text is None or text == "auto" or re.fullmatch(r"\d{1,2}(\.\d{1,6})?%", text):
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        what = f"'{printable(text)}' is not a probability, a rate such as 5%, or auto."
-        raise typer.BadParameter(what, param_hint="'--reject'") from None
-
-
 def _with_stdin(arguments: Iterable[str]) -> list[Path]:
     """The arguments, with `-` replaced by the paths on stdin."""
     lines = [line for each in arguments for line in (_stdin_lines() if each == "-" else [each])]
@@ -142,19 +143,19 @@ def _csv(cells: Sequence[str]) -> str:
     return line.getvalue()
 
 
-def _header(model: Model, top: int, reject: str | None) -> list[str]:
+def _header(model: Model, top: int, reject: float | str | None) -> list[str]:
     probability = "p" if model.is_calibrated else "uncalibrated_p"
     ranks = range(1, min(top, len(model.names)) + 1)
     columns = [f"{what}_{rank}" for rank in ranks for what in ("class", probability)]
     return ["path", *(["rejected"] if reject is not None else []), *columns]
 
 
-def _row(prediction: Prediction, reject: str | None) -> list[str]:
+def _row(prediction: Prediction, reject: float | str | None) -> list[str]:
     answers = [cell for answer in prediction.top for cell in (answer.name, f"{answer.probability:.6f}")]
     return [str(prediction.path), *([str(prediction.rejected).lower()] if reject is not None else []), *answers]
 
 
-def _to_json(prediction: Prediction, reject: str | None) -> dict[str, object]:
+def _to_json(prediction: Prediction, reject: float | str | None) -> dict[str, object]:
     top = [{"class": answer.name, "probability": answer.probability} for answer in prediction.top]
     rejected = {"rejected": prediction.rejected} if reject is not None else {}
     return {"path": str(prediction.path), "top": top, **rejected}

@@ -9,29 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.options import (
-    Budget,
-    ExperimentOptions,
-    FeaturesPerClass,
-    ImagesPerClass,
-    Network,
-    Tune,
-    command,
-    parse_optional_bytes,
-    parse_settings,
-)
+from engram.cli.options import DECODING, Budget, ExperimentOptions, FeaturesPerClass, ImagesPerClass, Network, Tune
 from engram.cli.output import Display, print_json, share, skipped_lines, stopped
 from engram.text import format_bytes
 
 if TYPE_CHECKING:
-    from engram.experiments import Measurement, Plan, Result
+    from engram.experiments import Plan, Result
 
 HEADER = (
     *("task", "classes", "accuracy", "top-5", " head", "ω(t-1)", " ω(1)", "ceiling", "   gap"),
     *("   stored", "seconds"),
 )
+SHARES = ("accuracy", "accuracy_top5", "head_accuracy", "omega_previous", "omega_first", "ceiling")
 STORED = {"images_per_class": "a class", "images_total": "in all", "features_per_class": "a class"}
-PLANNED = ("method", "preset", "classes_per_task", "first_task", "tasks", "class_order", "validation", "seed")
+PLANNED = (
+    *("method", "preset", "classes_per_task", "first_task", "tasks"),
+    *("class_order", "validation", "budget", "seed"),
+)
 SETTINGS = ("network", "tune", "epochs", "features_per_class", "images_per_class", "images_total", "device")
 
 
@@ -65,14 +59,9 @@ class RunOptions(ExperimentOptions):
         from engram.experiments import Plan
 
         given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
-        return Plan(
-            settings={**given, **parse_settings(self.set)},
-            budget=parse_optional_bytes(self.budget),
-            **{name: getattr(self, name) for name in PLANNED},
-        )
+        return Plan(settings={**given, **dict(self.set or ())}, **{name: getattr(self, name) for name in PLANNED})
 
 
-@command(RunOptions)
 def run(options: RunOptions) -> None:
     """Learn a data set task by task with one method, and measure it after every task."""
     from engram.network import parallel
@@ -94,52 +83,53 @@ def run(options: RunOptions) -> None:
 
 
 def _run(options: RunOptions, out: Path, display: Display) -> list[Result]:
-    from engram.data import load
+    from engram.data import DecodeOptions, load
     from engram.experiments import TensorBoard
     from engram.experiments.running import RunArguments
     from engram.network import Cache, parallel
 
-    plan, decoding = options.plan(), options.decoding()
+    plan = options.plan()
+    decoding = DecodeOptions(size=options.image_size, **{name: getattr(options, name) for name in DECODING})
     dataset = parallel.main_first(lambda: load(options.dataset, options.data, display, decoding))
     for line in skipped_lines(dataset.skipped):
         display.say(line)
     if plan.budget is not None:
         stream = plan.stream(dataset)
         chosen = _chosen(plan.chosen(dataset, stream))
-        display.say(f"{options.budget} for {len(stream.classes)} classes: {chosen}")
+        display.say(f"{format_bytes(plan.budget)} for {len(stream.classes)} classes: {chosen}")
     given = RunArguments(
         resume=options.resume,
         cache=None if options.trainings is None else Cache(options.trainings),
-        listeners=[_Heading(display), *([TensorBoard()] if options.track else [])],
+        listeners=[_Table(display), *([TensorBoard()] if options.track else [])],
         progress=display,
-        after_task=lambda task, measured, seconds: display.say(_line(task, measured, seconds)),
     )
     if options.seeds is None:
         return [plan.run(dataset, out, **given)]
-    return plan.run(dataset, out, seeds=options.seeds, **given)
+    return plan.run_seeds(options.seeds, dataset, out, **given)
 
 
-class _Heading:
-    """Prints which run begins, and the header of its table."""
+class _Table:
+    """Prints which run begins, and a row for each task."""
 
     def __init__(self, display: Display) -> None:
-        self.display = display
+        self.display, self.seconds = display, 0.0
 
     def on_event(self, event: str, values: dict[str, Any]) -> None:
         if event == "begin":
             self.display.say("{method} on {dataset}, seed {seed}, in {folder}".format(**values))
             self.display.say("  ".join(HEADER))
+            self.seconds = 0.0
+        elif event == "phase":
+            self.seconds += values["seconds"]
+        elif event == "task":
+            self.display.say(self._row(**values))
 
-
-def _line(task: int, measured: Measurement, seconds: dict[str, float]) -> str:
-    """One task as a row under HEADER."""
-    gap = None if measured.ceiling is None else measured.ceiling - measured.accuracy
-    shares = [measured.accuracy, measured.accuracy_top5, measured.head_accuracy, measured.omega_previous]
-    shares += [measured.omega_first, measured.ceiling, gap]
-    numbers = map(share, shares)
-    spent = f"{sum(seconds.values()):.0f}" if seconds else "before"
-    cells = (str(task + 1), str(measured.classes), *numbers, format_bytes(measured.memory_bytes), spent)
-    return "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, HEADER, strict=True))
+    def _row(self, task: int, classes: int, memory_bytes: int, **measured: Any) -> str:
+        """One task as a row under HEADER."""
+        gap = None if measured["ceiling"] is None else measured["ceiling"] - measured["accuracy"]
+        shares = [share(measured[name]) for name in SHARES]
+        cells = (str(task), str(classes), *shares, share(gap), format_bytes(memory_bytes), f"{self.seconds:.0f}")
+        return "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, HEADER, strict=True))
 
 
 def _chosen(chosen: dict[str, Any]) -> str:

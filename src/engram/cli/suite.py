@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engram.cli.options import ExperimentOptions, command, parse_settings
+from engram.cli.options import DECODING, ExperimentOptions
 from engram.cli.output import Display, print_json, skipped_lines, stopped, table
 from engram.text import format_bytes, format_duration, plural
 
@@ -34,19 +34,19 @@ class SuiteCommandOptions(ExperimentOptions):
     on: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local"
 
     def suite_options(self) -> SuiteOptions:
+        from engram.data import DecodeOptions
         from engram.experiments.suite_plan import SuiteOptions
 
         same = ("dataset", "data", "out", "preset", "seeds", "seed", "tasks")
         return SuiteOptions(
             suite=self.name,
-            decoding=self.decoding(),
+            decoding=DecodeOptions(size=self.image_size, **{name: getattr(self, name) for name in DECODING}),
             methods=tuple(method for method in self.methods.split(",") if method),
-            settings={**({} if self.device == "auto" else {"device": self.device}), **parse_settings(self.set)},
+            settings={**({} if self.device == "auto" else {"device": self.device}), **dict(self.set or ())},
             **{name: getattr(self, name) for name in same},
         )
 
 
-@command(SuiteCommandOptions)
 def suite(options: SuiteCommandOptions) -> None:
     """Run a table or figure of the paper: every method, every value, every seed."""
     from engram.experiments.suite_plan import plan_suite

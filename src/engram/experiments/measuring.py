@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,19 +39,19 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
     scores = learner.classify(features)
     class_indices = class_indices_of(test.labels, learner.classes_)
     groups = torch.arange(len(seen)).repeat_interleave(torch.tensor([len(each.test) for each in seen]))
-    plain = Measurement(
-        classes=len(learner.classes_),
-        accuracy=top_k_accuracy(scores, class_indices),
-        accuracy_top5=top_k_accuracy(scores, class_indices, 5),
-        by_task=[top_k_accuracy(scores[groups == i], class_indices[groups == i]) for i in range(len(seen))],
-        memory_bytes=learner.memory.nbytes,
-    )
+    measured: dict[str, Any] = {
+        "classes": len(learner.classes_),
+        "accuracy": top_k_accuracy(scores, class_indices),
+        "accuracy_top5": top_k_accuracy(scores, class_indices, 5),
+        "by_task": [top_k_accuracy(scores[groups == i], class_indices[groups == i]) for i in range(len(seen))],
+        "memory_bytes": learner.memory.nbytes,
+    }
     if learner.make_classifier() is None:
-        return plain
-    with_head = replace(plain, head_accuracy=top_k_accuracy(learner.head_scores(features), class_indices))
+        return Measurement(**measured)
+    measured["head_accuracy"] = top_k_accuracy(learner.head_scores(features), class_indices)
     stored, statistics = learner.memory.features, learner.memory.statistics
     if not len(stored) and not len(statistics):
-        return with_head
+        return Measurement(**measured)
     # Statistics are of all training samples.
     samples = concatenate(*(each.train for each in seen)) if len(statistics) else originals(stream, origins)
     true = F.normalize(learner.extract(samples, progress, "measure"))  # (n, d)
@@ -58,15 +59,12 @@ def measure(learner: Learner, stream: Stream, task: int, origins: Tensor, progre
     twin = learner.without_drift(
         arrived, true, true_indices, lambda: learner.extract(arrived.train, progress, "measure")
     )
-    with_ceiling = replace(with_head, ceiling=top_k_accuracy(twin.scores(F.normalize(features)), class_indices))
-    if len(statistics):
-        return with_ceiling
-    return replace(
-        with_ceiling,
-        omega=adaptation_quality(stored.rows, true, torch.ones(len(stored), dtype=torch.bool)),
-        omega_previous=adaptation_quality(stored.rows, true, origins[:, 0] == task - 1),
-        omega_first=adaptation_quality(stored.rows, true, origins[:, 0] == 0) if task else None,
-    )
+    measured["ceiling"] = top_k_accuracy(twin.scores(F.normalize(features)), class_indices)
+    if not len(statistics):
+        among = {"omega": origins[:, 0] >= 0, "omega_previous": origins[:, 0] == task - 1}
+        among |= {"omega_first": origins[:, 0] == 0} if task else {}
+        measured |= {name: adaptation_quality(stored.rows, true, rows) for name, rows in among.items()}
+    return Measurement(**measured)
 
 
 def originals(stream: Stream, origins: Tensor) -> Samples:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -48,9 +48,6 @@ GIGABYTE = 2**30
 # A pretrained network has features of about a thousand numbers: an MLP of 16 d would have 470 million weights.
 PRETRAINED = {"adapter_width": 1024}
 
-# (task, measurement, seconds by phase so far; empty for a task that was done before the run was resumed)
-AfterTask = Callable[[int, Measurement, dict[str, float]], None]
-
 
 class RunArguments(TypedDict, total=False):
     """The arguments of `engram.run` beside the learner, the stream and the folder."""
@@ -59,7 +56,6 @@ class RunArguments(TypedDict, total=False):
     cache: Cache | None
     listeners: Sequence[Listener]
     progress: Progress
-    after_task: AfterTask | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,30 +108,16 @@ class Plan:
         defaults = preset(self.preset, self.method, dataset, asked.get("objective"), asked.get("network"))
         return override(defaults, asked)
 
-    @overload
-    def run(self, dataset: Dataset, out: Path | None = None, **options: Unpack[RunArguments]) -> Result: ...
+    def run(self, dataset: Dataset, out: Path | None = None, **options: Unpack[RunArguments]) -> Result:
+        """Run the plan in the folder `out`; see `engram.run`."""
+        stream = self.stream(dataset)
+        return run(self.learner(dataset, stream), stream, out=out, **options)
 
-    @overload
-    def run(
-        self, dataset: Dataset, out: Path | None = None, *, seeds: int, **options: Unpack[RunArguments]
-    ) -> list[Result]: ...
-
-    def run(
-        self, dataset: Dataset, out: Path | None = None, *, seeds: int | None = None, **options: Unpack[RunArguments]
-    ) -> Result | list[Result]:
-        """Run the plan in the folder `out`; see `engram.run`.
-
-        With `seeds`, run this many seeds from `seed` up, each in a folder `out/seed-N`, and write `summary.json`.
-        """
-        if seeds is None:
-            stream = self.stream(dataset)
-            return run(self.learner(dataset, stream), stream, out=out, **options)
-        plans = [self.with_seed(seed) for seed in range(self.seed, self.seed + seeds)]
-        if out is None:
-            return [plan.run(dataset, **options) for plan in plans]
-        folders = [out / f"seed-{plan.seed}" for plan in plans]
-        parallel.on_main(lambda: _refuse_another(out, folders, options.get("resume", False)))
-        results = [plan.run(dataset, folder, **options) for plan, folder in zip(plans, folders, strict=True)]
+    def run_seeds(self, seeds: int, dataset: Dataset, out: Path, **options: Unpack[RunArguments]) -> list[Result]:
+        """Run this many seeds from `seed` up, each in a folder `out/seed-N`, and write `summary.json`."""
+        plans = {out / f"seed-{seed}": self.with_seed(seed) for seed in range(self.seed, self.seed + seeds)}
+        parallel.on_main(lambda: _refuse_another(out, plans, options.get("resume", False)))
+        results = [plan.run(dataset, folder, **options) for folder, plan in plans.items()]
         parallel.on_main(lambda: storage.write_json(out / "summary.json", summarise(results)))
         return results
 
@@ -175,22 +157,13 @@ def classes_per_task(dataset: Dataset) -> int:
     return usual if usual is not None and usual < classes else max(1, classes // 5)
 
 
-def _refuse_another(out: Path, folders: Sequence[Path], resume: bool) -> None:
-    """Refuse a folder for several seeds that holds other files, other seeds, or runs that are not to be resumed."""
+def _refuse_another(out: Path, folders: Iterable[Path], resume: bool) -> None:
+    """Refuse a folder for several seeds that holds other files, or runs that are not to be resumed."""
     found = [path.name for path in out.iterdir()] if out.is_dir() else []
     if foreign := [name for name in found if not re.fullmatch(r"seed-\d+|summary\.json|\..*", name)]:
         raise UsageError(FOREIGN.format(out, min(foreign)))
-    for folder in folders:
-        if not resume and folder.is_dir() and any(folder.iterdir()):
-            raise UsageError(TAKEN.format(folder))
-    summary = storage.read_json(out / "summary.json") if "summary.json" in found else {"seeds": []}
-    if not isinstance(summary, dict) or not isinstance(summary.get("seeds"), list):
-        raise UsageError(FOREIGN.format(out, "a summary.json that is not engram's"))
-    if others := [seed for seed in summary["seeds"] if out / f"seed-{seed}" not in folders]:
-        raise UsageError(
-            f"{out / 'summary.json'} also has the seeds {', '.join(map(str, others))}. Include them, or choose another "
-            "--out."
-        )
+    if taken := [folder for folder in folders if not resume and folder.is_dir() and any(folder.iterdir())]:
+        raise UsageError(TAKEN.format(taken[0]))
 
 
 def run(
@@ -202,14 +175,13 @@ def run(
     cache: Cache | None = None,
     listeners: Sequence[Listener] = (),
     progress: Progress = SILENT,
-    after_task: AfterTask | None = None,
 ) -> Result:
     """Teach a new learner the stream task by task, and measure it after every task.
 
     With `out`, the run is saved in that folder; after a kill, `resume` continues it to exactly the same result. With
     `cache`, runs that differ only after training share their networks and features. `listeners` receive the events that
     `events.jsonl` in the folder records. Under torchrun every process calls this function and gets the same
-    result; only rank 0 writes, reports progress and calls `after_task`.
+    result; only rank 0 writes and reports progress and events.
     """
     with parallel.process_group(learner.device), ExitStack() as stack:
         _check(learner, stream)
@@ -222,14 +194,14 @@ def run(
             lambda: None if out is None else stack.enter_context(open_run(Path(out), identity, resume=resume))
         )
         if not parallel.is_main():
-            progress, listeners, after_task = SILENT, (), None
+            progress, listeners = SILENT, ()
         log = [EventLog(folder.path / "events.jsonl")] if folder is not None else []
         events = RunProgress(progress, [*log, *listeners])
         learner.cache = cache if learner.is_cacheable else None
         stack.enter_context(threads_for(stream.tasks[0].train.shape, learner.network))
         place = None if folder is None else str(folder.path)
         stack.enter_context(events.run(method=learner.name, dataset=stream.name, seed=learner.seed, folder=place))
-        state = _learn(learner, stream, tasks, folder, events, after_task)
+        state = _learn(learner, stream, tasks, folder, events)
         return Result(
             **parallel.broadcast(lambda: _finish(folder, result_of(learner, stream, settings, state)).to_json())
         )
@@ -302,19 +274,11 @@ def class_counts(tasks: Sequence[Task]) -> Tensor:
 
 
 def _learn(
-    learner: Learner,
-    stream: Stream,
-    fingerprints: list[str],
-    folder: RunFolder | None,
-    events: RunProgress,
-    after_task: AfterTask | None,
+    learner: Learner, stream: Stream, fingerprints: list[str], folder: RunFolder | None, events: RunProgress
 ) -> RunState:
     """Learn the tasks that are left, each saved as soon as it is measured."""
     state = _restore(learner, folder)
     events.seconds = state.seconds
-    after_task = after_task or (lambda *_: None)
-    for done, measurement in enumerate(state.measurements):
-        after_task(done, measurement, {})
     with events.inner.phase("run", len(stream)) as phase:
         phase.advance(learner.tasks_)
         for task in stream.tasks[learner.tasks_ :]:
@@ -328,7 +292,6 @@ def _learn(
                 folder.save(learner, state)
             events.log("task", task=task.index + 1, **asdict(measurement))
             phase.advance()
-            after_task(task.index, measurement, state.seconds)
     return state
 
 

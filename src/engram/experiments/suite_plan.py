@@ -117,7 +117,7 @@ class SuitePlan:
 
     options: SuiteOptions
     rows: Sequence[PlannedVariant]
-    seconds_left: Mapping[Path, Sequence[float]]  # by run: an estimate for each of its tasks
+    seconds_left: Mapping[Path, float]  # by run, an estimate
     disk_bytes: int  # an estimate of what the runs left will write, the suite's cache included
 
     @property
@@ -133,7 +133,7 @@ class SuitePlan:
     @property
     def seconds(self) -> float:
         """An estimate for everything left, one run after another."""
-        return sum(map(sum, self.seconds_left.values()))
+        return sum(self.seconds_left.values())
 
     def start(self, command: str, *, resume: bool) -> None:
         """Write the suite's file, for reports and for resuming. An existing one needs `resume` and the same runs."""
@@ -182,7 +182,7 @@ def plan_suite(options: SuiteOptions, dataset: Dataset) -> SuitePlan:
     left, disk_bytes = _left({run: one for _, runs, one in members for run in runs})
     uncounted = dict(left)  # a run that two variants have in common counts for the first
     rows = [
-        PlannedVariant(variant, runs, one, sum(sum(uncounted.pop(run.folder, ())) for run in runs))
+        PlannedVariant(variant, runs, one, sum(uncounted.pop(run.folder, 0.0) for run in runs))
         for variant, runs, one in members
     ]
     return SuitePlan(options, rows, left, disk_bytes)
@@ -211,8 +211,8 @@ def estimate(learner: Learner, stream: Stream, costs: Costs) -> Estimate:
     )
 
 
-def _left(estimates: Mapping[SuiteRun, Estimate]) -> tuple[dict[Path, list[float]], int]:
-    """Seconds for each task of the runs that are not done, and bytes on disk for all of them.
+def _left(estimates: Mapping[SuiteRun, Estimate]) -> tuple[dict[Path, float], int]:
+    """Seconds for each run that is not done, and bytes on disk for all of them.
 
     What is shared counts for the first run that needs it.
     """
@@ -221,20 +221,20 @@ def _left(estimates: Mapping[SuiteRun, Estimate]) -> tuple[dict[Path, list[float
     learned = {run: len(one.training) if run.done else RunFolder(run.folder).tasks_done for run, one in runs.items()}
     trained = {network for run in runs for network in run.networks(learned[run])}
     extracted = {(run.training, one.images) for run, one in runs.items() if run.done}
-    left: dict[Path, list[float]] = {}
+    left: dict[Path, float] = {}
     disk_bytes = features_bytes = 0
     for run, one in runs.items():
         if run.done:
             continue
-        left[run.folder] = [0.0] * learned[run]
-        for task, network in list(enumerate(run.networks(len(one.training))))[learned[run] :]:
-            seconds = one.adapting[task]
-            seconds += one.training[task] if network not in trained else 0
-            seconds += one.extracting[task] if (run.training, one.images) not in extracted else 0
-            left[run.folder].append(seconds)
-        disk_bytes += one.memory_bytes + one.network_bytes * (1 + len({*run.networks(len(one.training))} - trained))
-        features_bytes += one.features_bytes if (run.training, one.images) not in extracted else 0
-        trained.update(run.networks(len(one.training)))
+        networks, extracts = run.networks(len(one.training)), (run.training, one.images) not in extracted
+        left[run.folder] = sum(
+            one.adapting[task] + (network not in trained) * one.training[task] + extracts * one.extracting[task]
+            for task, network in enumerate(networks)
+            if task >= learned[run]
+        )
+        disk_bytes += one.memory_bytes + one.network_bytes * (1 + len({*networks} - trained))
+        features_bytes += one.features_bytes if extracts else 0
+        trained.update(networks)
         extracted.add((run.training, one.images))
     return left, disk_bytes + min(features_bytes, MAX_BYTES)
 

@@ -35,7 +35,6 @@ INTERVAL = 0.1  # seconds between looks at whether to stop
 OLDEST_RAY = (2, 60)  # a local cluster requires a token by default
 LOOPBACK = "127.0.0.1"
 
-AfterTask = Callable[[SuiteRun], None]
 Outcomes = Generator["Outcome", None, None]  # as runs end
 
 
@@ -59,41 +58,26 @@ def run_suite(
     By default, one at a time in this process; on Ray, as many as the cluster has room for.
     """
     options, runs, outcomes = plan.options, plan.runs_left, []
-    steps = {run.folder: [1 + round(1000 * seconds) for seconds in plan.seconds_left[run.folder]] for run in runs}
-    with progress.phase("suite", sum(map(sum, steps.values()))) as phase:
-
-        def after_task(run: SuiteRun) -> None:
-            if steps[run.folder]:
-                phase.advance(steps[run.folder].pop(0), run.label)
-
-        if on == "ray":
-            ending = run_on_ray(options, runs, workers)
-        elif workers is not None and workers > 1 and len(runs) > 1:
-            ending = run_in_processes(options, runs, workers, after_task)
-        else:
-            ending = (Outcome(run, execute(options, run, lambda: dataset, progress, after_task)) for run in runs)
-        with closing(ending):
-            for outcome in ending:
-                outcomes.append(outcome)
-                left = steps[outcome.run.folder]  # the tasks that a failed run did not learn
-                phase.advance(sum(left), outcome.run.label)
-                left.clear()
+    steps = {run.folder: 1 + round(1000 * plan.seconds_left[run.folder]) for run in runs}
+    if on == "ray":
+        ending = run_on_ray(options, runs, workers)
+    elif workers is not None and workers > 1 and len(runs) > 1:
+        ending = run_in_processes(options, runs, workers)
+    else:
+        ending = (Outcome(run, execute(options, run, lambda: dataset, progress)) for run in runs)
+    with progress.phase("suite", sum(steps.values())) as phase, closing(ending):
+        for outcome in ending:
+            outcomes.append(outcome)
+            phase.advance(steps[outcome.run.folder], outcome.run.label)
     return outcomes
 
 
 def execute(
-    options: SuiteOptions,
-    run: SuiteRun,
-    load: Callable[[], Dataset],
-    progress: Progress = SILENT,
-    after_task: AfterTask = lambda run: None,
+    options: SuiteOptions, run: SuiteRun, load: Callable[[], Dataset], progress: Progress = SILENT
 ) -> str | None:
     """Execute one run, or what is left of it, and return why it failed, if it did. It can be tried again."""
     try:
-        cache = Cache(options.folder / "trained")
-        run.plan.run(
-            load(), run.folder, resume=True, cache=cache, progress=progress, after_task=lambda *_: after_task(run)
-        )
+        run.plan.run(load(), run.folder, resume=True, cache=Cache(options.folder / "trained"), progress=progress)
     except BusyError as error:  # another process is executing it, and marks it if it fails
         return str(error)
     except EngramError as error:
@@ -126,20 +110,19 @@ def _run_in_threads(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def run_in_processes(options: SuiteOptions, runs: Sequence[SuiteRun], workers: int, after_task: AfterTask) -> Outcomes:
+def run_in_processes(options: SuiteOptions, runs: Sequence[SuiteRun], workers: int) -> Outcomes:
     """Each run in a process of its own. A process that dies fails its own run only."""
     threads = max(1, (os.cpu_count() or 1) // workers)
 
     def start(run: SuiteRun, stopping: threading.Event) -> str | None:
         pipe, process = start_process(options, run, threads)
         try:
-            while not stopping.is_set():
-                if pipe.poll(INTERVAL):
-                    if (message := pipe.recv()) != "task":
-                        return str(message["error"]) if message["error"] else None
-                    after_task(run)
-            process.kill()  # its checkpoints are enough to resume from
-            return None
+            while not pipe.poll(INTERVAL):
+                if stopping.is_set():
+                    process.kill()  # its checkpoints are enough to resume from
+                    return None
+            error: str | None = pipe.recv()
+            return error
         except (EOFError, OSError):
             process.join()
             code = process.exitcode or 0
@@ -152,7 +135,7 @@ def run_in_processes(options: SuiteOptions, runs: Sequence[SuiteRun], workers: i
 
 
 def start_process(options: SuiteOptions, run: SuiteRun, threads: int) -> tuple[Connection, BaseProcess]:
-    """A process that executes a run, and a pipe on which it sends "task" after each, and at the end its error."""
+    """A process that executes a run, and a pipe on which it sends why the run failed, or None."""
     context = multiprocessing.get_context("spawn")
     pipe, there = context.Pipe()
     process: BaseProcess = context.Process(target=_work, args=(there, options, run, threads), daemon=True)
@@ -174,14 +157,12 @@ def _work(pipe: Connection, options: SuiteOptions, run: SuiteRun, threads: int) 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
-    pipe.send({"error": _execute_alone(options, run, threads, lambda run: pipe.send("task"))})
+    pipe.send(_execute_alone(options, run, threads))
 
 
-def _execute_alone(
-    options: SuiteOptions, run: SuiteRun, threads: int, after_task: AfterTask = lambda run: None
-) -> str | None:
+def _execute_alone(options: SuiteOptions, run: SuiteRun, threads: int) -> str | None:
     torch.set_num_threads(threads)
-    return execute(options, run, options.load, after_task=after_task)
+    return execute(options, run, options.load)
 
 
 def _exit_with_parent() -> None:
