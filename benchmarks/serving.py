@@ -1,6 +1,6 @@
 """A model on the network under load and under attack: the default network, asked by other processes.
 
-    python benchmarks/serving.py [part ...]      throughput, single, updating, swaps, attack; all without a name
+    python benchmarks/serving.py [part ...]      throughput, single, camera, updating, swaps, attack; all without a name
 
 Each part starts `engram serve` as people do, measures ratios side by side in one run, and adds what it found to
 benchmarks/results/serving.json.
@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -269,6 +270,41 @@ def updating(folder: ModelFolder, rounds: int = 3, seconds: float = 15) -> dict[
     }
 
 
+def camera(folder: ModelFolder, rounds: int = 3, seconds: float = 10) -> dict[str, object]:
+    """The page in a browser with a fake camera: answers per second, and how soon a class that was shown is known."""
+    from playwright.sync_api import expect, sync_playwright
+
+    answers, usable = [], []
+    with served(folder) as server, sync_playwright() as started:
+        arguments = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        chromium = started.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        page = chromium.new_page()
+        asked: list[str] = []
+        page.on("requestfinished", lambda request: asked.append(request.url))
+        page.goto(server.url)
+        page.get_by_role("button", name="Start the camera").click()
+        expect(page.locator("#live-bars li").first).to_be_visible(timeout=60_000)
+        for number in range(rounds):
+            asked.clear()
+            page.wait_for_timeout(1000 * seconds)
+            answers.append(sum("/api/classify" in url for url in asked) / seconds)
+            page.get_by_label("What does it show?").fill(f"new {number}")
+            page.get_by_role("button", name="Hold to add images", exact=True).hover()
+            page.mouse.down()
+            expect(page.locator("#held")).to_contain_text(re.compile(r"(1[5-9]|[2-9]\d) images"), timeout=120_000)
+            page.mouse.up()
+            begin = time.monotonic()
+            page.get_by_role("button", name="Teach", exact=True).click()
+            known = f"knows {len(CLASSES) + number + 1} classes"
+            expect(page.locator("#summary")).to_contain_text(known, timeout=600_000)
+            usable.append(time.monotonic() - begin)
+        chromium.close()
+    return {
+        "answers_per_second": [round(each, 1) for each in answers],
+        "last_image_to_known_seconds": [round(each, 1) for each in usable],
+    }
+
+
 def swaps(folder: ModelFolder, requests: int = 10_000, times: int = 20) -> dict[str, object]:
     """Requests of two images while the model is exchanged: each answer has the one name of its generation."""
     names: dict[int, str] = {load(folder, device="cpu") and folder.current().generation: CLASSES[0]}
@@ -426,7 +462,8 @@ def attack(folder: ModelFolder) -> dict[str, object]:
     return {"at_rest_mb": round(before / 2**20, 1), **found}
 
 
-PARTS = {"throughput": throughput, "single": single, "updating": updating, "swaps": swaps, "attack": attack}
+PARTS = {"throughput": throughput, "single": single, "camera": camera, "updating": updating, "swaps": swaps}
+PARTS |= {"attack": attack}
 
 
 def main() -> None:
@@ -436,7 +473,8 @@ def main() -> None:
     found: dict[str, object] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for name in chosen:
         with tempfile.TemporaryDirectory() as place:
-            found[name] = PARTS[name](make_model(Path(place) / "model"))
+            measured = PARTS[name](make_model(Path(place) / "model"))
+        found[name] = {**measured, "load_average": round(os.getloadavg()[0], 1)}  # of the last minute
         print(name, json.dumps(found[name], indent=1), flush=True)
         RESULT.write_text(json.dumps(found, indent=1) + "\n")
 

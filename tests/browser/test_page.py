@@ -1,6 +1,7 @@
 """The page of `engram serve` in a real browser with a real server."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,24 @@ def test_a_camera_image_is_classified(browser: Any, known: tuple[str, Path]) -> 
     assert page.evaluate("document.getElementById('viewfinder').srcObject") is None
 
 
+def test_a_held_key_adds_images_and_the_button_does_not_move(browser: Any, calibrated_model: ModelFolder) -> None:
+    with serving(calibrated_model.path) as address:
+        page = opened(browser, address).page
+        page.get_by_role("button", name="Start the camera").click()
+        button = page.get_by_role("button", name="Hold to add images", exact=True)
+        before = button.bounding_box()
+        playwright.expect(page.locator("#live-rate")).not_to_be_empty()  # after the first answers
+        assert button.bounding_box() == before
+        page.get_by_label("What does it show?").fill(TULIP)
+        button.focus()
+        page.keyboard.down(" ")
+        playwright.expect(page.locator("#held")).to_have_text(re.compile(r": ([3-9]|\d\d+) images"))
+        page.keyboard.up(" ")
+        says(page, "#update-size", "images of 1 class")
+        page.get_by_role("link", name="Review").click()
+        playwright.expect(page.locator("fieldset input[type=text]")).to_have_value(TULIP)
+
+
 # Drop an image on an element, or paste it where the focus is.
 ARRIVE = """async ([kind, place]) => {
   const canvas = Object.assign(document.createElement('canvas'), {width: 20, height: 20});
@@ -309,7 +328,8 @@ def test_images_of_unknown_classes_are_shown_as_none_of_these(browser: Any, tmp_
     other = draw(tmp_path / "other", ("grey",), 1)
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
-        known_accepted = f"{100 * learned.rejection.known_accepted:.1f}".removesuffix(".0")
+        accepted = learned.rejection.known_accepted
+        known_accepted = "100" if accepted == 1 else f"{100 * accepted:.1f}"
         says(page, "#known-accepted", f"known classes, {known_accepted} % are accepted")
         says(page, "#known-accepted", f"{learned.rejection.images} held-out images")
         page.locator("#rejection summary").click()

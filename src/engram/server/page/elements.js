@@ -18,7 +18,7 @@ export const minutes = (seconds) => {
 export const percent = (share) => {
   if (share > 0 && share < 0.001) return `<${SPACE}0.1${SPACE}%`;
   if (share < 1 && share > 0.999) return `>${SPACE}99.9${SPACE}%`;
-  return `${+(100 * share).toFixed(1)}${SPACE}%`;
+  return `${share === 0 || share === 1 ? 100 * share : (100 * share).toFixed(1)}${SPACE}%`;
 };
 
 // A share with its interval.

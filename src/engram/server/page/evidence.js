@@ -34,7 +34,7 @@ function curve({ curve: shares, interval, held_out: images, classes }) {
   return [
     ...optimistic,
     make("h3", {}, "Would more images help?"),
-    make("p", {}, `Accuracy on ${counted(images, "held-out image")}: each was classified as if it had not been taught. Yes, if the last bar is clearly longer than the one before; ${percent((interval[1] - interval[0]) / 2)} may be chance.`),
+    make("p", {}, `Accuracy on ${counted(images, "held-out image")}: each was classified as if it had not been taught. Yes, if the last bar is longer than the one before by more than chance, here ${percent((interval[1] - interval[0]) / 2)}.`),
     make("ol", { className: "bars" }, ...rows),
   ];
 }
