@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -85,19 +85,10 @@ def _expanded(function: Callable[..., None]) -> Callable[..., None]:
     def called(**values: Any) -> None:
         function(options(**values))
 
-    hints = get_type_hints(options, include_extras=True)
+    hints, signature = get_type_hints(options, include_extras=True), introspection.signature(options)
+    parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
     called.__annotations__ = {}
-    called.__signature__ = introspection.Signature(  # type: ignore[attr-defined]
-        [
-            introspection.Parameter(
-                each.name,
-                introspection.Parameter.KEYWORD_ONLY,
-                default=introspection.Parameter.empty if each.default is MISSING else each.default,
-                annotation=hints[each.name],
-            )
-            for each in fields(options)
-        ]
-    )
+    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return called
 
 

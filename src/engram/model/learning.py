@@ -37,7 +37,6 @@ from engram.model.plan import (
     LearnOptions,
     UpdatePlan,
     check_names,
-    check_validation,
     plan_update,
     plan_update_of_samples,
 )
@@ -124,8 +123,7 @@ def learn(
     folder: ModelFolder, source: Path, options: LearnOptions | None = None, progress: Progress = SILENT
 ) -> UpdateResult:
     """Teach the model in a folder the images of `source`, or make one there. After an error nothing is changed."""
-    start = time.monotonic()
-    return learn_files(folder, scan(source, progress), options, progress, start=start)
+    return learn_files(folder, scan(source, progress), options, progress)
 
 
 def learn_files(
@@ -135,10 +133,9 @@ def learn_files(
     progress: Progress = SILENT,
     *,
     record: Mapping[str, Any] | None = None,
-    start: float | None = None,
 ) -> UpdateResult:
-    """`learn` for files that were found already. `record` is added to the history; `start`: when scanning began."""
-    options, start = options or LearnOptions(), time.monotonic() if start is None else start
+    """`learn` for files that were found already. `record` is added to the history."""
+    options, start = options or LearnOptions(), time.monotonic()
     with folder.writing() as writer:
         model = load(writer, device=options.device) if writer.exists() else None
         plan = plan_update(model, files, options)
@@ -202,8 +199,6 @@ def train_update(
     If the network is trained, some samples are held out from that. `paths` name the samples in warnings.
     """
     learner, index = plan.learner, plan.learner.tasks_
-    if plan.trains:
-        check_validation(options, [*plan.new.values(), *plan.more.values()])
     before = model.metadata if model is not None else Metadata()
     marks, exemplars = learner.memory.features.held_out, len(learner.memory.images)
     with threads_for(samples.shape), warnings.catch_warnings():

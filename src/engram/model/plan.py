@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +17,9 @@ from engram.data import Samples
 from engram.data.images import UnreadableImage, extent
 from engram.data.labelled import LabelledFiles, name_key
 from engram.errors import DataError, UsageError
-from engram.features import ImageMemory
 from engram.methods import Learner, Tuning, decide, make, measure_costs, setting_names
 from engram.methods.budget import MOST, fit_update
-from engram.model.model import Metadata, Model, blank_inputs, settings_of, unlearned, with_settings
+from engram.model.model import Metadata, Model, blank_inputs, unlearned, with_settings
 from engram.network import (
     DEFAULT_PRETRAINED,
     NETWORKS,
@@ -64,6 +63,8 @@ PRETRAINED: dict[str, Any] = {"classifier": "auto", "shrinkage": 0.2, "pad": 16}
 
 MIN_TO_HOLD_OUT = 5  # images of a class; of a smaller one none is held out
 
+# Options that are settings of a learner; they take precedence over `LearnOptions.settings`.
+SETTINGS = ("network", "tune", "classifier", "epochs", "features_per_class", "images_per_class", "seed")
 # Settings of the network itself: stored features would mean nothing to a network with others.
 NETWORK_SETTINGS = ("network", "head", "last_relu", "crop", "weights")
 
@@ -252,43 +253,35 @@ def _network(options: LearnOptions, shape: tuple[int, ...]) -> str | nn.Module:
 
 def _learner(model: Model | None, options: LearnOptions, samples: int, shape: tuple[int, ...]) -> Learner:
     """The learner of the update, with what the model has learned."""
-    requested = {**options.settings}
-    requested["epochs"] = options.epochs or options.settings.get("epochs") or choose_epochs(samples)
-    features = options.features_per_class or (model.metadata.features_per_class if model is not None else None)
-    if features is not None:
-        requested.setdefault("features_per_class", features)
-    requested |= {name: value for name in ("tune", "classifier") if (value := getattr(options, name)) is not None}
+    requested = {"epochs": choose_epochs(samples), **options.settings}
+    requested |= {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     if model is None:
         return _new_learner(options, requested, shape)
     _check_unchanged(model.learner, options)
-    learner = _with_exemplars(model.learner, options.images_per_class)
-    if learner.training.learning_rate == FIRST_RATE:
-        requested = {"learning_rate": LATER_RATE, **requested}
-    if options.seed is not None:
-        requested["seed"] = options.seed
-    return with_settings(learner, **{**requested, **_exemplars(learner.name, options)})
+    if model.metadata.features_per_class is not None:
+        requested.setdefault("features_per_class", model.metadata.features_per_class)
+    if model.learner.training.learning_rate == FIRST_RATE:
+        requested.setdefault("learning_rate", LATER_RATE)
+    return with_settings(model.learner, **requested)
 
 
 def _new_learner(options: LearnOptions, requested: Mapping[str, Any], shape: tuple[int, ...]) -> Learner:
-    method = options.method or METHOD
-    if method == "features" and options.images_per_class:
-        method = "hybrid"
-    network = _network(options, shape)
-    if (
-        options.weights is not None
-        and network in NETWORKS
-        and network != (own := extractor_for_weights(options.weights))
-    ):
-        raise UsageError(f"{printable(options.weights)} has weights of the network '{own}', not of '{network}'.")
-    weights = None if options.weights is None else str(options.weights)
+    method, weights, network = options.method or METHOD, options.weights, _network(options, shape)
+    if weights is not None and network in NETWORKS and network != (own := extractor_for_weights(weights)):
+        raise UsageError(f"{printable(weights)} has weights of the network '{own}', not of '{network}'.")
+    pretrained = is_pretrained(network)
     defaults = image_settings(
         method,
         options.settings.get("objective"),
-        from_scratch=weights is None and not is_pretrained(network),
-        pretrained=is_pretrained(network),
+        from_scratch=weights is None and not pretrained,
+        pretrained=pretrained,
     )
-    settings = {**defaults, "network": network, "weights": weights, "seed": options.seed or 0, **requested}
-    return make(method, **{**settings, **_exemplars(method, options), "device": options.device})
+    own_settings = {
+        "network": network,
+        "weights": None if weights is None else str(weights),
+        "device": options.device,
+    }
+    return make(method, **{**defaults, **own_settings, **requested})
 
 
 def _check_unchanged(learner: Learner, options: LearnOptions) -> None:
@@ -305,27 +298,6 @@ def _check_unchanged(learner: Learner, options: LearnOptions) -> None:
         if after[name] != before[name]:
             has = "weights" if name == "weights" else f"{name}={before[name]}"
             raise UsageError(f"This model has {has}, which cannot be changed. Make a new one.")
-
-
-def _exemplars(method: str, options: LearnOptions) -> dict[str, Any]:
-    """The setting of exemplars, if requested; 0 is ignored for a method that stores none."""
-    wanted = options.images_per_class
-    ignored = wanted is None or (wanted == 0 and "images_per_class" not in setting_names(method))
-    return {} if ignored else {"images_per_class": wanted}
-
-
-def _with_exemplars(learner: Learner, wanted: int | None) -> Learner:
-    """The learner; of the method hybrid instead of features if it is to store exemplars, and the reverse for 0."""
-    method = {0: "features", None: learner.name}.get(wanted, "hybrid")
-    if method == learner.name or learner.name not in ("features", "hybrid"):
-        return learner
-    counts = torch.zeros(len(learner.classes_) if method == "hybrid" else 0, dtype=torch.int64)
-    dropped = ("images_per_class", "images_total")
-    settings = {name: value for name, value in settings_of(learner).items() if name not in dropped}
-    other = make(method, **settings, device=learner.device)
-    other.restore(learner.state())
-    other.memory_ = replace(learner.memory, images=ImageMemory(torch.empty(0, 0), counts))
-    return other
 
 
 def image_settings(
