@@ -75,7 +75,10 @@ class SDC(Compensation):
 
 @dataclass(kw_only=True, eq=False)
 class LDC(Compensation):
-    """Learnable drift compensation (Gomez-Villa et al., ECCV 2024): a linear map learned by gradient descent."""
+    """Learnable drift compensation (Gomez-Villa et al., ECCV 2024): a linear map learned by gradient descent.
+
+    It starts at the identity; the authors' starts at random.
+    """
 
     name: ClassVar = "ldc"
 

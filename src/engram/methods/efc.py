@@ -21,7 +21,8 @@ BATCH = 256
 class FeatureConsolidation(Distillation):
     """(L_CE + λ L_KD + Δᵀ (elastic E + rigid I) Δ) / K, where Δ is the drift of an image's features (Eq. 11).
 
-    E, the empirical feature matrix (d, d), is carried from the last task.
+    E, the empirical feature matrix (d, d), is carried from the last task. In place of λ L_KD its authors replay
+    prototypes.
     """
 
     name: ClassVar = "efc"

@@ -37,14 +37,15 @@ class Gaussians(Learner):
     """Store a mean of every class, and a covariance if asked for, as SDC, LDC, ADC, DPCR, FeCAM and FeTrIL do.
 
     They differ in how statistics are moved (`compensation`) and in what is computed from them: a classifier in closed
-    form, or one that is fitted on samples which stand for the old classes (`replay`).
+    form, or one that is fitted on samples which stand for the old classes (`replay`). All use unit features. DPCR's
+    ridge regression is class-balanced, with an intercept; its authors' has weights of unit length instead.
     """
 
     covariance: Covariance = "none"  # one of each class, one that all share, or none
     compensation: Choice[Compensation] = choice(COMPENSATIONS, "sdc")
     classifier: Choice[Classifier] = choice(CLASSIFIERS, "nearest-mean")
-    # Fit the classifier on samples drawn from a Gaussian per class, or (FeTrIL) on those of the nearest new class,
-    # translated to the old class's mean. none: on the statistics themselves.
+    # Fit the classifier on samples drawn from a Gaussian per class, or (FeTrIL) on those of the nearest new class, by
+    # the distance of means as in its authors' code, translated to the old class's mean. none: on the statistics.
     replay: Literal["none", "gaussian", "translation"] = "none"
     replay_per_class: PositiveInt = 250
 

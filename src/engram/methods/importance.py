@@ -107,7 +107,7 @@ class MAS(WeightImportance):
 
     name: ClassVar = "mas"
 
-    importance: NonNegativeFloat = 0.001  # λ, Eq. 4; chosen on digits
+    importance: NonNegativeFloat = 0.001  # 2 λ, Eq. 4; chosen on digits
 
     def output(self, scores: Tensor, class_indices: Tensor, in_task: Tensor) -> Tensor:
         return scores.square().sum()  # Eq. 3

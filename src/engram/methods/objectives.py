@@ -111,7 +111,8 @@ class Objective(ABC):
     of_later_tasks: ClassVar[frozenset[str]] = frozenset()
 
     # The share of rotated images' loss: an auxiliary head learns class and rotation together (Zhu et al., PASS, CVPR
-    # 2021, §3.2). It doubles the time of training. Later tasks drift more with it; on the first there is no drift.
+    # 2021, §3.2, where one head has all four rotations). It doubles the time of training. Later tasks drift more with
+    # it; on the first there is no drift.
     rotation_labels: NonNegativeFloat = 0.0
     rotation_tasks: Literal["first", "every"] = "every"
 
@@ -198,7 +199,8 @@ class Distillation(Classification):
     distillation: NonNegativeFloat = 1.0  # λ, Eq. 4
     feature_distillation: NonNegativeFloat = 0.05  # γ, Eq. 6; §5.4
     exemplar_targets: Literal["teacher", "label"] = "teacher"  # targets of exemplars for old classes
-    temperature: PositiveFloat = 1.0  # T of a softmax, by which scores are divided in L_KD; 2 is usual, with λ = 10
+    # T of a softmax, by which scores are divided in L_KD, without a factor T² (Li & Hoiem); 2 is usual, with λ = 10
+    temperature: PositiveFloat = 1.0
 
     def loss(self, context: TrainingContext) -> Loss:
         student, teacher, in_task, old = context.student, context.teacher, context.in_task, context.old

@@ -21,7 +21,8 @@ class FeCAM(Classifier):
     """Minus the squared Mahalanobis distance to each class mean, after Tukey's transform (Eq. 4-9).
 
     Covariances are shrunk towards their mean variance and mean covariance, then normalised to correlations, so that
-    classes of large variance do not attract everything. `weight_` holds the means.
+    classes of large variance do not attract everything. `weight_` holds the means, of transformed unit vectors; the
+    authors' code scales them to unit length. Features of both signs keep theirs.
     """
 
     label: ClassVar = "Mahalanobis distance (FeCAM, Tukey {tukey:g})"
