@@ -536,3 +536,7 @@ def test_the_umask_restricts_the_lock_file(tmp_path: Path) -> None:
             assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o664
     finally:
         os.umask(before)
+
+
+def test_the_memory_of_this_machine_is_known() -> None:
+    assert 2**28 < storage.machine_memory() < 2**50

@@ -326,6 +326,11 @@ def check_file(path: Path) -> None:
         raise DataError(f"{path} is not a regular file." if path.exists() else f"There is no file {path}.")
 
 
+def machine_memory() -> int:
+    """The bytes of memory that this machine has: untrusted files that would take more are refused."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def checksum(path: Path, algorithm: str = "sha256") -> str:
     """The hexadecimal digest of a file."""
     check_file(path)

@@ -231,7 +231,7 @@ def test_arrays_larger_than_the_memory_are_refused_before_they_are_read(
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, inputs=np.zeros((10, 100_000), np.uint8), labels=LABELS)
     assert path.stat().st_size < 10_000
-    monkeypatch.setattr(os, "sysconf", lambda _: 900)  # 900 pages of 900 bytes
+    monkeypatch.setattr("engram.data.arrays.machine_memory", lambda: 810_000)
     with pytest.raises(DataError, match=r"bomb\.npz.* 810,000 bytes"):
         arrays.load(path)
 

@@ -11,7 +11,7 @@ from conftest import blobs, patterns
 
 from engram.data import Stream, split
 from engram.errors import UsageError
-from engram.experiments import run, running
+from engram.experiments import run
 from engram.experiments.running import class_counts
 from engram.methods import Learner, make
 
@@ -62,10 +62,6 @@ def test_a_codec_that_does_not_suit_the_network_is_refused_before_a_folder_is_ma
     with pytest.raises(UsageError, match=r"64 numbers .* 24 .*codec_bytes"):
         run(make("features", **QUICK, codec="pq", codec_bytes=24), stream, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_memory_of_this_machine_is_known() -> None:
-    assert 2**28 < running.machine_memory() < 2**50
 
 
 def memory_bytes(learner: Learner, stream: Stream) -> int:

@@ -233,6 +233,29 @@ def test_a_huge_file_is_refused_without_reading_it_into_memory(model: ModelFolde
         assert peak < size / 4
 
 
+def quantised(state: State, count: int) -> None:
+    """Replace the stored features by `count` vectors of one byte each."""
+    for name in [name for name in state if name.startswith("memory.features.")]:
+        del state[name]
+    codebook = torch.zeros(1, 256, 64, dtype=torch.float16)
+    codebook[:, :, 0] = 1
+    parts = {"codes": torch.zeros(count, 1, dtype=torch.uint8), "codebook": codebook}
+    parts |= {"rotation": torch.eye(64).half(), "held_out": torch.zeros(count, dtype=torch.bool)}
+    parts |= {"counts": torch.tensor([count, 0, 0])}
+    state.update({f"memory.features.{name}": tensor for name, tensor in parts.items()})
+
+
+def test_few_bytes_that_stand_for_more_features_than_fit_into_memory_are_refused(
+    model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = publish(model, lambda state: quantised(state, 1000))
+    assert verify(folder).intact
+    monkeypatch.setattr("engram.model.saving.machine_memory", lambda: 4 * 1000 * 64 - 1)
+    assert "256,000 bytes" in verify(folder).problems[0]
+    with pytest.raises(DataError, match="256,000 bytes"):
+        load(folder)
+
+
 def infinite_buffer(model: Model) -> None:
     next(model.learner.trained.buffers())[0] = float("inf")
 

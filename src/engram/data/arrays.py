@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from engram.data.samples import Dataset, DecodeOptions, Samples, Source, hold_out
 from engram.errors import DataError
 from engram.progress import Progress
-from engram.storage import check_file
+from engram.storage import check_file, machine_memory
 from engram.text import printable
 
 Array = npt.NDArray[Any]
@@ -56,7 +55,7 @@ def _read(path: Path) -> dict[str, Array]:
             members = {name.removesuffix(".npy"): archive.getinfo(name) for name in archive.namelist()}
             keys = _keys(list(members))
             size = sum(members[key].file_size for key in keys)
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            memory = machine_memory()
             if size > memory:
                 raise DataError(f"Its arrays take {size:,} bytes; this machine has {memory:,} bytes of memory.")
             return {key: _array(archive, members[key], key) for key in keys}

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -38,6 +37,7 @@ from engram.methods import METHODS, Learner, fit_budget, make, override, setting
 from engram.network import Cache, Network, choose_device, is_pretrained, parallel, threads_for
 from engram.progress import SILENT, Progress
 from engram.settings import unused, with_none
+from engram.storage import machine_memory
 from engram.text import printable
 
 PRESETS = ("paper", "short")
@@ -259,11 +259,6 @@ def _check_memory(learner: Learner, stream: Stream) -> None:
             f"{COPIES} copies of them while they are saved; this machine has {memory / GIGABYTE:,.1f} GB of memory. "
             "Store fewer, make them smaller with --image-size, or take fewer --tasks."
         )
-
-
-def machine_memory() -> int:
-    """The bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def class_counts(tasks: Sequence[Task]) -> Tensor:

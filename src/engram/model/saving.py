@@ -26,7 +26,7 @@ from engram.model.model import NOT_SAVED, Metadata, Model, settings_of
 from engram.model.plan import LARGEST_SIDE
 from engram.network import NETWORKS
 from engram.network.hub import PREFIX
-from engram.storage import TensorShape
+from engram.storage import TensorShape, machine_memory
 from engram.text import printable
 
 _METADATA = pydantic.TypeAdapter(Metadata)
@@ -208,6 +208,9 @@ def check_shapes(manifest: Manifest, shapes: Mapping[str, TensorShape]) -> None:
         if not fits or any(sizes.setdefault(letter, size) != size for letter, size in zip(letters, shape, strict=True)):
             expected = ", ".join(str(sizes.get(letter, letter)) for letter in letters)
             raise DataError(f"The tensor {name} is {kind} {tuple(shape)} instead of {kinds} ({expected}).")
+    decoded = 4 * sizes.get("n", 0) * max(sizes["d"], sizes.get("p", 0) * sizes.get("l", 0))
+    if decoded > (memory := machine_memory()):  # a vector may be stored in one byte
+        raise DataError(f"Its stored features take {decoded:,} bytes; this machine has {memory:,} bytes of memory.")
     if foreign := sorted(set(NOT_SAVED) & manifest.settings.keys()):
         raise DataError(f"The model has the setting '{foreign[0]}', which is of a machine and not of a model.")
     network = manifest.settings.get("network", "auto")
