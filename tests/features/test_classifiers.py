@@ -132,6 +132,29 @@ def test_the_scores_are_within_the_tolerance_of_the_optimum() -> None:
         assert (scores - best).abs().max() <= 2**0.5 * tolerance + 1e-6
 
 
+def test_an_svm_begins_at_an_earlier_one_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svm_module, "LARGE", 0)
+    monkeypatch.setattr(svm_module, "FEW", torch.inf)
+    taken, step = [], svm_module._step
+    monkeypatch.setattr(svm_module, "_step", lambda *given: taken.append(1) or step(*given))
+
+    def steps(start: Classifier | None) -> int:
+        taken.clear()
+        svm = LinearSVM().fit(features, labels, start)
+        torch.testing.assert_close(svm.scores(features), expected, rtol=0, atol=3e-4)  # √2 tolerances of each
+        return len(taken)
+
+    features, labels = overlapping([40] * 6, 32)
+    some = torch.arange(len(labels)) % 20 > 0
+    expected = LinearSVM().fit(features, labels).scores(features)
+    anew = steps(None)
+    assert steps(LinearSVM().fit(features[some], labels[some])) < anew
+    rotation = torch.linalg.qr(torch.randn(32, 32, generator=torch.Generator().manual_seed(0)))[0]
+    assert steps(LinearSVM().fit(features @ rotation, labels)) == anew
+    for other in (Ridge().fit(features, labels), LinearSVM().fit(features[:, :9], labels)):
+        assert steps(other) == anew
+
+
 def test_the_svm_of_two_classes_has_two_opposite_columns() -> None:
     features, labels = overlapping([30, 40], 8)
     scores = LinearSVM(tolerance=1e-8).fit(features, labels).scores(features)

@@ -68,7 +68,7 @@ class Features(Learner):
         warn_of_small_classes(counts, self.in_task(task), self.features_per_class)
         with progress.phase("classify"):
             inputs = self.classifier_inputs(task, memory.rows, memory.class_indices, lambda: features[old:])
-            classifier = self.make_classifier().fit(*inputs)
+            classifier = self.make_classifier().fit(*inputs, start=self.classifier_)
         self.commit(task, network, Memory(memory, images), classifier)
         return MemorySources(sources, image_sources)
 

@@ -48,9 +48,9 @@ class Classifier(ABC):
         """A few words for people, such as "ridge (penalty 1)"."""
         return self.label.format(**vars(self))
 
-    def fit(self, features: Tensor, labels: Tensor) -> Self:
-        """Fit to features (n, d) and integer labels (n,)."""
-        return self.restore(parallel.broadcast(lambda: self._fitted_state(features, labels)))
+    def fit(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> Self:
+        """Fit to features (n, d) and integer labels (n,); a solver that iterates may begin at an earlier classifier."""
+        return self.restore(parallel.broadcast(lambda: self._fitted_state(features, labels, start)))
 
     def fit_statistics(self, statistics: Statistics) -> Self:
         """Fit to the statistics of classes, which are those of features that passed through `transform`."""
@@ -69,6 +69,10 @@ class Classifier(ABC):
     @abstractmethod
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Compute the state from checked arguments: at least classes (K,), weight (K, d) and intercept (K,)."""
+
+    def _solution_from(self, start: Classifier | None, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The same, where it may begin at the classifier `start`."""
+        return self._solution(features, labels)
 
     def scores(self, features: Tensor) -> Tensor:
         """Score features (n, d) for every class, in the order of `classes_`: (n, K), float32."""
@@ -123,9 +127,9 @@ class Classifier(ABC):
         merged = {name: torch.stack([tensor[list(group)].mean(0) for group in groups]) for name, tensor in rows.items()}
         return copy.copy(self).restore({**self.state(), **merged, "classes": torch.arange(len(groups))})
 
-    def _fitted_state(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _fitted_state(self, features: Tensor, labels: Tensor, start: Classifier | None = None) -> dict[str, Tensor]:
         self._check(features, labels)
-        state = self._finished(self._solution(features.detach(), labels.to(features.device)))
+        state = self._finished(self._solution_from(start, features.detach(), labels.to(features.device)))
         return {name: tensor.to(features.device) for name, tensor in state.items()}
 
     def _finished(self, state: dict[str, Tensor]) -> dict[str, Tensor]:

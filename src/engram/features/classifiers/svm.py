@@ -48,6 +48,9 @@ class LinearSVM(Classifier):
     tolerance: PositiveFloat = field(default=1e-4, metadata=INTERNAL)
 
     def _solution(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return self._solution_from(None, features, labels)
+
+    def _solution_from(self, start: Classifier | None, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         classes, members = labels.unique(return_inverse=True)
         samples = pad(widest(features), (0, 1), value=1.0)  # (n, d + 1): the intercept is the weight of a constant
         coarse = samples.float()  # enough for a direction or to find the violators, and twice as fast
@@ -57,17 +60,32 @@ class LinearSVM(Classifier):
         ridge = solve(regularised_factor(gram, 1 / (2 * self.C)), sums)  # (K, d + 1)
         # Sums over n samples are no more exact than this, which matters only in float32.
         tolerance = max(self.tolerance, torch.finfo(samples.dtype).eps * 2 * self.C * len(samples))
+        earlier = None
+        if isinstance(start, LinearSVM) and start.weight_.shape[1] == features.shape[1]:
+            earlier = _rows(start, classes).to(ridge)  # (K, d + 1)
         solutions = []
         for block in torch.arange(len(classes), device=classes.device).split(max(1, BLOCK // len(samples))):
             signs = torch.where(block[:, None] == members, 1.0, -1.0)  # (k, n)
-            begin = _rescaled(ridge[block], samples, signs, self.C) if samples.numel() >= LARGE else ridge[block]
+            begin = ridge[block]
+            if samples.numel() >= LARGE:
+                begin = _rescaled(begin, None if earlier is None else earlier[block], samples, signs, self.C)
             solutions.append(_minimise(samples, coarse, gram, signs, begin, self.C, tolerance))
         weight = torch.cat(solutions)  # (K, d + 1)
         return {"classes": classes, "weight": weight[:, :-1], "intercept": weight[:, -1]}
 
 
-def _rescaled(ridge: Tensor, samples: Tensor, signs: Tensor, C: float) -> Tensor:
-    """The best multiple and the best intercept for each ridge solution (k, d + 1): an SVM on its score alone."""
+def _rows(classifier: LinearSVM, classes: Tensor) -> Tensor:
+    """The solutions (K, d + 1) of an earlier SVM for these classes; zero for those that it does not know."""
+    rows = torch.cat([classifier.weight_, classifier.intercept_[:, None]], dim=1)
+    known, row = (classes[:, None] == classifier.classes_.to(classes.device)).max(dim=1)
+    return torch.where(known[:, None], rows[row], 0)
+
+
+def _rescaled(ridge: Tensor, earlier: Tensor | None, samples: Tensor, signs: Tensor, C: float) -> Tensor:
+    """The best multiple and the best intercept for each ridge solution (k, d + 1): an SVM on its score alone.
+
+    Where an `earlier` solution (k, d + 1) has a lower objective, it is returned instead.
+    """
     # Half of the other classes' samples violate the margin of a ridge solution; rescaled like this, few do.
     some = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:RESCALING_SAMPLES]  # (s,)
     unit = normalize(ridge[:, :-1])  # (k, d)
@@ -83,7 +101,15 @@ def _rescaled(ridge: Tensor, samples: Tensor, signs: Tensor, C: float) -> Tensor
         moved[each] = torch.cat([weight[:1] * unit[each], weight[1:]])
 
     for_each(rescale, range(len(ridge)))
-    return moved
+    if earlier is None:
+        return moved
+    inputs = samples[some.to(samples.device)]  # (s, d + 1)
+
+    def objective(weight: Tensor) -> Tensor:
+        shortfall = (1 - sides * (weight @ inputs.T)).clamp(min=0)  # (k, s)
+        return weight.square().sum(dim=1) / 2 + heavier * shortfall.square().sum(dim=1)
+
+    return torch.where((objective(earlier) < objective(moved))[:, None], earlier, moved)
 
 
 def _minimise(
