@@ -39,7 +39,7 @@ lint: .venv/installed-dev ## Check style, types and the imports between rooms
 	@echo "==> Checking imports between rooms (import-linter)"
 	@$(python) .venv/bin/lint-imports --no-logo
 
-bench: .venv/installed-dev ## Measure speed beside the alternatives, in twenty minutes (the result: benchmarks/RESULTS.md)
+bench: .venv/installed-dev ## Measure speed beside the alternatives, in at most fifteen minutes (the result: benchmarks/RESULTS.md)
 	@echo "==> Running the benchmarks of benchmarks/speed"
 	@$(python) benchmarks/speed/all.py
 

@@ -11,6 +11,7 @@ import json
 import platform
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,7 @@ USUAL = (
     *("start_up", "pretrained", "training_step", "training_loop", "precision", "other_networks", "svm", "herding"),
     *("adapter", "extraction", "after_training", "growth"),
 )
+LIMIT = 15 * 60  # seconds for the usual ones together: one that would take longer is ended, and its line stays
 EXTRA = ("svm_1000_classes", "classifiers_1000_classes")  # python benchmarks/speed/all.py svm_1000_classes
 INTRODUCTION = """`make bench` runs the scripts of `benchmarks/speed/` and writes this file; `python
 benchmarks/speed/all.py NAME` runs one of them. Both sides of a line run in one process, in turns, on
@@ -42,12 +44,15 @@ the machine hardly change.
 
 def main() -> None:
     names = sys.argv[1:] or list(USUAL)
+    end = time.monotonic() + (LIMIT if names == list(USUAL) else 10**6)
     found = json.loads(OUTCOMES.read_text()) if OUTCOMES.exists() else {}
     for name in names:
         print(f"==> {name}", flush=True)
-        done = subprocess.run([sys.executable, HERE / f"{name}.py"], stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            print(f"{name} ended with {done.returncode}; its line stays as it was. {done.stdout}", file=sys.stderr)
+        command, left = [sys.executable, str(HERE / f"{name}.py")], end - time.monotonic()
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=left)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            print(f"{error} Its line stays as it was.", file=sys.stderr)
             continue
         *output, last = done.stdout.splitlines()
         print("\n".join(output), flush=True)
