@@ -64,9 +64,25 @@ def test_the_best_values_are_marked_among_the_contenders(tmp_path: Path) -> None
     assert marked(only(tmp_path, *runs)) == {
         ("features", "average accuracy"),
         ("features", "after the last task"),
+        ("features", "drift gap"),
         ("lwf", "forgetting"),
         ("lwf", "memory, MB"),
     }
+
+
+def test_the_best_of_each_measure_and_memory_is_compared_with_the_next_seed_by_seed(tmp_path: Path) -> None:
+    runs = seeds("features", [0.8, 0.7, 0.9]) + seeds("icarl", [0.7, 0.65, 0.75], forgetting=0.1)
+    runs += seeds("lwf", [0.6, 0.5, 0.55]) + seeds("eeil", [0.5, 0.5, 0.5]) + seeds("joint", [0.9, 0.9, 0.9])
+    text = only(tmp_path, *runs).tables["leaders"].text.drop(columns="value").T.to_dict("list")
+    lead = ".100 [−.024, .224]"  # differences .1, .05, .15
+    assert text == {
+        "average accuracy": ["features", "icarl", lead],
+        "after the last task": ["features", "icarl", lead],
+        "forgetting": ["icarl", "features", "−.150 [−.150, −.150]"],
+        "average accuracy, at most 0 MB": ["lwf", "–", "–"],
+        "average accuracy, at most 5.86 MB": ["icarl", "lwf", ".150 [.026, .274]"],
+    }
+    assert "leaders" not in only(tmp_path / "one", *seeds("features", [0.8]), *seeds("lwf", [0.6], first=1)).tables
 
 
 def test_means_over_different_seeds_are_not_compared(tmp_path: Path) -> None:
@@ -90,6 +106,14 @@ def test_seconds_without_shared_training_are_starred(tmp_path: Path) -> None:
     runs = [result("features"), result("lwf", seconds={"measure": 1.0}), result("icarl", networks_reused=1)]
     text = only(tmp_path, *runs).tables["results"].text
     assert text["seconds"].to_dict() == {"features": "100", "lwf": "0*", "icarl": "100*"}
+
+
+def test_seconds_after_training_and_the_drift_gap_are_among_the_results(tmp_path: Path) -> None:
+    phases = {"train": 100.0, "fine-tune": 5.0, "measure": 9.0, "adapt": 3.0, "classify": 1.0}
+    text = only(tmp_path, result("features", seconds=phases), result("lwf")).tables["results"].text
+    assert list(text["after training"]) == ["4", "0"]
+    assert list(text["drift gap"]) == [".020", "–"]
+    assert "drift gap" not in only(tmp_path / "lwf", result("lwf")).tables["results"].text
 
 
 def test_top_5_leads_on_imagenet(tmp_path: Path) -> None:

@@ -70,8 +70,10 @@ def test_curves_are_drawn_where_the_means_are(tmp_path: Path) -> None:
     assert (around[0], around[-1]) == pytest.approx((0.65 - math.sqrt(0.005), 0.65 + math.sqrt(0.005)))
 
 
-def test_one_seed_has_no_band(tmp_path: Path) -> None:
-    assert not figure(only(tmp_path, result()), "accuracy").axes[0].collections
+def test_one_seed_and_many_groups_have_no_bands(tmp_path: Path) -> None:
+    assert not figure(only(tmp_path / "one", result()), "accuracy").axes[0].collections
+    many = only(tmp_path / "many", *every_method(tasks=2, seeds=2))
+    assert not figure(many, "accuracy").axes[0].collections and "bands" not in many.plots[0].caption
 
 
 @pytest.mark.parametrize(("curve", "from_zero"), [([0.98, 0.96, 0.92], False), ([0.98, 0.96, 0.2], True)])
@@ -87,6 +89,15 @@ def test_no_memory_lies_at_the_left_end_of_the_logarithmic_axis(tmp_path: Path) 
     assert axes.get_xscale() == "log" and axes.get_xticklabels()[0].get_text() == "0"
     places = sorted(float(line.get_xdata()[0]) for line in axes.lines if len(line.get_xdata()) == 1)  # type: ignore[arg-type,index]
     assert places[0] == axes.get_xticks()[0] < 5.86 / 2 and places[-1] == pytest.approx(146.5, abs=1e-3)
+
+
+def test_a_line_steps_from_the_best_at_each_memory_to_the_next_and_names_them(tmp_path: Path) -> None:
+    levels = {"features": 0.5, "hybrid": 0.7, "icarl": 0.6, "eeil": 0.4, "lwf": 0.3, "gamma-lwf": 0.2}
+    part = only(tmp_path, *(result(method, curve=[level]) for method, level in levels.items()))
+    (axes,) = figure(part, "memory").axes
+    (line,) = (each for each in axes.lines if len(each.get_xdata()) == 3)  # type: ignore[arg-type]
+    assert list(line.get_ydata()) == [0.3, 0.6, 0.7]  # type: ignore[arg-type]
+    assert [text.get_text() for text in axes.texts] == ["lwf", "icarl", "hybrid"]
 
 
 def test_values_that_span_more_than_fifty_times_are_on_a_logarithmic_axis(suite: Part, tmp_path: Path) -> None:

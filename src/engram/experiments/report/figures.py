@@ -32,6 +32,7 @@ from engram.experiments.report.tables import AVERAGES, CURVES, DRIFT, amount
 
 WIDTH, SIZE, SMALL = 288.0, 7.0, 6.3  # in points: of a figure, of its text, of ticks and legends
 MOST_MATRICES = 16
+MOST_BANDS = 8  # of one deviation, in a panel: more hide each other
 MOST_TASKS = 20  # of a matrix that is drawn cell by cell
 WIDE_SPAN = 50  # values that span more are on a logarithmic axis
 
@@ -143,7 +144,8 @@ def make_figures(section: Section, styles: Styles) -> list[Plot]:
     with drawing():
         for name, column in (CURVES[metric] for metric in section.metrics):
             shown = name.capitalize()
-            caption = f"{shown} on all classes seen so far after each task; bands: ± one standard deviation."
+            bands = "; bands: ± one standard deviation" if len(styles) <= MOST_BANDS else ""
+            caption = f"{shown} on all classes seen so far after each task{bands}."
             figure = _by_task(section, styles, {name: column})
             plots.append(Plot(name.replace(" ", "-"), f"{shown} against the number of classes", caption, figure))
         if varies:
@@ -153,8 +155,9 @@ def make_figures(section: Section, styles: Styles) -> list[Plot]:
             figure = _against(section, styles, varies, values, panels, log)
             plots.append(Plot("value", f"{leading} against {varies}", caption, figure))
         if memory.nunique() > 1:
-            caption = f"{leading} against the memory for old classes, in MB of 2²⁰ bytes on a logarithmic axis."
-            figure = _against(section, styles, "memory, MB", memory, average, log=True)
+            caption = f"{leading} against the memory for old classes, in MB of 2²⁰ bytes on a logarithmic axis; "
+            caption += "grey line: the best with at most this memory."
+            figure = _against(section, styles, "memory, MB", memory, average, log=True, front=section.front)
             plots.append(Plot("memory", f"{leading} against memory", caption, figure))
         if storing and several_tasks:
             caption = f"ω: cosine similarity of stored to current features; drift gap: {top1} that drift costs."
@@ -178,7 +181,7 @@ def _by_task(section: Section, styles: Styles, panels: Mapping[str, str]) -> Fig
         for group, style in styles.items():
             points = stats.loc[group].assign(seen=section.first["classes_seen"]).dropna(subset="mean")
             axes.plot(points["seen"], points["mean"], markevery=max(1, len(points) // 12), **style)
-            if points["std"].notna().any():
+            if points["std"].notna().any() and len(styles) <= MOST_BANDS:
                 low, high = points["mean"] - points["std"], points["mean"] + points["std"]
                 axes.fill_between(points["seen"], low, high, color=style["color"], alpha=0.13, linewidth=0)
         _accuracy_axis(axes, label, 6 if len(panels) == 1 else 4)
@@ -189,9 +192,18 @@ def _by_task(section: Section, styles: Styles, panels: Mapping[str, str]) -> Fig
 
 
 def _against(
-    section: Section, styles: Styles, xlabel: str, x: pd.Series[float], panels: Mapping[str, str], log: bool
+    section: Section,
+    styles: Styles,
+    xlabel: str,
+    x: pd.Series[float],
+    panels: Mapping[str, str],
+    log: bool,
+    front: Sequence[str] = (),
 ) -> Figure:
-    """Points with whiskers of one standard deviation; where a setting is swept, a line for each series."""
+    """Points with whiskers of one standard deviation; where a setting is swept, a line for each series.
+
+    A grey line steps from each group of the front to the next, and names it.
+    """
     figure, every = _panels((0.2 + 0.35 * len(panels)) * WIDTH, len(panels))
     by = section.groups["series"] if section.varies else section.groups.index
     lines = {str(name): groups.index for name, groups in section.groups.groupby(by, sort=False)}
@@ -204,10 +216,25 @@ def _against(
             axes.errorbar(points["x"], points["mean"], deviation, elinewidth=0.8, **style)
             for mean in stats.loc[groups].query("x.isna()")["mean"].dropna():
                 axes.axhline(mean, color=style["color"], linestyle="--", linewidth=1)
+        leaders = stats.loc[[*front]]
+        axes.step(leaders["x"], leaders["mean"], where="post", color=MUTED, linewidth=0.8, zorder=1)
+        _name(axes, leaders)
         _accuracy_axis(axes, label)
     axes.set_xlabel(fit([xlabel], 0.7 * WIDTH, SIZE)[0])
     _legend(figure, {name: Line2D([], [], **styles[groups[0]]) for name, groups in lines.items()})
     return figure
+
+
+def _name(axes: Axes, points: pd.DataFrame) -> None:
+    """Write the names of points, from left to right, above them: on the side where there is room."""
+    data = points[["x", "mean"]].to_numpy()
+    places = [*axes.transAxes.inverted().transform(axes.transData.transform(data))[:, 0], math.inf] if len(data) else []
+    for name, point, (place, following) in zip(
+        fit(points.index, 0.3 * WIDTH), data, itertools.pairwise(places), strict=True
+    ):
+        leftward = place > 0.8 or (place > 0.2 and following - place < 0.3)
+        side = "right" if leftward else "left"
+        axes.annotate(name, point, (0, 5), textcoords="offset points", ha=side, size=SMALL)
 
 
 def _log_axis(axes: Axes, x: pd.Series[float]) -> pd.Series[float]:
@@ -297,11 +324,15 @@ def _legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     """A legend below the axes in as many columns as fit; the figure grows by its height."""
     room, handle = WIDTH - 2 * SIZE, 3.6 * SMALL
     labels = fit(handles, room - handle)
-    widest = max(text_width(label, SMALL) for label in labels) + handle
-    rows = math.ceil(len(labels) / max(1, min(int(room // widest), 4)))
+    widths = [text_width(label, SMALL) + handle for label in labels]
+    for columns in (4, 3, 2, 1):  # filled one after the other, each as wide as its widest label
+        rows = math.ceil(len(labels) / columns)
+        needed = sum(max(widths[first : first + rows]) for first in range(0, len(labels), rows))
+        if needed <= room:
+            break
     columns = math.ceil(len(labels) / rows)
     figure.set_figheight(figure.get_figheight() + (rows * 1.65 * SMALL + SIZE) / 72)
-    spacing = max(0.4, (room - columns * widest) / columns / SMALL)
+    spacing = max(0.4, (room - needed) / columns / SMALL)
     figure.legend([*handles.values()], labels, loc="outside lower left", ncols=columns, columnspacing=spacing)
 
 

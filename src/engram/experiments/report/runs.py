@@ -21,6 +21,7 @@ from engram.text import printable
 
 RESULT = "result.json"
 BOUNDS = ("joint", "finetune")  # upper and lower bound: they do not compete
+TRAINING = ("train", "fine-tune")  # phases
 LARGEST_NUMBER = 2**63  # bytes or seconds
 LONGEST_LABEL = 120
 MOST_SETTINGS = 4  # that a label names before it chooses among them
@@ -68,6 +69,8 @@ def _row(file: Path) -> dict[str, Any]:
         raise DataError(f"{file} is inconsistent: its lists differ in length, or a number is out of range.")
     split = {name: value for name, value in result.split.items() if name != "source"}
     settings = {name: value for name, value in result.settings.items() if name not in ("seed", "device")}
+    # Measuring is no part of a method, and networks may come from a run that has trained them before.
+    seconds = {phase: spent for phase, spent in result.seconds.items() if phase != "measure"}
     return {
         **vars(result),
         **{name: getattr(result, name) or [None] * len(result.curve) for name in BY_TASK},
@@ -83,9 +86,10 @@ def _row(file: Path) -> dict[str, Any]:
         "last_top1": result.curve[-1],
         "last_top5": result.curve_top5[-1],
         "last_omega": result.omega[-1] if result.omega else math.nan,
+        "last_gap": result.drift_gap[-1] if result.drift_gap else math.nan,
         "memory": result.memory_bytes / 2**20,
-        # Measuring is no part of a method, and networks may come from a run that has trained them before.
-        "seconds_total": math.fsum(spent for phase, spent in result.seconds.items() if phase != "measure"),
+        "seconds_total": math.fsum(seconds.values()),
+        "seconds_after": math.fsum(spent for phase, spent in seconds.items() if phase not in TRAINING),
         "shares_training": "train" not in result.seconds or bool(result.networks_reused),
     }
 
@@ -122,6 +126,19 @@ class Section:
         """The groups that compete: all but the bounds, or all where there is nothing else."""
         return self.groups if self.groups["is_bound"].all() else self.groups[~self.groups["is_bound"]]
 
+    @property
+    def comparable(self) -> bool:
+        """Whether there are several contenders, all with the same seeds, so that their means can be compared."""
+        return len(self.contenders) > 1 and self.contenders["seeds"].nunique() == 1
+
+    @property
+    def front(self) -> list[str]:
+        """The contenders that no other one with as little memory beats in leading accuracy, by memory."""
+        score, memory = (self.spread(name)["mean"][self.contenders.index] for name in (self.metrics[0], "memory"))
+        ranked = pd.DataFrame({"memory": memory, "score": -score}).sort_values(["memory", "score"], kind="stable")
+        best = ranked["score"].cummin().shift(fill_value=math.inf)
+        return list(ranked.index[ranked["score"] < best])
+
     def spread(self, column: str) -> pd.DataFrame:
         """Mean, standard deviation and 95 % interval of a number over each group's seeds."""
         return _interval(self.runs.groupby("group", sort=False)[column].agg(["mean", "std", "count"]))
@@ -133,10 +150,13 @@ class Section:
         stats = by_task.agg(["mean", "std", "count", "size"])
         return stats[["mean", "std"]].where(stats["count"] == stats["size"])
 
-    def differences(self) -> pd.DataFrame:
-        """Leading accuracy less that of the first contender, over the runs with the same seed and class order."""
-        scores = self.runs.pivot(index=["seed", "order"], columns="group", values=self.metrics[0])[self.groups.index]
-        reference = self.contenders.index[0]
+    def differences(self, reference: str | None = None, column: str | None = None) -> pd.DataFrame:
+        """A number of each group (leading accuracy) less that of a reference (the first contender).
+
+        They are over the runs with the same seed and class order.
+        """
+        reference, column = reference or self.contenders.index[0], column or self.metrics[0]
+        scores = self.runs.pivot(index=["seed", "order"], columns="group", values=column)[self.groups.index]
         paired = scores.drop(columns=reference).sub(scores[reference], axis="index")
         return _interval(paired.agg(["mean", "std", "count"]).T)
 

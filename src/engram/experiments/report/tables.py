@@ -73,12 +73,13 @@ def amount(value: float) -> str:
 
 
 def make_tables(section: Section) -> dict[str, Table]:
-    """The results, the results by task, the settings that differ and those in common."""
+    """The results, what is best in what, the results by task, the settings that differ and those in common."""
     settings = section.groups["settings"]
     differ = differing(settings).set_index(settings.index).T.fillna("–")
     common = differing(settings, differ=False).T.iloc[:, :1].set_axis(["value"], axis="columns")
     return {
         "results": _results(section),
+        **({"leaders": _leaders(section)} if section.comparable else {}),
         "tasks": _by_task(section),
         "settings": Table("Settings in which the groups differ", differ, differ),
         "common-settings": Table("Settings that all groups share", common, common),
@@ -89,14 +90,16 @@ def _results(section: Section) -> Table:
     """Means over the seeds, and differences to the first contender over the seeds that both have."""
     lead, *others = section.metrics
     plain = {"after the last task": f"last_{lead}", **{AVERAGES[other]: other for other in others}}
-    plain |= {"forgetting": "forgetting", "memory, MB": "memory", "seconds": "seconds_total"}
+    plain |= {"forgetting": "forgetting"} | (
+        {"drift gap": "last_gap"} if section.runs["last_gap"].notna().any() else {}
+    )
+    amounts = {"memory, MB": "memory", "seconds": "seconds_total", "after training": "seconds_after"}
     columns: Columns = {AVERAGES[lead]: (section.spread(lead), accuracy)}
     if len(section.groups) > 1:
         paired = section.differences()[["mean", "low", "high"]].reindex(section.groups.index)
         columns[f"difference to {section.contenders.index[0]}"] = paired, accuracy
-    for heading, column in plain.items():
-        write = amount if heading in ("memory, MB", "seconds") else accuracy
-        columns[heading] = section.spread(column)[["mean", "std"]], write
+    for heading, column in (plain | amounts).items():
+        columns[heading] = section.spread(column)[["mean", "std"]], amount if heading in amounts else accuracy
     caption = f"{section.title}: mean over the seeds ± standard deviation [95 % confidence interval]"
     table = _table(caption, columns, frozenset(_best(section, columns)))
     table.text.loc[section.groups["shares_training"], "seconds"] += "*"
@@ -107,15 +110,41 @@ def _results(section: Section) -> Table:
 
 def _best(section: Section, columns: Columns) -> Iterable[tuple[int, int]]:
     """The best values of the contenders, if these have the same seeds and do not all look the same."""
-    groups = section.contenders
-    if groups["seeds"].nunique() > 1:
+    if not section.comparable:
         return
     for column, (heading, (stats, write)) in enumerate(columns.items()):
-        means = stats["mean"][groups.index]
-        best = write(means.min() if heading in ("forgetting", "memory, MB") else means.max())
+        if heading in ("seconds", "after training") or heading.startswith("difference"):
+            continue
+        means = stats["mean"][section.contenders.index].dropna()
+        best = write(means.min() if heading in ("forgetting", "drift gap", "memory, MB") else means.max())
         rows = [section.groups.index.get_loc(label) for label, mean in means.items() if write(mean) == best]
-        if len(rows) < len(groups) and heading != "seconds" and not heading.startswith("difference"):
+        if len(rows) < len(section.contenders):
             yield from ((row, column) for row in rows)
+
+
+def _leaders(section: Section) -> Table:
+    """The best contender by each measure, also among those with little memory, and its difference to the next."""
+    lead, names, memory = section.metrics[0], section.contenders.index, section.spread("memory")["mean"]
+    rows = [(AVERAGES[lead], lead, names), ("after the last task", f"last_{lead}", names)]
+    rows.append(("forgetting", "forgetting", names))
+    for label in section.front[:-1]:
+        among = names[memory[names] <= memory[label]]
+        rows.append((f"{AVERAGES[lead]}, at most {amount(memory[label])} MB", lead, among))
+    text, numbers = {}, {}
+    for heading, column, among in rows:
+        stats = section.spread(column).loc[among]
+        best, *others = stats["mean"].sort_values(ascending=column == "forgetting", kind="stable").index[:2]
+        value = stats.loc[best, ["mean", "std"]].to_dict()
+        text[heading] = {"best": best, "value": _cell(value, accuracy), "next": "–", "difference": "–"}
+        numbers[heading] = {"best": best, "value": value["mean"]}
+        for other in others:
+            difference = section.differences(other, column).loc[best, ["mean", "low", "high"]].to_dict()
+            text[heading] |= {"next": other, "difference": _cell(difference, accuracy)}
+            numbers[heading] |= {"next": other} | {f"difference, {part}": each for part, each in difference.items()}
+    caption = (
+        f"{section.title}: the best, and its difference to the next over the same seeds [95 % confidence interval]"
+    )
+    return Table(caption, *(pd.DataFrame.from_dict(each, orient="index") for each in (text, numbers)))
 
 
 def _by_task(section: Section) -> Table:
