@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import resource
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from server_made import (
 from starlette.testclient import TestClient
 
 from engram.model import ModelFolder
+from engram.server import Config, make_server
 
 
 def exchange(port: int, header: str, *body: bytes) -> bytes:
@@ -232,6 +234,19 @@ def test_file_names_in_responses_are_printable(shared_client: TestClient) -> Non
     names = [each["name"] for each in shared_client.post("/api/classify", files=sent).json()["predictions"]]
     assert all(name.isprintable() and len(name) <= 200 for name in names)
     assert names[3] == "<b>.png"
+
+
+def test_connections_and_uploads_may_all_be_open_at_once(model: ModelFolder) -> None:
+    """An uploaded file above 1 MB is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4096:
+        pytest.skip("this process may open few files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        make_server(model, Config(connections=512, all_body_bytes=1 << 30)).config.app.state.services.close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512 + 1024
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_server_starts_without_heavy_libraries() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -38,6 +39,8 @@ from engram.text import printable
 PAGE = Path(__file__).parent / "page"
 PRELOADED = ["engram.server.decoding", "engram.server.updating"]  # by the fork server
 TOKEN = "ENGRAM_TOKEN"  # environment variable
+SPOOLED = 1 << 20  # bytes from which an uploaded file is on disk, and stays open until its request ends
+OTHER_FILES = 512  # that the server may have open: libraries, pipes to processes, uploads of jobs
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": "What is wrong.", "content": {MEDIA_TYPE: {}}}
     for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 429, 500, 503, 507)
@@ -123,6 +126,7 @@ def make_app(folder: ModelFolder, config: Config | None = None) -> FastAPI:
 
 def make_server(folder: ModelFolder, config: Config) -> HTTPServer:
     """A server to `run()`. SIGINT and SIGTERM end it after the responses in progress."""
+    _allow_open_files(config.connections + config.all_body_bytes // SPOOLED + OTHER_FILES)
     os.environ.pop(TOKEN, None)  # decoders inherit the environment, and decode untrusted images
     app = make_app(folder, config)
     try:
@@ -133,3 +137,11 @@ def make_server(folder: ModelFolder, config: Config) -> HTTPServer:
             f"The temporary folder {place} cannot be used: {error}. Name a shorter path in TMPDIR."
         ) from error
     return HTTPServer(app, config, app.state.services.connections)
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise the limit of open files, usually 1,024: with all of them open, no connection could be accepted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
