@@ -354,10 +354,13 @@ def test_uncalibrated_probabilities_are_not_shown(browser: Any, known: tuple[str
     assert page.locator("#answers .number, #answers .bar").count() == 0
 
 
-def test_warnings_about_the_images_are_shown(browser: Any, tmp_path: Path) -> None:
+def test_warnings_and_unreadable_images_of_an_update_are_shown(browser: Any, tmp_path: Path) -> None:
     images = draw(tmp_path / "images", (TULIP, DAISY), 24)
+    (images / TULIP / "0.png").write_bytes(b"no image")  # the first of the class
     with serving(tmp_path / "model") as address:
         page = opened(browser, address).page
+        page.get_by_role("button", name="Teach", exact=True).click()  # without any image
+        playwright.expect(page.locator("#update-problem")).not_to_be_empty()
         page.get_by_role("button", name="Add a class").click()
         for number, (name, count) in enumerate(((TULIP, 20), (DAISY, 1))):
             group = page.locator("fieldset").nth(number)
@@ -367,6 +370,8 @@ def test_warnings_about_the_images_are_shown(browser: Any, tmp_path: Path) -> No
         warnings = page.get_by_role("list", name="Warnings").get_by_role("listitem")
         playwright.expect(warnings).to_have_count(2, timeout=UPDATE_TIMEOUT)
         says(page, ".warnings", DAISY)
+        says(page, ".job .outcome", "0.png: ")
+        says(page, "#update-status", "1 file was skipped")
 
 
 def test_signing_in_shows_the_page_and_stores_nothing_scripts_can_read(browser: Any, known: tuple[str, Path]) -> None:

@@ -166,6 +166,7 @@ const nameOf = (group) => group.querySelector("input[type=text]").value.trim();
 
 function updateChanged() {
   key = "";
+  setText(problem, "");
   const files = [...update.values()].flat();
   const classes = [...update.values()].filter((each) => each.length).length;
   const bytes = files.reduce((sum, file) => sum + file.size, 0);
@@ -184,7 +185,10 @@ function updateChanged() {
 
 function validate() {
   const some = [...update.values()].some((files) => files.length);
-  if (!some && ![...update.keys()].some(nameOf)) openScreen("teach");
+  if (!some && ![...update.keys()].some(nameOf)) {
+    groups.querySelector("input").focus();
+    return "Name a class and add images of it.";
+  }
   for (const [group, files] of update) {
     const [name, input] = [nameOf(group), group.querySelector("input[type=text]")];
     if (some && !name && !files.length) continue;
