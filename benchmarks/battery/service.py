@@ -32,9 +32,11 @@ from battery.kills import readable
 from battery.servers import ATTACKER, NAMES, OTHER, TOKEN, Serving, image, multipart, small_model
 from battery.step import Step
 from engram.model import ModelFolder, verify
+from engram.server import Config
 
 PROMPT = 1.0  # seconds within which others are answered
 SECONDS = 32.0  # of a flood
+SHARE = Config().decode_share  # of a CPU: how fast the budget of a client recovers
 
 
 def ask_others(server: Serving, seconds: float) -> tuple[list[float], int]:
@@ -158,12 +160,13 @@ def webps(count: int, place: Path) -> dict[str, Any]:
         return {
             "images": count,
             "status": str(answer.status),
+            "request_seconds": round(answer.seconds, 1),
             "cpu_seconds": round(spent, 1),
             "cpu_seconds_after_leaving": round(after, 2),
             "bystander_slowest_seconds": round(max(times), 3),
             "bystander_slowest_seconds_before": round(max(quiet), 3),
             "server_mb": server.megabytes("VmHWM"),
-            "bad": int(answer.status != 429) + int(spent > 30) + int(after > 1) + int(slower),
+            "bad": int(spent > 30 + SHARE * answer.seconds) + int(after > 1) + int(slower),
         }
 
 
@@ -445,7 +448,7 @@ BOMBS = {
     "60 WebPs of 62 million pixels": Step(
         webps,
         60,
-        "refused within 30 CPU seconds; others wait as before; nothing goes on after the client has left",
+        "30 CPU seconds and a quarter of the time at most; others wait as before; it ends when the client leaves",
         "60 CPU seconds; others waited 3 to 6 s instead of 0.01; work went on",
     ),
     "640 hostile and damaged images": Step(
