@@ -20,7 +20,7 @@ import engram
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(engram.__file__).parent
-LOSS, BYTES = 27, 34  # files entered; lower these when modules on the way are merged
+LOSS, BYTES = 24, 33  # files entered; lower these when modules on the way are merged
 
 
 class Reached(BaseException):
