@@ -213,11 +213,10 @@ class Statistics:
         shift = other.means.double() - means  # (K, d)
         share = other.counts / counts.clamp(min=1)  # (K,)
         # Chan's formula: scatters add up, and so does the distance between the two means of a class.
-        between = (before * share)[:, None, None] * shift[:, :, None] * shift[:, None, :]  # (K, d, d)
-        scatters = [statistics._scatters(len(other)) for statistics in (self, other)]
-        total = scatters[0] + scatters[1]
+        total = self._scatters(len(other)) + other._scatters(len(other))
         if len(total):
-            total = total + (between if len(total) == len(counts) else between.sum(0, keepdim=True))
+            rule = "k,ki,kj->kij" if len(total) == len(counts) else "k,ki,kj->ij"
+            total = total + torch.einsum(rule, before * share, shift, shift)
         return self._from_scatters(counts, means + share[:, None] * shift, total)
 
     def _scatters(self, classes: int) -> Tensor:
