@@ -96,12 +96,15 @@ def test_two_processes_of_torchrun_know_the_method(place: Path, tmp_path: Path) 
 
 def test_a_suite_predicts_and_runs_the_method_in_other_processes(place: Path, tmp_path: Path) -> None:
     command = ("suite", "foreign", "--dataset", "digits", "--tasks", "2", "--set", "epochs=1", "--out", "suites")
-    planned = engram(*command, "--plan", cwd=tmp_path, **variables(place))
-    assert planned.returncode == 0, planned.stderr
+    planned = {each["method"]: each["memory_bytes"] for each in done(place, tmp_path, *command, "--plan")["runs"]}
     ended = engram(*command, "--jobs", "2", cwd=tmp_path, fresh=True, **variables(place))
     assert ended.returncode == 0, ended.stderr
     found = [json.loads(path.read_text()) for path in (tmp_path / "suites").rglob("result.json")]
-    assert {result["method"] for result in found} == {"means", "features"}
+    assert {result["method"]: result["memory_bytes"] for result in found} == planned
+    assert planned.keys() == {"means", "features"}
+    ended = engram("report", "suites", "-o", "report.html", cwd=tmp_path, **variables(place))
+    assert ended.returncode == 0, ended.stderr
+    assert "foreign on digits" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_model_is_taught_within_its_budget_and_used(place: Path, tmp_path: Path) -> None:
