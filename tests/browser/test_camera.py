@@ -79,6 +79,7 @@ def teach_now(page: Any, version: int, classes: int) -> None:
     says(page, "#summary", f"Version {version}: it knows {classes} classes", UPDATE_TIMEOUT)
 
 
+@pytest.mark.timeout(1200)  # many steps, each with its own timeout
 def test_classes_are_taught_corrected_evaluated_rolled_back_and_exported(
     filming: Any, film: Path, objects: Path, tmp_path: Path
 ) -> None:

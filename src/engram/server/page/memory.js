@@ -34,7 +34,7 @@ async function showEvidence(generation) {
     if (model?.generation !== generation || found.generation !== generation) return;
     for (const row of find("class-list").children) row.querySelector(".evidence").replaceChildren(...(found.classes.get(row.dataset.class) ?? []));
   } catch {
-    // the rest is shown without it
+    for (const place of document.querySelectorAll(".evidence")) place.replaceChildren(); // the rest is shown without it
   }
 }
 
@@ -87,7 +87,7 @@ function classRow(each) {
   const buttons = [button("Add images", () => addImagesOf(each.name), { about: `Add images of ${each.name}` }), edit("Rename", rename), model.classes.length > 1 ? edit("Merge", merge) : null, edit("Forget", forget)];
   const row = make("li", {},
     make("div", {}, make("p", { className: "class-name" }, named(each.name)), make("p", { className: "muted small", textContent: `${counted(each.seen, "image")} taught` })),
-    make("div", { className: "evidence small" }),
+    make("div", { className: "evidence small" }, make("p", { className: "muted", textContent: "Measuring …" })),
     make("p", { className: "row" }, ...buttons),
   );
   row.dataset.class = each.name;
