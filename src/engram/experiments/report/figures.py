@@ -229,12 +229,11 @@ def _name(axes: Axes, points: pd.DataFrame) -> None:
     """Write the names of points, from left to right, above them: on the side where there is room."""
     data = points[["x", "mean"]].to_numpy()
     places = [*axes.transAxes.inverted().transform(axes.transData.transform(data))[:, 0], math.inf] if len(data) else []
-    for name, point, (place, following) in zip(
-        fit(points.index, 0.3 * WIDTH), data, itertools.pairwise(places), strict=True
-    ):
+    for name, point, (place, following) in zip(points.index, data, itertools.pairwise(places), strict=True):
         leftward = place > 0.8 or (place > 0.2 and following - place < 0.3)
-        side = "right" if leftward else "left"
-        axes.annotate(name, point, (0, 5), textcoords="offset points", ha=side, size=SMALL)
+        side, room = ("right", 0.3) if leftward else ("left", min(0.3, 0.85 * (following - place)))
+        (short,) = fit([name], room * WIDTH)
+        axes.annotate(short, point, (0, 5), textcoords="offset points", ha=side, size=SMALL)
 
 
 def _log_axis(axes: Axes, x: pd.Series[float]) -> pd.Series[float]:

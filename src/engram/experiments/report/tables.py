@@ -98,8 +98,10 @@ def _results(section: Section) -> Table:
     if len(section.groups) > 1:
         paired = section.differences()[["mean", "low", "high"]].reindex(section.groups.index)
         columns[f"difference to {section.contenders.index[0]}"] = paired, accuracy
-    for heading, column in (plain | amounts).items():
-        columns[heading] = section.spread(column)[["mean", "std"]], amount if heading in amounts else accuracy
+    for heading, column in plain.items():
+        columns[heading] = section.spread(column)[["mean", "std"]], accuracy
+    for heading, column in amounts.items():
+        columns[heading] = section.spread(column)[["mean"]], amount
     caption = f"{section.title}: mean over the seeds ± standard deviation [95 % confidence interval]"
     table = _table(caption, columns, frozenset(_best(section, columns)))
     table.text.loc[section.groups["shares_training"], "seconds"] += "*"
