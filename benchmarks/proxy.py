@@ -6,8 +6,9 @@ validation split of CIFAR-100 or of Tiny ImageNet 50 at 32 × 32 pixels. A task 
     python benchmarks/proxy.py train distillation rotation   # objectives; networks are cached in benchmarks/work/proxy
     python benchmarks/proxy.py compare distillation          # everything after training, on those networks
 
-PROXY_DATA (cifar100 or tiny), PROXY_TASKS and PROXY_SEED choose data, tasks (3) and seed (100); PROXY_AFTER the rows of
-`compare`, separated by semicolons. Results are added to benchmarks/results/proxy.json.
+PROXY_DATA (cifar100 or tiny), PROXY_TASKS and PROXY_SEED choose data, tasks (3) and seed (100); PROXY_IMAGES the
+training images per class (all but a tenth; with it, 50 others validate); PROXY_AFTER the rows of `compare`, separated
+by semicolons. Results are added to benchmarks/results/proxy.json.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ HERE = Path(__file__).parent
 WORK, RESULTS = HERE / "work" / "proxy", HERE / "results" / "proxy.json"
 TASKS = int(os.environ.get("PROXY_TASKS", "3"))
 DATA = os.environ.get("PROXY_DATA", "cifar100")
+PER_CLASS = int(os.environ.get("PROXY_IMAGES", "0"))
+VALIDATION = 50 / (PER_CLASS + 50) if PER_CLASS else 0.1
 IMAGES = Path(os.environ["ENGRAM_DATA"])
 
 
@@ -86,7 +89,15 @@ AFTER: dict[str, tuple[str, dict[str, Any]]] = {
 
 @cache
 def images() -> Dataset:
-    """The data set, decoded once."""
+    """The data set, decoded once, or `PER_CLASS` + 50 training images of each class."""
+    data = whole()
+    if not PER_CLASS:
+        return data
+    per_class = [torch.nonzero(data.train.labels == label)[: PER_CLASS + 50, 0] for label in data.train.labels.unique()]
+    return replace(data, train=data.train.select(torch.cat(per_class)))
+
+
+def whole() -> Dataset:
     if DATA == "cifar100":
         return load("cifar100", IMAGES)
     files = load("tiny-imagenet-200", IMAGES / "tiny-imagenet-50", options=DecodeOptions(size=32))
@@ -102,7 +113,7 @@ def run(objective: str, after: str, seed: int = 100) -> dict[str, Any]:
         settings={**PROXY, **OBJECTIVES[objective], **settings},
         classes_per_task=10,
         tasks=TASKS,
-        validation=0.1,
+        validation=VALIDATION,
         seed=seed,
     )
     result = plan.run(images(), cache=Cache(WORK))
@@ -117,11 +128,12 @@ def run(objective: str, after: str, seed: int = 100) -> dict[str, Any]:
 
 def main(command: str, *objectives: str) -> None:
     seed = int(os.environ.get("PROXY_SEED", "100"))
+    name = f"{DATA}, {TASKS} tasks, seed {seed}" + (f", {PER_CLASS} images per class" if PER_CLASS else "")
     compared = os.environ.get("PROXY_AFTER", ";".join(AFTER)).split(";")
     for objective in objectives:
         for after in compared if command == "compare" else ["features"]:
             found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            row = found.setdefault(f"{DATA}, {TASKS} tasks, seed {seed}", {}).setdefault(objective, {})
+            row = found.setdefault(name, {}).setdefault(objective, {})
             if after in row:
                 continue
             row[after] = run(objective, after, seed)
