@@ -104,7 +104,7 @@ def test_vectors_along_few_directions_are_rotated_and_the_error_is_below_that_of
 
 
 def test_the_error_is_about_that_of_the_optimised_rotation_of_faiss() -> None:
-    given = narrow_vectors(2000)
+    given = narrow_vectors(1000)
     optimised = faiss.OPQMatrix(16, 4)
     quantiser = faiss.ProductQuantizer(16, 4, 8)
     quantiser.cp.min_points_per_centroid = 1
