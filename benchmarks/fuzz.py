@@ -135,7 +135,7 @@ def manifests() -> tuple[list[bytes], Execute]:
 
     digest, now = "0123456789abcdef" * 4, "2026-01-31T12:00:00Z"
     manifest = Manifest(
-        generation=3,
+        version=3,
         parent=1,
         created=now,
         action="learn",
@@ -147,7 +147,7 @@ def manifests() -> tuple[list[bytes], Execute]:
         learner=File(digest, 120),
         network=File(digest, 4000),
     )
-    pointer = Pointer(current=3, generations={1: digest, 3: digest})
+    pointer = Pointer(current=3, versions={1: digest, 3: digest})
 
     def execute(content: bytes) -> bool:
         if content.startswith(EDITS):

@@ -112,9 +112,9 @@ def main() -> None:
     print(f"{last['engram'] / last['finetune']:.2f} x finetune, {last['engram'] / last['joint']:.0%} of joint")
 
 
-def load_epochs(name: str, generation: int) -> int:
-    """How many epochs a generation was trained for."""
-    manifest, _ = ModelFolder(PLACE / name).load(generation)
+def load_epochs(name: str, version: int) -> int:
+    """How many epochs a version was trained for."""
+    manifest, _ = ModelFolder(PLACE / name).load(version)
     return int(manifest.settings["epochs"])  # type: ignore[arg-type]
 
 

@@ -219,7 +219,7 @@ def film(url: str, contents: list[bytes], seconds: float) -> list[tuple[float, f
         while (begin := time.monotonic()) < end and (not asked or asked[0][2] == asked[-1][2]):
             response = client.post("/api/classify?top=20", files=form(contents[number % len(contents)]))
             took, number = time.monotonic() - begin, number + 1
-            asked.append((begin, took, response.raise_for_status().json()["generation"]))
+            asked.append((begin, took, response.raise_for_status().json()["version"]))
             time.sleep(max(0.0, 0.1 - took))
     return asked
 
@@ -306,8 +306,8 @@ def camera(folder: ModelFolder, rounds: int = 3, seconds: float = 10) -> dict[st
 
 
 def swaps(folder: ModelFolder, requests: int = 10_000, times: int = 20) -> dict[str, object]:
-    """Requests of two images while the model is exchanged: each answer has the one name of its generation."""
-    names: dict[int, str] = {load(folder, device="cpu") and folder.current().generation: CLASSES[0]}
+    """Requests of two images while the model is exchanged: each answer has the one name of its version."""
+    names: dict[int, str] = {load(folder, device="cpu") and folder.current().version: CLASSES[0]}
     contents = [form(jpeg(number), jpeg(number + 1)) for number in range(16)]
     outcomes: dict[tuple[int, frozenset[str]], int] = {}
     errors: list[str] = []
@@ -332,7 +332,7 @@ def swaps(folder: ModelFolder, requests: int = 10_000, times: int = 20) -> dict[
                     if each["class"] not in CLASSES[1:]
                 )
                 with lock:
-                    key = (answer["generation"], seen)
+                    key = (answer["version"], seen)
                     outcomes[key] = outcomes.get(key, 0) + 1
 
     with served(folder) as server:
@@ -345,15 +345,15 @@ def swaps(folder: ModelFolder, requests: int = 10_000, times: int = 20) -> dict[
                 time.sleep(0.01)
             edited = rename(folder, name, f"name {swap}")
             name = f"name {swap}"
-            names[edited.generation] = name
+            names[edited.version] = name
         for thread in threads:
             thread.join()
-    wrong = sum(count for (generation, seen), count in outcomes.items() if seen != {names.get(generation)})
+    wrong = sum(count for (version, seen), count in outcomes.items() if seen != {names.get(version)})
     return {
         "requests": sum(outcomes.values()) + len(errors),
         "errors": len(errors),
-        "answers_of_more_than_one_generation": wrong,
-        "generations_seen": len({generation for generation, _ in outcomes}),
+        "answers_of_more_than_one_version": wrong,
+        "versions_seen": len({version for version, _ in outcomes}),
         "swaps": times,
     }
 

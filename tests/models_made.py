@@ -34,7 +34,7 @@ def draw(folder: Path, names: tuple[str, ...], count: int) -> Path:
 
 
 def taught(place: Path, *, features_per_class: int = 6, **options: Any) -> ModelFolder:
-    """A model in `place`/model of three classes, learned in two generations; their images in `place`/1 and /2.
+    """A model in `place`/model of three classes, learned in two versions; their images in `place`/1 and /2.
 
     The second update has a new class and more of a known one. The network is trained from scratch on half of the
     images, and features are stored as float32, so that tests can compare numbers.
@@ -50,7 +50,7 @@ def taught(place: Path, *, features_per_class: int = 6, **options: Any) -> Model
 
 
 def network_path(manifest: Manifest) -> str:
-    """The network file of a generation, relative to the model's folder."""
+    """The network file of a version, relative to the model's folder."""
     assert manifest.network is not None
     return f"networks/{manifest.network.sha256}.safetensors"
 

@@ -130,7 +130,7 @@ def older_pointers(count: int, place: Path) -> dict[str, Any]:
     stranger = place / "stranger"
     stranger.mkdir()
     (stranger / f"{storage.ASIDE}theirs").write_text("not ours")
-    for older in pointers[-4:-1]:  # the rest names generations that were removed since
+    for older in pointers[-4:-1]:  # the rest names versions that were removed since
         (folder.path / "current.json").write_bytes(older)
         for path in (folder.path, stranger):
             before = entries(path)
@@ -140,8 +140,8 @@ def older_pointers(count: int, place: Path) -> dict[str, Any]:
                 found.bad("verify changed files")
     newest = max(folder.newer())
     found.outcome("rollback", lambda: rollback(folder, newest))
-    if folder.current().generation != newest:
-        found.bad("the newest generation was lost")
+    if folder.current().version != newest:
+        found.bad("the newest version was lost")
     return found.output()
 
 
@@ -152,8 +152,8 @@ def forge(folder: ModelFolder, change: Callable[[dict[str, Any], dict[str, Tenso
     """A copy of a model whose manifest and tensors were changed, with every checksum right."""
     shutil.rmtree(at, ignore_errors=True)
     forged = ModelFolder(shutil.copytree(folder.path, at))
-    number = forged.current().generation
-    place = forged.path / "generations" / f"{number:06d}"
+    number = forged.current().version
+    place = forged.path / "versions" / f"{number:06d}"
     manifest = unseal((place / "manifest.json").read_bytes(), "")
     tensors = storage.load_tensors(place / "learner.safetensors")
     change(manifest, tensors)
@@ -166,9 +166,9 @@ def forge(folder: ModelFolder, change: Callable[[dict[str, Any], dict[str, Tenso
 
 
 def write_manifest(folder: ModelFolder, number: int, content: bytes) -> None:
-    (folder.path / "generations" / f"{number:06d}" / "manifest.json").write_bytes(content)
-    digests = {**folder.pointer().generations, number: hashlib.sha256(content).hexdigest()}
-    (folder.path / "current.json").write_bytes(Pointer(current=number, generations=digests).serialise())
+    (folder.path / "versions" / f"{number:06d}" / "manifest.json").write_bytes(content)
+    digests = {**folder.pointer().versions, number: hashlib.sha256(content).hexdigest()}
+    (folder.path / "current.json").write_bytes(Pointer(current=number, versions=digests).serialise())
 
 
 ODD: tuple[Any, ...] = (None, True, -1, 0, 1, 2, 2**31, 2**63, 10**30, 0.5, 1e308, "", "a", "\u3164", "/etc/passwd")
@@ -226,8 +226,8 @@ def use(found: Findings, what: str, folder: ModelFolder) -> None:
 
 def forged_manifests(count: int, place: Path) -> dict[str, Any]:
     folder, found = small_model(place), Findings()
-    number = folder.current().generation
-    path = folder.path / "generations" / f"{number:06d}" / "manifest.json"
+    number = folder.current().version
+    path = folder.path / "versions" / f"{number:06d}" / "manifest.json"
     value = unseal(path.read_bytes(), "")
     every = [(way, odd) for way in places(value) for odd in ODD]
     for way, odd in random.Random(0).sample(every, min(count, len(every))):
@@ -238,8 +238,8 @@ def forged_manifests(count: int, place: Path) -> dict[str, Any]:
 
 def forged_tensors(count: int, place: Path) -> dict[str, Any]:
     folder, found = small_model(place), Findings()
-    number = folder.current().generation
-    tensors = storage.load_tensors(folder.path / "generations" / f"{number:06d}" / "learner.safetensors")
+    number = folder.current().version
+    tensors = storage.load_tensors(folder.path / "versions" / f"{number:06d}" / "learner.safetensors")
     every = [(name, *each) for name, tensor in tensors.items() for each in tensor_changes(name, tensor).items()]
     every += [(name, "missing", None) for name in tensors]
     for name, what, tensor in random.Random(0).sample(every, min(count, len(every))):
@@ -258,14 +258,14 @@ def huge_files(count: int, place: Path) -> dict[str, Any]:
     """A manifest that names a sparse file of 3 GB, with a wrong checksum and with the right one."""
     folder, found = small_model(place), Findings()
     manifest = folder.current()
-    learner = folder.path / "generations" / f"{manifest.generation:06d}" / "learner.safetensors"
+    learner = folder.path / "versions" / f"{manifest.version:06d}" / "learner.safetensors"
     size = 3 * 2**30
     os.truncate(learner, size)
     with learner.open("rb") as file:
         right = hashlib.file_digest(file, "sha256").hexdigest()
     for sha256 in itertools.islice(("0" * 64, right), count):
         forged = dataclasses.replace(manifest, learner=File(sha256, size)).serialise()
-        write_manifest(folder, manifest.generation, forged)
+        write_manifest(folder, manifest.version, forged)
         use(found, "3 GB", folder)
         found["bytes"] = size
     if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 > MOST:
@@ -293,8 +293,8 @@ DAMAGE = {
     "older current.json": Step(
         older_pointers,
         6,
-        "verify changes no file, here and where there is no model; every generation can be used again",
-        "verify removed newer generations and other programs' files, and called the rest whole",
+        "verify changes no file, here and where there is no model; every version can be used again",
+        "verify removed newer versions and other programs' files, and called the rest whole",
     ),
 }
 FORGED = "no tracebacks; what verify calls intact can be loaded"

@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "rename": ("rename", "MODEL", DAISY, "bellis"),
     "update": (),  # the process that a server starts
 }
-EMPTY = {".lock", "current.json", "generations", "networks"}  # of a model to come
+EMPTY = {".lock", "current.json", "versions", "networks"}  # of a model to come
 UNUSED = f"{'9' * 64}.safetensors"  # a network file that a killed writer left
 REPORTED = 5  # problems
 PIPES: list[Connection] = []  # left open: when the server's end is closed, the process of an update exits with 1
@@ -81,7 +81,7 @@ class Scene:
             _litter(self.begin.path)
         if "forget" in name:
             self.secrets = [DAISY.encode(), *_rows(self.begin)]
-        self.old = self.begin.current().generation if self.begin.exists() else 0
+        self.old = self.begin.current().version if self.begin.exists() else 0
         self.digests = {self.old: _digest(self.begin)}
         whole = self.copy(0)
         ended, lines = self.run(whole, "")
@@ -107,9 +107,9 @@ class Scene:
     def problems(self, folder: ModelFolder) -> list[str]:
         """What is bad about the model that a killed command has left, or that a later one makes of it."""
         exists = folder.exists()
-        number = folder.current().generation if exists else 0
+        number = folder.current().version if exists else 0
         if number not in self.digests or _digest(folder) != self.digests[number]:
-            return [f"generation {number} is neither the old model nor the new one"]
+            return [f"version {number} is neither the old model nor the new one"]
         found = readable(folder) if exists else []
         if self.secrets and number > self.old:
             found += [f"a reader finds '{DAISY}'"] if _finds(folder, DAISY) else []
@@ -123,8 +123,8 @@ class Scene:
         """What is there after the next writer, and should not be, or the other way round."""
         number = folder.number_in_use()
         with warnings.catch_warnings(action="ignore"), folder.writing() as writer:
-            manifests = writer.manifests()  # generations that are newer than all that `current.json` names stay
-        places = [f"generations/{manifest.generation:06d}" for manifest in manifests]
+            manifests = writer.manifests()  # versions that are newer than all that `current.json` names stay
+        places = [f"versions/{manifest.version:06d}" for manifest in manifests]
         expected = {f"{place}/{file}" for place in places for file in ("manifest.json", "learner.safetensors")}
         expected |= {*EMPTY, *places, *map(network_path, manifests)}
         names = {str(path.relative_to(folder.path)) for path in folder.path.rglob("*")}
@@ -198,16 +198,16 @@ def _update(name: str, model: Path, source: Path, place: Path) -> None:
 
 def _litter(model: Path) -> None:
     """What killed writers leave."""
-    aside = model / "generations" / f"{storage.ASIDE}left"
+    aside = model / "versions" / f"{storage.ASIDE}left"
     aside.mkdir()
     (aside / "learner.safetensors").write_text("half a file")
-    (model / "generations" / "000001").mkdir()
+    (model / "versions" / "000001").mkdir()
     for path in (model / f"{storage.ASIDE}left", model / "networks" / UNUSED):
         path.write_text("half a file")
 
 
 def _digest(folder: ModelFolder) -> str:
-    """What the generation in use consists of."""
+    """What the version in use consists of."""
     if not folder.exists():
         return ""
     manifest = folder.current()
@@ -235,8 +235,8 @@ def readable(folder: ModelFolder) -> list[str]:
 
 
 def _finds(folder: ModelFolder, name: str) -> bool:
-    """Whether a reader comes to a generation that has the class, or to a record of it."""
-    numbers = {*folder.generations(), *folder.newer()}
+    """Whether a reader comes to a version that has the class, or to a record of it."""
+    numbers = {*folder.versions(), *folder.newer()}
     known = {each for number in numbers for each in folder.load(number)[0].classes}
     records = str([change.details for change in folder.history()])
     return name in known or name in records or len(numbers) > 1
@@ -261,7 +261,7 @@ def struck(scene: Scene, calls: Sequence[Call], fault: str) -> dict[str, Any]:
             found["attempts"] += 1
             kinds[call.kind] += 1
             found["left something"] += bool(folder.leftovers())
-            found["new" if folder.exists() and folder.current().generation > scene.old else "old"] += 1
+            found["new" if folder.exists() and folder.current().version > scene.old else "old"] += 1
             problems = scene.problems(folder) + (["a traceback"] if "Traceback" in ended.err else [])
             found["bad"] += bool(problems)
             output += [f"{call.text}: {each}" for each in problems]

@@ -27,7 +27,7 @@ SMALL = {"epochs": 1, "features_per_class": 3, "hold_out": 0.0, "image_size": SI
 
 
 def small_model(place: Path) -> ModelFolder:
-    """A model of three classes, in two generations."""
+    """A model of three classes, in two versions."""
     folder = ModelFolder(place / "model")
     for number, names in enumerate((NAMES[:2], NAMES)):
         settings = {"adapter_steps": 1, "adapter_width": 8}

@@ -320,7 +320,7 @@ def full_disk(count: int, place: Path) -> dict[str, Any]:
         with Serving(folder, disk) as server:
             server.request("POST", "/api/classify", *multipart(large))  # where temporary files go is decided now
             filler = fill(disk)
-            generation = folder.current().generation
+            version = folder.current().version
             for name in names:
                 sent = json.dumps({"from": NAMES[0], "to": name}).encode()
                 for path, body, kind in (
@@ -335,7 +335,7 @@ def full_disk(count: int, place: Path) -> dict[str, Any]:
             if server.classify(image()).status != 200:
                 found.bad("no answer while the disk is full")
             filler.unlink()
-            if not verify(folder).intact or folder.current().generation != generation:
+            if not verify(folder).intact or folder.current().version != version:
                 found.bad("the model was changed")
             if server.request("POST", "/api/rename", sent, "application/json").status != 200:
                 found.bad("no edit when there is room again")
@@ -369,7 +369,7 @@ def killed_updates(count: int, place: Path) -> dict[str, Any]:
             finish_update(server)
             usual = time.monotonic() - begin
         for number in range(count):
-            before, others, begin = folder.current().generation, set(server.family()), time.monotonic()
+            before, others, begin = folder.current().version, set(server.family()), time.monotonic()
             server.teach(NAMES[number % 3])
             process = updater(server, others)
             time.sleep(draws.uniform(0, 1.2 * usual))
@@ -392,7 +392,7 @@ def killed_servers(count: int, place: Path) -> dict[str, Any]:
     folder, draws, found = small_model(place), random.Random(0), Findings()
     for number in range(count):
         server = Serving(folder, place, "--epochs", "1").__enter__()
-        before = folder.current().generation
+        before = folder.current().version
         server.teach(NAMES[number % 3])
         time.sleep(draws.uniform(0, 4))
         family = server.family()
@@ -413,7 +413,7 @@ def killed_servers(count: int, place: Path) -> dict[str, Any]:
 
 def check_killed(found: Findings, folder: ModelFolder, before: int) -> None:
     found["attempts"] += 1
-    found["new" if folder.current().generation > before else "old"] += 1
+    found["new" if folder.current().version > before else "old"] += 1
     found["left something"] += bool(folder.leftovers())
     for problem in readable(folder):
         found.bad(problem)

@@ -119,7 +119,7 @@ def test_an_update_is_cancelled_and_nothing_was_changed(browser: Any, small_mode
         says(page, ".job", "Nothing was changed.")
         says(page, ".job h3", "Cancelled")
         says(page, "#summary", "Version 2: it knows 3 classes")
-    assert ModelFolder(tmp_path / "model").generations() == [1, 2]
+    assert ModelFolder(tmp_path / "model").versions() == [1, 2]
 
 
 def test_a_model_created_by_another_process_appears(browser: Any, small_model: ModelFolder, tmp_path: Path) -> None:

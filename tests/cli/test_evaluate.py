@@ -96,12 +96,12 @@ def test_the_first_of_many_unknown_classes_are_named(place: Path) -> None:
     assert "12 images of 6 classes that the model does not know: new 0, new 1, new 2, new 3, new 4, …\n" in done.stdout
 
 
-def test_an_earlier_generation_can_be_evaluated(place: Path) -> None:
+def test_an_earlier_version_can_be_evaluated(place: Path) -> None:
     shutil.rmtree(place / "flowers" / FORMULA)
-    output = json.loads(engram_here("evaluate", "model", "flowers", "--generation", "1", "--json", cwd=place).stdout)
+    output = json.loads(engram_here("evaluate", "model", "flowers", "--version", "1", "--json", cwd=place).stdout)
     assert [each["name"] for each in output["classes"]] == [TULIP, DAISY]
-    done = engram_here("evaluate", "model", "flowers", "--generation", "9", cwd=place)
-    assert done.returncode == 2 and "generation 9" in done.stderr and "1, 2" in done.stderr
+    done = engram_here("evaluate", "model", "flowers", "--version", "9", cwd=place)
+    assert done.returncode == 2 and "version 9" in done.stderr and "1, 2" in done.stderr
 
 
 def test_skipped_files_are_listed_on_stderr_and_in_json(place: Path) -> None:

@@ -17,17 +17,17 @@ def test_a_model_becomes_one_onnx_file_and_nothing_else_is_printed(small_model: 
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     assert json.loads(done.stdout) == {
-        **{"path": "model.onnx", "kind": "onnx", "bytes": (tmp_path / "model.onnx").stat().st_size, "generation": 2},
+        **{"path": "model.onnx", "kind": "onnx", "bytes": (tmp_path / "model.onnx").stat().st_size, "version": 2},
         **{"input": "images", "shape": ["batch", SIDE, SIDE, 3], "outputs": ["scores", "probabilities"], "opset": 20},
         "classes": [*NAMES],
     }
 
 
-def test_the_stored_features_of_either_generation(small_model: ModelFolder, tmp_path: Path) -> None:
-    for arguments, number, classes in (((), 2, 3), (("--generation", "1"), 1, 2)):
+def test_the_stored_features_of_either_version(small_model: ModelFolder, tmp_path: Path) -> None:
+    for arguments, number, classes in (((), 2, 3), (("--version", "1"), 1, 2)):
         done = engram_here("export", small_model.path, "stored.npz", "--overwrite", *arguments, cwd=tmp_path)
         size = (tmp_path / "stored.npz").stat().st_size / 1024
-        assert done == (0, f"npz: stored.npz ({size:.1f} KB, generation {number})\n", "")
+        assert done == (0, f"npz: stored.npz ({size:.1f} KB, version {number})\n", "")
         with np.load(tmp_path / "stored.npz", allow_pickle=False) as stored:
             assert stored["features"].shape == (6 * classes, 64)
             assert stored["classes"].tolist() == [*NAMES[:classes]]
@@ -45,7 +45,7 @@ def test_weights_that_a_new_model_can_start_from(small_model: ModelFolder, tmp_p
     [
         (["FOLDER", "model.pt"], 2, ".npz"),
         (["FOLDER", "mine.npz"], 2, "--overwrite"),
-        (["FOLDER", "new.npz", "--generation", "7"], 2, "generation 7"),
+        (["FOLDER", "new.npz", "--version", "7"], 2, "version 7"),
         (["FOLDER", "/proc/nothing/new.npz"], 1, "/proc/nothing"),
         (["nowhere", "new.npz"], 1, "engram learn nowhere FOLDER"),
     ],

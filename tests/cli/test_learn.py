@@ -48,7 +48,7 @@ def test_the_result_is_printed_to_stdout_and_nothing_to_stderr(flowers: Path, tm
     # Each number of a feature takes a byte, and each of its 1280 dimensions eight more for all.
     size = sum(path.stat().st_size for path in flowers.rglob("*.png")) / 1024
     stored = f"memory {(12 + 8) * 1280 / 1024:.1f} KB"
-    assert lines[1] == f"model, generation 1: 2 classes; {stored}; this update: 12 images, {size:.1f} KB"
+    assert lines[1] == f"model, version 1: 2 classes; {stored}; this update: 12 images, {size:.1f} KB"
     low, high = Accuracy(12, 12).interval
     assert lines[2] == (
         f"accuracy 1.000 (95 % interval {low:.3f} to {high:.3f}) over all 2 classes, on 12 held-out images"
@@ -93,7 +93,7 @@ def test_an_update_prints_new_and_known_classes_separately(model: ModelFolder, t
     done = engram("learn", "model", "more", *ONCE, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("learned 1 new class (rose 5), 1 known class ([red]tulip 5) in ")
-    assert "model, generation 3: 4 classes; " in done.stdout
+    assert "model, version 3: 4 classes; " in done.stdout
     assert re.search(
         r"^accuracy .* over all 4 classes, on \d+ held-out images\. This is an estimate: ", done.stdout, re.M
     )
@@ -122,7 +122,7 @@ def test_json_prints_the_whole_result_as_one_object(model: ModelFolder, tmp_path
     done = engram("learn", "model", "more", "--json", "--hold-out", "0.5", *ONCE, cwd=tmp_path)
     assert done.returncode == 0
     output = json.loads(done.stdout)
-    assert output["published"] is True and output["generation"] == 3 and output["classes"] == 4
+    assert output["published"] is True and output["version"] == 3 and output["classes"] == 4
     assert output["new"] == {"rose": 10} and output["more"] == {TULIP: 10}
     assert output["memory_bytes"] == load(model).learner.memory.nbytes
     sizes = [path.stat().st_size for path in (tmp_path / "more").rglob("?.png")]
@@ -241,7 +241,7 @@ def test_one_image_of_one_class_is_printed_in_the_singular(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("learned 1 new class ([red]tulip 1) in ")
-    assert lines[1].startswith("model, generation 1: 1 class; memory 11.2 KB; this update: 1 image, 0.")
+    assert lines[1].startswith("model, version 1: 1 class; memory 11.2 KB; this update: 1 image, 0.")
     assert lines[2].startswith("accuracy not known")
     assert [line.split(".")[0] for line in lines if line.startswith("warning: ")] == [
         "warning: The model knows only one class, and so predicts it for any image",
@@ -466,13 +466,13 @@ def test_a_list_can_be_learned_and_its_errors_name_their_lines(flowers: Path, tm
 
 def test_a_damaged_model_is_left_alone_and_its_repair_is_named(model: ModelFolder, tmp_path: Path) -> None:
     draw(tmp_path / "more", (TULIP,), 1)
-    damaged = model.path / "generations" / "000002" / "learner.safetensors"
+    damaged = model.path / "versions" / "000002" / "learner.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     before = tree(tmp_path)
     for asked in ((), ("--dry-run",)):
         done = engram_here("learn", "model", "more", *asked, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (1, "")
-        assert "generations/000002/learner.safetensors" in done.stderr
+        assert "versions/000002/learner.safetensors" in done.stderr
         assert done.stderr.endswith("engram rollback model --to 1\n")
     assert tree(tmp_path) == before
 
@@ -508,7 +508,7 @@ def test_hostile_names_are_shown_as_they_are_at_any_width(model: ModelFolder, tm
 def test_a_model_may_have_any_name(flowers: Path, tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff[red] :smile:")
     done = engram("learn", name, "flowers", *SMALL, *ONCE, cwd=tmp_path)
-    assert done.returncode == 0 and r"\udcff[red] :smile:, generation 1: 2 classes" in done.stdout
+    assert done.returncode == 0 and r"\udcff[red] :smile:, version 1: 2 classes" in done.stdout
     done = engram("learn", name, "flowers", "--dry-run", cwd=tmp_path)
     assert r"would update \udcff[red] :smile:: 2 known classes" in done.stdout
     done = engram("learn", "\x1b[31mabsent", ":smile:\x1b[31m", cwd=tmp_path)

@@ -126,24 +126,24 @@ def test_no_name_breaks_the_tables_or_is_taken_for_markup(name: str, model: Mode
     total = next(number for number, line in enumerate(lines) if "total, 3 classes" in line)
     shown = "".join(line[31:] for line in lines[header + 2 : total - 1])
     assert shown.replace(" ", "") == escaped.replace(" ", "")
-    assert len([line for line in lines if re.match(r"[123]  20", line)]) == 3  # one line a generation
+    assert len([line for line in lines if re.match(r"[123]  20", line)]) == 3  # one line a version
     assert json.loads(engram("inspect", model.path, "--json").stdout)["classes"][1]["name"] == name.strip()
 
 
 # verify
 
 
-def test_verify_lists_leftovers_and_newer_generations_with_a_command_for_each(model: ModelFolder) -> None:
+def test_verify_lists_leftovers_and_newer_versions_with_a_command_for_each(model: ModelFolder) -> None:
     older = (model.path / "current.json").read_bytes()
     assert engram("rename", model.path, DAISY, "daisy").returncode == 0
     (model.path / "current.json").write_bytes(older)
     (model.path / f"{storage.ASIDE}half").write_text("half")
     code, out, _ = engram("verify", model.path)
-    assert code == 0 and f"engram rollback '{model.path}' --to 3" in out  # the newer generation
+    assert code == 0 and f"engram rollback '{model.path}' --to 3" in out  # the newer version
     assert f"{storage.ASIDE}half" in out and f"engram rollback '{model.path}' --to 2" in out
     done = engram("rollback", model.path, "--to", "2")
     assert done.returncode == 0 and f"{storage.ASIDE}half" in done.stderr
-    assert (model.path / "generations" / "000003").is_dir()
+    assert (model.path / "versions" / "000003").is_dir()
     assert engram("rollback", model.path, "--to", "3").returncode == 0
     assert json.loads(engram("verify", model.path, "--json").stdout)["newer"] == []
 
@@ -151,13 +151,13 @@ def test_verify_lists_leftovers_and_newer_generations_with_a_command_for_each(mo
 def test_verify_says_intact_or_lists_the_problems(model: ModelFolder) -> None:
     code, out, err = engram("verify", model.path)
     assert (code, err) == (0, "")
-    assert re.match(r"intact: 2 generations, current 2, 0\.\d\d MB\n", out)
+    assert re.match(r"intact: 2 versions, current 2, 0\.\d\d MB\n", out)
     assert json.loads(engram("verify", model.path, "--json").stdout)["intact"] is True
-    (model.path / "generations" / "000001" / "learner.safetensors").write_bytes(b"")
+    (model.path / "versions" / "000001" / "learner.safetensors").write_bytes(b"")
     (model.path / "odd\x1b[31m").write_text("")
     code, out, err = engram("verify", model.path)
     assert (code, err) == (1, "")
-    assert out.splitlines()[0].startswith("generations/000001/learner.safetensors was cut short")
+    assert out.splitlines()[0].startswith("versions/000001/learner.safetensors was cut short")
     assert out.splitlines()[1] == r"odd\x1b[31m does not belong to the model. Remove it."
     code, out, _ = engram("verify", model.path, "--json")
     assert code == 1 and len(json.loads(out)["problems"]) == 2 and json.loads(out)["intact"] is False
@@ -189,18 +189,18 @@ def test_forget_with_yes_does_not_ask(model: ModelFolder) -> None:
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         f"forgotten: '{DAISY}', '{FORMULA}'; 3.0 KB less memory",
-        f"{model.path}, generation 3: 1 class",
+        f"{model.path}, version 3: 1 class",
     ]
     assert load(model).names == (TULIP,)
 
 
-def test_forget_names_classes_that_only_earlier_generations_have(model: ModelFolder) -> None:
+def test_forget_names_classes_that_only_earlier_versions_have(model: ModelFolder) -> None:
     rollback(model)
-    output = f"Only in earlier generations, and removed with them: '{FORMULA}'."
+    output = f"Only in earlier versions, and removed with them: '{FORMULA}'."
     assert output in engram("forget", model.path, FORMULA)[2]
     code, out, err = engram("forget", model.path, FORMULA, "--yes")
     assert (code, err) == (0, "") and output in out
-    assert load(model).names == (TULIP, DAISY) and model.generations() == [3]
+    assert load(model).names == (TULIP, DAISY) and model.versions() == [3]
 
 
 def test_forget_as_json_is_one_object(model: ModelFolder) -> None:
@@ -208,14 +208,14 @@ def test_forget_as_json_is_one_object(model: ModelFolder) -> None:
     assert (code, err) == (0, "")
     assert json.loads(out) == {
         "action": "forget",
-        "generation": 3,
+        "version": 3,
         "classes": [TULIP, FORMULA],
         "forgotten": [DAISY],
         "not_in_use": [],
         "features": 6,
         "images": 0,
         "bytes": 1536,
-        "removed_generations": [1, 2],
+        "removed_versions": [1, 2],
     }
 
 
@@ -235,7 +235,7 @@ def test_forget_that_was_interrupted_says_how_to_finish(model: ModelFolder, monk
         done = engram("forget", model.path, FORMULA, "--yes")
     assert done.returncode == 1 and "Permission denied" in done.stderr  # leftovers must be removed first
     assert engram("verify", model.path).returncode == 0
-    assert (load(model).names, model.generations()) == ((TULIP, FORMULA), [3])
+    assert (load(model).names, model.versions()) == ((TULIP, FORMULA), [3])
 
 
 @pytest.mark.parametrize(
@@ -259,16 +259,16 @@ def test_forget_asks_on_a_terminal_and_follows_the_answer(
 # rename, merge, rollback
 
 
-def test_rename_merge_and_rollback_print_the_generation_in_use(model: ModelFolder) -> None:
+def test_rename_merge_and_rollback_print_the_version_in_use(model: ModelFolder) -> None:
     code, out, _ = engram("rename", model.path, DAISY, "daisy")
     assert code == 0
-    assert out == f"'{DAISY}' is now 'daisy'\n{model.path}, generation 3: 3 classes\n"
+    assert out == f"'{DAISY}' is now 'daisy'\n{model.path}, version 3: 3 classes\n"
     code, out, _ = engram("merge", model.path, "daisy", TULIP)
     assert code == 0
     assert out.startswith(f"'daisy' is merged into '{TULIP}': 6 stored features and 0 exemplars\n")
     code, out, _ = engram("rollback", model.path)
     assert code == 0
-    assert re.match(r"generation 3 of \S+Z is current; it was 4\n.*my model, generation 3: 3 classes\n", out)
+    assert re.match(r"version 3 of \S+Z is current; it was 4\n.*my model, version 3: 3 classes\n", out)
     code, out, _ = engram("rollback", model.path, "--to", "1")
     assert code == 0 and load(model).names == (TULIP, DAISY)
     history = engram("inspect", model.path).stdout.splitlines()[-4:]
@@ -287,13 +287,13 @@ def test_rename_merge_and_rollback_as_json(model: ModelFolder) -> None:
     )
     assert renamed == {
         "action": "rename",
-        "generation": 3,
+        "version": 3,
         "classes": [TULIP, "daisy", FORMULA],
         "from": DAISY,
         "to": "daisy",
     }
-    assert (merged["generation"], merged["class"], merged["into"], merged["features"]) == (4, "daisy", TULIP, 6)
-    assert (back["action"], back["generation"], back["from"]) == ("rollback", 3, 4)
+    assert (merged["version"], merged["class"], merged["into"], merged["features"]) == (4, "daisy", TULIP, 6)
+    assert (back["action"], back["version"], back["from"]) == ("rollback", 3, 4)
 
 
 def test_rollback_repairs_current_json(model: ModelFolder) -> None:
@@ -316,7 +316,7 @@ def test_rollback_repairs_current_json(model: ModelFolder) -> None:
         (("rename", "MODEL", "\x1b[31m", "b"), 2, r"'\x1b[31m'"),
         (("merge", "MODEL", DAISY, DAISY), 2, "itself"),
         (("merge", "MODEL", DAISY, "=1+2"), 2, "'=1+1'"),
-        (("rollback", "MODEL", "--to", "7"), 2, "generation 7"),
+        (("rollback", "MODEL", "--to", "7"), 2, "version 7"),
         (("inspect", "absent"), 1, "engram learn absent FOLDER"),
         (("forget", "absent", DAISY), 1, "absent"),
         (("rename", "absent", "a", "b"), 1, "absent"),

@@ -263,8 +263,8 @@ def test_wrong_arguments_are_refused(arguments: tuple[str, ...], code: int, fact
     assert tree(place) == before
 
 
-def test_an_earlier_generation_can_predict(place: Path) -> None:
-    output = json.loads(engram_here("predict", "model", "a.png", "--generation", "1", "--json", cwd=place).stdout)
+def test_an_earlier_version_can_predict(place: Path) -> None:
+    output = json.loads(engram_here("predict", "model", "a.png", "--version", "1", "--json", cwd=place).stdout)
     assert len(output["predictions"][0]["top"]) == 2
     assert (
         len(json.loads(engram_here("predict", "model", "a.png", "--json", cwd=place).stdout)["predictions"][0]["top"])
@@ -275,7 +275,7 @@ def test_an_earlier_generation_can_predict(place: Path) -> None:
 def test_a_damaged_model_is_reported_with_the_command_that_repairs_it(small_model: ModelFolder, place: Path) -> None:
     (place / "model").unlink()
     model = copied(small_model, place / "model")
-    (model.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
+    (model.path / "versions" / "000002" / "learner.safetensors").write_bytes(b"")
     done = engram_here("predict", "model", "a.png", cwd=place)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("engram rollback model --to 1\n")

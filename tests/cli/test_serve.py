@@ -27,7 +27,7 @@ def test_a_model_is_served_until_ctrl_c(small_model: ModelFolder) -> None:
         while True:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as response:
-                    assert response.read() == b'{"generation":2,"damaged":null}'
+                    assert response.read() == b'{"version":2,"damaged":null}'
                 break
             except OSError:
                 assert time.monotonic() < end and process.poll() is None

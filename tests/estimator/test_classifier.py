@@ -678,15 +678,15 @@ def test_later_updates_of_an_image_model_use_the_learning_rate_of_the_command_li
     assert classifier.model_.learner.training.learning_rate == expected
 
 
-def test_saving_again_adds_a_generation(blobs: tuple[Array, Array], tmp_path: Path) -> None:
+def test_saving_again_adds_a_version(blobs: tuple[Array, Array], tmp_path: Path) -> None:
     X, y = blobs
     folder = ModelFolder(tmp_path / "model")
     classifier = quick().partial_fit(X[y < 2], y[y < 2])
     classifier.save(folder.path)
     classifier.partial_fit(X[y > 1], y[y > 1]).save(str(folder.path))
-    assert folder.generations() == [1, 2] and not folder.problems()
+    assert folder.versions() == [1, 2] and not folder.problems()
     assert [change.action for change in folder.history()] == ["save", "save"]
-    assert load(folder, generation=1).names == ("0", "1")
+    assert load(folder, version=1).names == ("0", "1")
     with pytest.raises(DataError, match=r"engram learn"):
         IncrementalClassifier.load(tmp_path / "nowhere")
 
@@ -702,7 +702,7 @@ def test_a_model_of_images_is_loaded_and_updated(small_model: ModelFolder, tmp_p
     loaded.set_params(epochs=1).partial_fit(images, np.array(["noise"] * 5 + ["static"] * 5))
     folder = copied(small_model, tmp_path / "copy")
     loaded.save(folder.path)
-    assert load(folder).names == (*model.names, "noise", "static") and folder.generations() == [1, 2, 3]
+    assert load(folder).names == (*model.names, "noise", "static") and folder.versions() == [1, 2, 3]
     assert inspect(folder).to_json()
 
 
@@ -724,7 +724,7 @@ def test_saving_does_not_overwrite_the_update_of_another(tmp_path: Path) -> None
     made.save(tmp_path / "model")
     one, other = (IncrementalClassifier.load(tmp_path / "model") for _ in range(2))
     one.partial_fit(inputs, np.array(["c", "d"] * 20)).save(tmp_path / "model")
-    one.save(tmp_path / "model")  # allowed: its own generation is in use
+    one.save(tmp_path / "model")  # allowed: its own version is in use
     other.partial_fit(inputs, np.array(["e", "f"] * 20))
     with pytest.raises(UsageError, match=str(tmp_path)):
         other.save(tmp_path / "model")

@@ -112,10 +112,10 @@ def test_no_file_contains_a_trace_of_a_forgotten_class(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder = copied(request.getfixturevalue(kind), tmp_path / "model")
-    searched = {number: traces(load(folder, generation=number), DAISY) for number in (1, 2)}
+    searched = {number: traces(load(folder, version=number), DAISY) for number in (1, 2)}
     for number, each in searched.items():  # before `forget`, the same search finds all of them
-        place = f"generations/{number:06d}"
-        manifests = {f"generations/{n:06d}/manifest.json" for n in (1, 2)}
+        place = f"versions/{number:06d}"
+        manifests = {f"versions/{n:06d}/manifest.json" for n in (1, 2)}
         there = found(folder.path, each)
         assert {what for what, files in there.items() if files} == {*each} - (
             {"images"} if not each["images"] else set()
@@ -131,13 +131,13 @@ def test_no_file_contains_a_trace_of_a_forgotten_class(
     assert files_of(folder.path).keys() == {
         ".lock",
         "current.json",
-        "generations/000003/manifest.json",
-        "generations/000003/learner.safetensors",
+        "versions/000003/manifest.json",
+        "versions/000003/learner.safetensors",
         network_path(folder.current()),
     }
     for each in searched.values():
         assert not any(found(folder.path, each).values())
-    assert done.classes == (TULIP, FORMULA) and done.details["removed_generations"] == [1, 2]
+    assert done.classes == (TULIP, FORMULA) and done.details["removed_versions"] == [1, 2]
     assert verify(folder).problems == ()
 
 
@@ -177,7 +177,7 @@ def test_forgetting_keeps_the_temperature_if_too_few_held_out_images_remain(
 def test_preview_lists_what_forget_removes_and_changes_nothing(hybrid_model: ModelFolder) -> None:
     before = files_of(hybrid_model.path)
     gone = preview_forget(hybrid_model, [DAISY, FORMULA, DAISY])
-    assert (gone.names, gone.features, gone.images, gone.generations) == ((DAISY, FORMULA), 12, 6, (1, 2))
+    assert (gone.names, gone.features, gone.images, gone.versions) == ((DAISY, FORMULA), 12, 6, (1, 2))
     assert gone.bytes == 12 * 64 * 4 + 6 * 16 * 16 * 3
     assert files_of(hybrid_model.path) == before
 
@@ -194,39 +194,39 @@ def test_all_classes_but_one_can_be_forgotten(small_model: ModelFolder, model: M
 
 
 @pytest.mark.parametrize("others", [(), (TULIP,)])
-def test_forget_removes_a_class_that_only_unused_generations_know(others: tuple[str, ...], model: ModelFolder) -> None:
+def test_forget_removes_a_class_that_only_unused_versions_know(others: tuple[str, ...], model: ModelFolder) -> None:
     searched = traces(load(model), FORMULA)
     rollback(model)
     before = load(model)
     assert FORMULA not in before.names and found(model.path, searched)["vectors"]
     gone = preview_forget(model, [FORMULA, *others])
-    assert (gone.not_in_use, gone.features, gone.generations) == ((FORMULA,), 6 * len(others), (1, 2))
+    assert (gone.not_in_use, gone.features, gone.versions) == ((FORMULA,), 6 * len(others), (1, 2))
     done = forget(model, [FORMULA, *others])
     assert done.details["forgotten"] == [FORMULA, *others] and done.details["not_in_use"] == [FORMULA]
-    assert not any(found(model.path, searched).values()) and model.generations() == [3]
+    assert not any(found(model.path, searched).values()) and model.versions() == [3]
     assert verify(model).problems == ()
-    if not others:  # then the generation in use does not change
+    if not others:  # then the version in use does not change
         after = load(model)
         assert (after.names, after.metadata) == (before.names, before.metadata)
         for name, tensor in before.learner.state().items():
             assert torch.equal(after.learner.state()[name], tensor), name
 
 
-def test_unknown_class_cannot_be_forgotten_even_if_a_generation_is_damaged(model: ModelFolder) -> None:
+def test_unknown_class_cannot_be_forgotten_even_if_a_version_is_damaged(model: ModelFolder) -> None:
     rollback(model)
-    (model.path / "generations" / "000002" / "manifest.json").write_text("{}")
+    (model.path / "versions" / "000002" / "manifest.json").write_text("{}")
     with pytest.raises(UsageError, match="There is no class"):
         forget(model, [FORMULA])
     forget(model, [DAISY])
-    assert load(model).names == (TULIP,) and model.generations() == [3]
+    assert load(model).names == (TULIP,) and model.versions() == [3]
 
 
 def test_a_forgotten_class_can_be_learned_again(model: ModelFolder, tmp_path: Path) -> None:
     forget(model, [DAISY])
     learned = learn(model, draw(tmp_path / "again", (DAISY,), 6), LearnOptions(epochs=1))
-    assert load(model).names == (TULIP, FORMULA, DAISY) and learned.generation == 4
+    assert load(model).names == (TULIP, FORMULA, DAISY) and learned.version == 4
     assert [change.details == {} for change in model.history()] == [True, True, False, False]
-    assert rollback(model).generation == 3
+    assert rollback(model).version == 3
     with pytest.raises(UsageError, match=r"3.*--to: 4"):
         rollback(model)
 
@@ -311,7 +311,7 @@ def test_forget_killed_at_any_step_is_undone_or_final_for_every_read(small_model
         assert folder.problems() == []
         if not outcomes or forgotten != outcomes[-1]:  # the others have the same tensors
             assert verify(folder).intact
-        assert folder.generations() == ([3] if forgotten else [1, 2])
+        assert folder.versions() == ([3] if forgotten else [1, 2])
         if forgotten:
             with pytest.raises(UsageError):
                 folder.load(2)
@@ -354,9 +354,9 @@ def test_failed_removal_names_the_command_that_finishes_it(model: ModelFolder, m
         refusing.setattr(storage, "remove", refuse)
         with pytest.raises(EngramError, match=r"Permission denied\. .* engram rollback .* --to 3"):
             forget(model, [DAISY])
-        assert verify(model).leftovers[:2] == ("generations/000001", "generations/000002")
+        assert {"versions/000001", "versions/000002"} <= set(verify(model).leftovers)
     assert load(model).names == (TULIP, FORMULA)
-    with pytest.warns(EngramWarning, match="generations/000001"):
+    with pytest.warns(EngramWarning, match="versions/000001"):
         rollback(model, 3)
     assert verify(model).leftovers == verify(model).problems == ()
     assert not any(found(model.path, searched).values())
@@ -390,7 +390,7 @@ def test_failed_edit_leaves_the_model_unchanged(
 
 def test_rename_changes_only_the_name(small_model: ModelFolder, model: ModelFolder) -> None:
     done = rename(model, DAISY, "  daisy ")
-    assert (done.generation, done.classes, done.details) == (
+    assert (done.version, done.classes, done.details) == (
         3,
         (TULIP, "daisy", FORMULA),
         {"from": DAISY, "to": "daisy"},
@@ -400,8 +400,8 @@ def test_rename_changes_only_the_name(small_model: ModelFolder, model: ModelFold
     state = after.learner.state()
     assert all(torch.equal(tensor, state[name]) for name, tensor in before.learner.state().items())
     assert (model.history()[-1].action, model.history()[-1].details) == ("rename", {"from": DAISY, "to": "daisy"})
-    assert model.generations() == [1, 2, 3] and model.current().parent == 2
-    assert load(model, generation=2).names == NAMES
+    assert model.versions() == [1, 2, 3] and model.current().parent == 2
+    assert load(model, version=2).names == NAMES
     assert verify(model).problems == ()
 
 
@@ -450,7 +450,7 @@ def test_invalid_or_duplicate_name_is_refused(new: str, message: str, small_mode
 def test_merged_class_predicts_for_both(small_model: ModelFolder, model: ModelFolder) -> None:
     done = merge(model, DAISY, FORMULA)
     details = {"class": DAISY, "into": FORMULA, "features": 6, "images": 0}
-    assert (done.generation, done.classes, done.details) == (3, (TULIP, FORMULA), details)
+    assert (done.version, done.classes, done.details) == (3, (TULIP, FORMULA), details)
     assert (model.history()[-1].action, model.history()[-1].details) == ("merge", details)
     after, before = load(model), load(small_model)
     assert after.metadata.seen == (48, 48)
@@ -482,14 +482,14 @@ def test_merge_into_itself_or_an_unknown_class_is_refused(small_model: ModelFold
 # Going back
 
 
-def test_rollback_returns_to_the_parent_and_makes_no_generation(model: ModelFolder) -> None:
+def test_rollback_returns_to_the_parent_and_makes_no_version(model: ModelFolder) -> None:
     rename(model, DAISY, "daisy")
     rollback(model, 1)
-    rename(model, TULIP, "tulip")  # generation 4, made from 1
+    rename(model, TULIP, "tulip")  # version 4, made from 1
     history = model.history()
     done = rollback(model)
-    assert (done.generation, done.details["from"], done.classes) == (1, 4, (TULIP, DAISY))
-    assert model.generations() == [1, 2, 3, 4] and model.history() == history
+    assert (done.version, done.details["from"], done.classes) == (1, 4, (TULIP, DAISY))
+    assert model.versions() == [1, 2, 3, 4] and model.history() == history
     with pytest.raises(UsageError, match=r"1.*--to: 2, 3, 4"):
         rollback(model)
     assert rollback(model, 4).classes == ("tulip", DAISY)
@@ -504,16 +504,16 @@ def test_impossible_rollback_lists_the_possible_ones(model: ModelFolder) -> None
     with model.writing() as writer:
         made = load(writer)
         writer.publish(made.learner.state(), action="learn", method="m", settings={}, classes=made.names, keep=1)
-    with pytest.raises(UsageError, match=r"Generation 3 was made from 2"):
+    with pytest.raises(UsageError, match=r"Version 3 was made from 2"):
         rollback(model)
 
 
-def test_rollback_repairs_the_pointer_and_avoids_damaged_generations(model: ModelFolder) -> None:
-    (model.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
-    assert rollback(model).generation == 1
+def test_rollback_repairs_the_pointer_and_avoids_damaged_versions(model: ModelFolder) -> None:
+    (model.path / "versions" / "000002" / "learner.safetensors").write_bytes(b"")
+    assert rollback(model).version == 1
     (model.path / "current.json").unlink()
     with pytest.raises(DataError, match=r"current\.json.* engram rollback .* --to 1"):
         rollback(model)
     assert rollback(model, 1).details["from"] is None
     assert load(model).names == (TULIP, DAISY)
-    assert inspect(model).generation == 1
+    assert inspect(model).version == 1

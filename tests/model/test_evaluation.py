@@ -234,5 +234,5 @@ def test_a_real_model_is_evaluated_on_its_training_images(small_model: ModelFold
     assert evaluation.confusion.sum(1).tolist() == [24, 24, 0]
     assert evaluation.accuracy > 0.9
     assert dict(zip(NAMES, evaluation.per_class(), strict=True))[FORMULA] is None
-    only = evaluate(load(small_model, generation=1), small_model.path.parent / "1")
+    only = evaluate(load(small_model, version=1), small_model.path.parent / "1")
     assert only.names == (TULIP, DAISY)

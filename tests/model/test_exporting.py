@@ -156,7 +156,7 @@ def test_onnx_crops_the_centre(images: Stream, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def graph(features: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export(features, tmp_path_factory.mktemp("graph") / "model.onnx", generation=3).path
+    return export(features, tmp_path_factory.mktemp("graph") / "model.onnx", version=3).path
 
 
 def test_onnx_file_contains_its_metadata(features: Model, graph: Path) -> None:
@@ -165,7 +165,7 @@ def test_onnx_file_contains_its_metadata(features: Model, graph: Path) -> None:
     written = {each.key: each.value for each in whole.metadata_props}
     assert json.loads(written["engram.classes"]) == list(features.names)
     assert float(written["engram.temperature"]) == 1.7
-    assert (written["engram.image_size"], written["engram.generation"], written["engram.method"]) == (
+    assert (written["engram.image_size"], written["engram.version"], written["engram.method"]) == (
         "8",
         "3",
         "features",
@@ -186,7 +186,7 @@ def test_onnx_metadata_of_vectors_does_not_mention_images(features: Model) -> No
     assert written["engram.preparation"] == "As they were learned: uint8 images (height, width, channels) of (8, 8, 1)."
     written = metadata(dataclasses.replace(features, learner=vectors))
     assert written["engram.preparation"] == "As they were learned: float32 vectors of (12,)."
-    assert "engram.image_size" not in written and "engram.generation" not in written
+    assert "engram.image_size" not in written and "engram.version" not in written
 
 
 def test_export_is_deterministic_silent_and_changes_nothing(
@@ -199,7 +199,7 @@ def test_export_is_deterministic_silent_and_changes_nothing(
 ) -> None:
     before = {name: tensor.clone() for name, tensor in features.learner.state().items()}
     scores = features.scores(inputs_of(images))
-    export(features, tmp_path / "model.onnx", generation=3)
+    export(features, tmp_path / "model.onnx", version=3)
     assert (tmp_path / "model.onnx").read_bytes() == graph.read_bytes()
     assert capfd.readouterr() == ("", "") and not recwarn.list
     after = features.learner.state()
@@ -249,7 +249,7 @@ def test_stored_features_are_exported_with_their_labels(features: Model, tmp_pat
     assert torch.equal(again.weight_, Ridge().fit(memory.rows, memory.class_indices).weight_)
     assert exported.to_json() == {
         **{"path": str(tmp_path / "memory.npz"), "kind": "npz", "bytes": (tmp_path / "memory.npz").stat().st_size},
-        **{"generation": None, "features": 32, "images": 0, "classes": features.names},
+        **{"version": None, "features": 32, "images": 0, "classes": features.names},
     }
 
 
@@ -323,7 +323,7 @@ def test_unknown_suffix_is_refused_with_the_three_known(features: Model, tmp_pat
 @pytest.fixture
 def made_already(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that was made before, for tests that are not about its content."""
-    monkeypatch.setattr("engram.model.exporting.make_graph", lambda model, generation: onnx.load(graph))
+    monkeypatch.setattr("engram.model.exporting.make_graph", lambda model, version: onnx.load(graph))
 
 
 @pytest.mark.usefixtures("made_already")
@@ -351,10 +351,10 @@ def test_nothing_is_written_into_a_models_own_folder(features: Model, tmp_path: 
     folder = ModelFolder(tmp_path / "model")
     with folder.writing() as writer:
         save(writer, features, action="learn")
-    for place in (folder.path / "model.npz", folder.path / "generations" / "new" / "model.npz"):
+    for place in (folder.path / "model.npz", folder.path / "versions" / "new" / "model.npz"):
         with pytest.raises(UsageError, match=r"inside the model"):
             export(load(folder), place)
-    (tmp_path / "link").symlink_to(folder.path / "generations")
+    (tmp_path / "link").symlink_to(folder.path / "versions")
     with pytest.raises(UsageError, match=r"would lie inside the model"):
         export(load(folder), tmp_path / "link" / "model.npz")
     export(load(folder), folder.path / ".." / "beside.npz")

@@ -78,8 +78,8 @@ def test_a_second_update_leaves_network_and_old_features_bit_identical(folder: M
     assert all(torch.equal(tensor, extractor(after)[name]) for name, tensor in extractor(before).items())
     for name in before.names:
         assert torch.equal(stored(after, name), stored(before, name))
-    assert networks(folder) == files and len(files) == 1  # two generations share one file
-    assert load(folder, generation=1).names == ("green", "red") and verify(folder).problems == ()
+    assert networks(folder) == files and len(files) == 1  # two versions share one file
+    assert load(folder, version=1).names == ("green", "red") and verify(folder).problems == ()
 
 
 def test_features_are_stored_as_int8_by_default_and_do_not_move(default: ModelFolder, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from engram.model.model import with_metadata
 def test_counts_match_the_tensors_on_disk(kind: str, request: pytest.FixtureRequest) -> None:
     folder: ModelFolder = request.getfixturevalue(kind)
     found = json.loads(json.dumps(inspect(folder).to_json()))
-    files = ("generations/000002/learner.safetensors", network_path(folder.load()[0]))
+    files = ("versions/000002/learner.safetensors", network_path(folder.load()[0]))
     tensors = {name: tensor for file in files for name, tensor in load_file(folder.path / file).items()}
     features, images = tensors["memory.features.rows"], tensors["memory.images.rows"]
     assert [each["name"] for each in found["classes"]] == list(NAMES)
@@ -38,7 +38,7 @@ def test_counts_match_the_tensors_on_disk(kind: str, request: pytest.FixtureRequ
 def test_summary_has_network_settings_and_accuracy(calibrated_model: ModelFolder) -> None:
     found, facts = inspect(calibrated_model), load(calibrated_model).metadata
     assert (found.method, found.network, found.image_size, found.budget) == ("features", "small", 16, None)
-    assert (found.generation, found.features_per_class) == (2, 24)
+    assert (found.version, found.features_per_class) == (2, 24)
     assert found.classifier == "linear SVM (C 1)"
     assert (
         found.held_out_counts == facts.held_out_counts
@@ -60,7 +60,7 @@ def test_summary_has_network_settings_and_accuracy(calibrated_model: ModelFolder
     assert "momentum" not in found.changed and "objective" not in found.changed
 
 
-def test_history_lists_actions_and_which_generations_are_stored_and_in_use(
+def test_history_lists_actions_and_which_versions_are_stored_and_in_use(
     small_model: ModelFolder, tmp_path: Path
 ) -> None:
     folder = copied(small_model, tmp_path / "model")
@@ -68,7 +68,7 @@ def test_history_lists_actions_and_which_generations_are_stored_and_in_use(
     merge(folder, "daisy", TULIP)
     rollback(folder, 2)
     history = inspect(folder).history
-    assert [(each.generation, each.action, each.kept, each.in_use) for each in history] == [
+    assert [(each.version, each.action, each.stored, each.in_use) for each in history] == [
         (1, "learn", True, False),
         (2, "learn", True, True),
         (3, "rename", True, False),
@@ -81,7 +81,7 @@ def test_history_lists_actions_and_which_generations_are_stored_and_in_use(
     forget(folder, [FORMULA])
     found = inspect(folder)
     assert [each.name for each in found.classes] == [TULIP, DAISY]
-    assert [(each.kept, each.in_use, each.details) for each in found.history] == [
+    assert [(each.stored, each.in_use, each.details) for each in found.history] == [
         *[(False, False, {})] * 4,
         (True, True, {"classes": 1, "features": 6, "images": 0}),
     ]
@@ -89,13 +89,13 @@ def test_history_lists_actions_and_which_generations_are_stored_and_in_use(
     assert held_out is not None and sum(found.held_out_counts.total) == int(held_out.sum()) > 0
 
 
-def test_history_of_removed_generations_has_counts_without_names(small_model: ModelFolder, tmp_path: Path) -> None:
+def test_history_of_removed_versions_has_counts_without_names(small_model: ModelFolder, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "model")
     before = inspect(folder).history
     for number in range(5):
         rename(folder, DAISY if number == 0 else f"daisy {number}", f"daisy {number + 1}")
     history = inspect(folder).history
-    assert [each.kept for each in history] == [False, False, *[True] * 5]
+    assert [each.stored for each in history] == [False, False, *[True] * 5]
     assert [each.learned for each in history[:2]] == [each.learned for each in before]
     assert (history[0].details["new"], history[1].details["more"]) == ([2, 48], [1, 24])
     assert history[1].details["accuracy"] == before[1].details["accuracy"]
@@ -113,7 +113,7 @@ def test_damaged_or_missing_model_is_not_inspected(small_model: ModelFolder, tmp
     with pytest.raises(DataError, match=str(tmp_path)):
         inspect(ModelFolder(tmp_path / "absent"))
     folder = copied(small_model, tmp_path / "model")
-    (folder.path / "generations" / "000002" / "learner.safetensors").write_bytes(b"")
+    (folder.path / "versions" / "000002" / "learner.safetensors").write_bytes(b"")
     with pytest.raises(DataError, match="engram rollback"):
         inspect(folder)
 

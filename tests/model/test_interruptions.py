@@ -38,7 +38,7 @@ NOBODY = 65534
 
 
 def publish(writer: Writer, number: int, *, frozen: bool = False, **options: Any) -> Manifest:
-    """A generation that holds its number in every part, except in a frozen network."""
+    """A version that holds its number in every part, except in a frozen network."""
     fields: dict[str, Any] = {
         "action": "learn",
         "method": "m",
@@ -52,28 +52,28 @@ def publish(writer: Writer, number: int, *, frozen: bool = False, **options: Any
     return writer.publish(tensors, **fields, **options)
 
 
-def made(path: Path, generations: int, *, frozen: bool = False) -> ModelFolder:
+def made(path: Path, versions: int, *, frozen: bool = False) -> ModelFolder:
     folder = ModelFolder(path)
     with folder.writing() as writer:
-        for number in range(1, generations + 1):
+        for number in range(1, versions + 1):
             publish(writer, number, frozen=frozen)
     return folder
 
 
 def whole_number(folder: ModelFolder) -> int:
-    """The number of the generation in use; all its parts must have it."""
+    """The number of the version in use; all its parts must have it."""
     manifest, tensors = folder.load()
-    assert manifest.classes == (f"class {manifest.generation}",)
-    assert manifest.settings == {"n": manifest.generation}
-    assert tensors["weight"].tolist() == [manifest.generation] * 50
-    assert tensors["network.extractor.weight"].tolist() in ([0] * 50, [manifest.generation] * 50)
-    return manifest.generation
+    assert manifest.classes == (f"class {manifest.version}",)
+    assert manifest.settings == {"n": manifest.version}
+    assert tensors["weight"].tolist() == [manifest.version] * 50
+    assert tensors["network.extractor.weight"].tolist() in ([0] * 50, [manifest.version] * 50)
+    return manifest.version
 
 
 def assert_tidy(folder: ModelFolder) -> None:
     """The next writer removes all leftovers; everything else is as it was saved.
 
-    A generation that is newer than `current.json` stays: the file might be an older copy.
+    A version that is newer than `current.json` stays: the file might be an older copy.
     """
     assert folder.problems() == []
     left = folder.leftovers()
@@ -82,16 +82,16 @@ def assert_tidy(folder: ModelFolder) -> None:
     assert [all(name in str(each.message) for name in left) for each in caught] == ([True] if left else [])
     assert folder.problems() == folder.leftovers() == []
     files = ("manifest.json", "learner.safetensors")
-    manifests = {number: folder.load(number)[0] for number in folder.generations()}
+    manifests = {number: folder.load(number)[0] for number in folder.versions()}
     for number in folder.newer():
         manifests[number] = Manifest.parse(
-            (folder.path / "generations" / f"{number:06d}" / "manifest.json").read_bytes(), ""
+            (folder.path / "versions" / f"{number:06d}" / "manifest.json").read_bytes(), ""
         )
-    places = [f"generations/{number:06d}" for number in manifests]
+    places = [f"versions/{number:06d}" for number in manifests]
     expected = {
         ".lock",
         "current.json",
-        "generations",
+        "versions",
         "networks",
         *places,
         *(f"{place}/{file}" for place in places for file in files),
@@ -129,7 +129,7 @@ def publish_and_die_at(path: str, number: int, step: int, alone: bool, frozen: b
 
 
 def publish_and_die_after_the_network(path: str) -> None:
-    """Publish, but with SIGKILL between the renames of the network file and of the generation's folder."""
+    """Publish, but with SIGKILL between the renames of the network file and of the version's folder."""
     storage.writing_folder = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
     with ModelFolder(Path(path)).writing() as writer:
         publish(writer, 3)
@@ -228,13 +228,13 @@ def other() -> Iterator[Other]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """A model of two generations, each with a network of its own, to copy: that is faster than making one."""
+    """A model of two versions, each with a network of its own, to copy: that is faster than making one."""
     return made(tmp_path_factory.mktemp("models") / "template", 2)
 
 
 @pytest.fixture(scope="module")
 def frozen_template(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """The same with one network for both generations."""
+    """The same with one network for both versions."""
     return made(tmp_path_factory.mktemp("models") / "frozen", 2, frozen=True)
 
 
@@ -283,7 +283,7 @@ def test_a_kill_before_any_step_leaves_the_old_model_or_the_new_one(
         number = whole_number(folder)  # before leftovers are removed
         assert_tidy(folder)
         assert whole_number(folder) == number
-        assert folder.generations() == ([1, 2] if number == 2 else [3] if alone else [2, 3])
+        assert folder.versions() == ([1, 2] if number == 2 else [3] if alone else [2, 3])
         if number == 3 and alone:
             assert not any(b"class 1" in (content or b"") for content in entries(path).values())
         outcomes.append(number)
@@ -324,7 +324,7 @@ def test_kill_in_the_first_publication_leaves_a_usable_folder(other: Other, tmp_
 # Readers
 
 
-def test_readers_see_only_complete_generations_while_fifty_are_published(other: Other, tmp_path: Path) -> None:
+def test_readers_see_only_complete_versions_while_fifty_are_published(other: Other, tmp_path: Path) -> None:
     folder = made(tmp_path / "model", 1)
     other.start(read_until, folder.path, tmp_path / "stop")
     with folder.writing() as writer:
@@ -340,8 +340,8 @@ def test_read_only_user_can_load_and_verify(other: Other) -> None:
         os.chmod(place, 0o755)
         path = Path(place) / "model"
         made(path, 2)
-        (path / "generations" / f"{storage.ASIDE}left").mkdir()
-        (path / "generations" / "000003").mkdir()
+        (path / "versions" / f"{storage.ASIDE}left").mkdir()
+        (path / "versions" / "000003").mkdir()
         parts = [path, *path.rglob("*")]
         for each in parts:
             each.chmod(0o555 if each.is_dir() else 0o444)
@@ -474,7 +474,7 @@ def test_unreadable_disk_is_not_taken_for_a_missing_model(tmp_path: Path, monkey
     before = entries(tmp_path)
     with pytest.raises(EngramError, match="Input/output error"), folder.writing() as writer:
         monkeypatch.setattr(Path, "lstat", Failing(Path.lstat, 1, errno.EIO, always, forever=True))
-        publish(writer, 3)  # must not be taken for the first generation of a new model
+        publish(writer, 3)  # must not be taken for the first version of a new model
     monkeypatch.undo()
     assert entries(tmp_path) == before
     assert_tidy(folder)

@@ -240,7 +240,7 @@ def test_exemplars_that_leave_no_room_for_features_are_refused_with_the_number_t
     budget = room * image
     with pytest.raises(BudgetError, match=rf"{budget:,} bytes .* 1,024 .* 9,216.*--images-per-class {fewer}\."):
         learn(folder, more, replace(options, budget=budget))
-    assert 4 * vector == 1024 and folder.current().generation == 1
+    assert 4 * vector == 1024 and folder.current().version == 1
     learn(folder, more, replace(options, budget=budget, images_per_class=fewer))
     kept = load(folder).learner.memory
     assert kept.images.counts.tolist() == [fewer] * 4 and kept.nbytes <= budget
@@ -250,7 +250,7 @@ def test_budget_below_one_feature_per_class_is_refused(small_model: ModelFolder,
     folder = copied(small_model, tmp_path / "model")
     with pytest.raises(UsageError, match=r"4 classes.* 1,024"):
         learn(folder, draw(tmp_path / "rose", ("rose",), 6), LearnOptions(budget=1000))
-    assert folder.current().generation == 2
+    assert folder.current().version == 2
 
 
 def test_new_model_uses_the_method_engram_and_int8(tmp_path: Path) -> None:
@@ -520,7 +520,7 @@ def test_unlabelled_images_are_used_and_their_path_is_not_saved(tmp_path: Path) 
     assert load(folder).names == ("a", "b", "c", "d")
     with pytest.raises(UsageError, match="gone "):
         learn(folder, second, replace(options, settings={"unlabelled": str(tmp_path / "gone")}))
-    assert folder.current().generation == 2
+    assert folder.current().version == 2
 
 
 def test_new_model_takes_the_network_of_its_weights(tmp_path: Path) -> None:

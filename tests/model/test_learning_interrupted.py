@@ -37,7 +37,7 @@ REASONS = {"no room": os.strerror(errno.ENOSPC), "broken": os.strerror(errno.EIO
 UNSURE = "will be known after a restart"  # in the error if the disk refuses to undo a change
 UNUSED = f"{'9' * 64}.safetensors"  # a network file that a killed writer left
 # Leftovers of killed writers, renamed to be removed.
-UNNAMED = (f"generations/{storage.ASIDE}000001-", f"networks/{storage.ASIDE}{UNUSED}-")
+UNNAMED = (f"versions/{storage.ASIDE}000001-", f"networks/{storage.ASIDE}{UNUSED}-")
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "interruptions.json"
 RECORDING = "ENGRAM_RECORD" in os.environ
 
@@ -46,7 +46,7 @@ RECORDING = "ENGRAM_RECORD" in os.environ
 class Updates:
     """Images to learn, and two places to start from: `first`, where there is no folder, and `again`.
 
-    The latter is a model with as many generations as are kept, and with leftovers of killed writers.
+    The latter is a model with as many versions as are kept, and with leftovers of killed writers.
     """
 
     place: Path
@@ -93,13 +93,13 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Updates]:
         with old.writing() as writer:
             for _ in range(KEEP):
                 save(writer, model, action="learn")
-        generations = shutil.copytree(old.path, place / "littered") / "generations"
-        (generations / f"{storage.ASIDE}left").mkdir()
-        (generations / f"{storage.ASIDE}left" / ".tmp").write_text("half a file")
-        (generations / "000001").mkdir()
-        (generations.parent / f"{storage.ASIDE}left").write_text("half a file")
-        (generations.parent / "networks" / f"{storage.ASIDE}left").write_text("half a file")
-        (generations.parent / "networks" / UNUSED).write_text("a file")
+        versions = shutil.copytree(old.path, place / "littered") / "versions"
+        (versions / f"{storage.ASIDE}left").mkdir()
+        (versions / f"{storage.ASIDE}left" / ".tmp").write_text("half a file")
+        (versions / "000001").mkdir()
+        (versions.parent / f"{storage.ASIDE}left").write_text("half a file")
+        (versions.parent / "networks" / f"{storage.ASIDE}left").write_text("half a file")
+        (versions.parent / "networks" / UNUSED).write_text("a file")
         yield Updates(place, forks, learned={"old": digest(old)})
 
 
@@ -117,7 +117,7 @@ VERIFIED: set[str] = set()  # digests of all files of folders that were found in
 
 
 def check_tidy(folder: ModelFolder) -> None:
-    """Assert that all is as it was saved, and that the next writer leaves nothing else but newer generations."""
+    """Assert that all is as it was saved, and that the next writer leaves nothing else but newer versions."""
     files = sorted(path for path in folder.path.rglob("*") if path.is_file())
     content = "".join(f"{path.relative_to(folder.path)} {storage.checksum(path)}\n" for path in files)
     if content not in VERIFIED:
@@ -125,28 +125,28 @@ def check_tidy(folder: ModelFolder) -> None:
         VERIFIED.add(content)
     with warnings.catch_warnings(action="ignore"), folder.writing():
         manifests = folder.manifests()
-    places = [f"generations/{manifest.generation:06d}" for manifest in manifests]
+    places = [f"versions/{manifest.version:06d}" for manifest in manifests]
     files = [f"{place}/{file}" for place in places for file in ("manifest.json", "learner.safetensors")]
     files += map(network_path, manifests)
-    assert [each.generation for each in manifests] == [*folder.generations(), *folder.newer()]
-    assert names(folder.path) == {".lock", "current.json", "generations", "networks", *places, *files}
+    assert [each.version for each in manifests] == [*folder.versions(), *folder.newer()]
+    assert names(folder.path) == {".lock", "current.json", "versions", "networks", *places, *files}
 
 
 def check_again(
     updates: Updates, folder: ModelFolder, ended: Ended, before: set[str], call: Call, lasting: bool
 ) -> str:
     """Assert that the folder holds the old model or the new one; returns which."""
-    number = folder.current().generation  # as a reader sees it, before leftovers are removed
+    number = folder.current().version  # as a reader sees it, before leftovers are removed
     old = KEEP + 2
     assert digest(folder) == updates.learned[{old: "old", old + 1: "again"}[number]]
-    # The record of a generation whose manifest cannot be read at that moment is missing from then on.
+    # The record of a version whose manifest cannot be read at that moment is missing from then on.
     assert number - len(folder.history()) in ((0,) if call.changes else (0, 1))
     if ended.code > 0:
         assert lasting or not {name for name in names(folder.path) - before if not name.startswith(UNNAMED)}
         assert number == old or UNSURE in ended.err
     assert ended.code != 0 or number == old + 1
     check_tidy(folder)
-    assert folder.current().generation == number
+    assert folder.current().version == number
     return "old" if number == old else "new"
 
 
@@ -223,7 +223,7 @@ def test_trace_has_every_write_sync_and_rename(updates: Updates) -> None:
         renamed = [call.text for call in calls if call.kind == "rename"]
         network = updates.learned[start].split()[-1].removeprefix("networks/")
         assert f'rename("/model/networks/.aside-{network}-*", "/model/networks/{network}")' in renamed
-        assert f'rename("/model/generations/.aside-{name}-*", "/model/generations/{name}")' in renamed
+        assert f'rename("/model/versions/.aside-{name}-*", "/model/versions/{name}")' in renamed
         assert 'rename("/model/.aside-current.json-*", "/model/current.json")' in renamed
 
 
@@ -301,7 +301,7 @@ def test_kills_at_any_moment_leave_the_old_model_or_the_new_one_and_readers_see_
         other.start(read_until, folder.path, tmp_path / "stop", tmp_path / "reads")
         other.go()
         while found["kills"] < kills:
-            before, digest_before = folder.current().generation, digest(folder)
+            before, digest_before = folder.current().version, digest(folder)
             following = max((before, *folder.newer())) + 1  # a killed writer may have taken a number
             process = updates.forks.start(be_engram, *command)
             updates.forks.go()
@@ -314,10 +314,10 @@ def test_kills_at_any_moment_leave_the_old_model_or_the_new_one_and_readers_see_
             after = folder.current()
             found["kills" if code else "not killed in time"] += 1
             found["littered"] += any(storage.ASIDE in name for name in names(folder.path))
-            assert after.generation in ((before, following) if code else (following,))
-            assert after.generation > before or digest(folder) == digest_before
-            assert (len(after.history), after.history[-1].action) == (after.generation, "learn")
-            found["killed, but learned"] += bool(code) and after.generation > before
+            assert after.version in ((before, following) if code else (following,))
+            assert after.version > before or digest(folder) == digest_before
+            assert (len(after.history), after.history[-1].action) == (after.version, "learn")
+            found["killed, but learned"] += bool(code) and after.version > before
             check_tidy(folder)
         (tmp_path / "stop").touch()
         assert other.end() == 0
@@ -330,9 +330,9 @@ def test_kills_at_any_moment_leave_the_old_model_or_the_new_one_and_readers_see_
 
 
 def wait_for_a_save(folder: ModelFolder, seconds: float) -> None:
-    """Wait until a new generation is being written: half of the kills should hit a save, which is short."""
+    """Wait until a new version is being written: half of the kills should hit a save, which is short."""
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end and not list(folder.path.glob(f"generations/{storage.ASIDE}*")):
+    while time.perf_counter() < end and not list(folder.path.glob(f"versions/{storage.ASIDE}*")):
         time.sleep(0.0005)
 
 

@@ -19,7 +19,7 @@ from engram.model.manifest import Manifest, NewerError, Pointer, seal, unseal
 DIGEST = "0123456789abcdef" * 4
 WHOLE: dict[str, Any] = {
     "schema": 1,
-    "generation": 3,
+    "version": 3,
     "parent": 1,
     "created": "2026-01-31T12:00:00Z",
     "engram": "0.1.0",
@@ -28,8 +28,8 @@ WHOLE: dict[str, Any] = {
     "settings": {"learning_rate": 0.1, "weights": None, "milestones": [1, 2], "cosine": True},
     "classes": ["façade", "Σ"],
     "history": [
-        {"generation": 1, "created": "2025-12-31T23:59:59Z", "action": "learn", "details": {"images": 40}},
-        {"generation": 3, "created": "2026-01-31T12:00:00Z", "action": "learn", "details": {}},
+        {"version": 1, "created": "2025-12-31T23:59:59Z", "action": "learn", "details": {"images": 40}},
+        {"version": 3, "created": "2026-01-31T12:00:00Z", "action": "learn", "details": {}},
     ],
     "details": {"size": [32, 32], "nested": {"threshold": 0.5}},
     "learner": {"sha256": DIGEST, "bytes": 120},
@@ -57,7 +57,7 @@ def parsed(value: dict[str, Any]) -> Manifest:
 def test_manifest_survives_serialisation() -> None:
     manifest = parsed(WHOLE)
     assert manifest.classes == ("façade", "Σ")
-    assert [change.generation for change in manifest.history] == [1, 3]
+    assert [change.version for change in manifest.history] == [1, 3]
     assert manifest.learner.bytes == 120
     assert json.loads(manifest.serialise()) == {"sha256": ANY, **WHOLE}
     assert manifest.network is not None and manifest.network.bytes == 4000
@@ -73,10 +73,10 @@ def test_a_missing_field_is_named(field: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("generation",), "3"),
-        (("generation",), True),
-        (("generation",), 3.0),
-        (("generation",), 0),
+        (("version",), "3"),
+        (("version",), True),
+        (("version",), 3.0),
+        (("version",), 0),
         (("parent",), "1"),
         (("created",), "yesterday"),
         (("created",), "2026-01-31T12:00:00+02:00"),
@@ -87,7 +87,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         (("classes",), ["a", 1]),
         (("classes",), ["a", "b", "a"]),
         (("history",), {}),
-        (("history", 0, "generation"), "1"),
+        (("history", 0, "version"), "1"),
         (("history", 0, "details"), None),
         (("history", 0, "details", "new"), ["x"]),
         (("history", 0, "details", "new"), [1]),
@@ -115,11 +115,11 @@ def test_a_field_of_another_type_is_named(path: tuple[str | int, ...], value: An
     ("value", "reason"),
     [
         (changed("parent", to=3), "its parent 3 is not older than itself"),
-        (changed("history", to=[]), "its history does not end with its own generation"),
-        (changed("history", 1, "generation", to=2), "its history does not end with its own generation"),
-        (changed("history", 1, "action", to="forget"), "its history does not end with its own generation"),
-        (changed("history", 0, "generation", to=4), "its history is not in order"),
-        (changed("history", 0, "generation", to=3), "its history is not in order"),
+        (changed("history", to=[]), "its history does not end with its own version"),
+        (changed("history", 1, "version", to=2), "its history does not end with its own version"),
+        (changed("history", 1, "action", to="forget"), "its history does not end with its own version"),
+        (changed("history", 0, "version", to=4), "its history is not in order"),
+        (changed("history", 0, "version", to=3), "its history is not in order"),
     ],
 )
 def test_inconsistent_manifest_is_refused(value: Any, reason: str) -> None:
@@ -201,13 +201,13 @@ def test_unsealed_content_is_refused(content: bytes) -> None:
 
 
 def test_pointer_survives_serialisation() -> None:
-    for pointer in (Pointer(current=None, generations={}), Pointer(current=2, generations={2: DIGEST, 10: DIGEST})):
+    for pointer in (Pointer(current=None, versions={}), Pointer(current=2, versions={2: DIGEST, 10: DIGEST})):
         assert Pointer.parse(pointer.serialise(), "current.json") == pointer
         assert json.loads(pointer.serialise())["schema"] == 1
 
 
 @pytest.mark.parametrize(
-    ("current", "generations"),
+    ("current", "versions"),
     [
         (None, {"1": DIGEST}),
         (1, {}),
@@ -221,7 +221,7 @@ def test_pointer_survives_serialisation() -> None:
         (1, [DIGEST]),
     ],
 )
-def test_pointer_to_an_unlisted_generation_is_refused(current: Any, generations: Any) -> None:
-    content = seal({"schema": 1, "engram": "0.1.0", "current": current, "generations": generations})
+def test_pointer_to_an_unlisted_version_is_refused(current: Any, versions: Any) -> None:
+    content = seal({"schema": 1, "engram": "0.1.0", "current": current, "versions": versions})
     with pytest.raises(DataError, match=r"^current\.json"):
         Pointer.parse(content, "current.json")

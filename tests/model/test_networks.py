@@ -1,4 +1,4 @@
-"""Generations share the file of an unchanged network."""
+"""Versions share the file of an unchanged network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = 20_000  # of the network, in float32
 
 
 def publish(writer: Writer, network: float | None = 0.0, **options: Any) -> Manifest:
-    """A generation with a network filled with this number, or without a network."""
+    """A version with a network filled with this number, or without a network."""
     tensors = {"weight": torch.ones(3), "network.head.weight": torch.ones(2)}
     if network is not None:
         tensors["network.extractor.weight"] = torch.full((NUMBERS,), network)
@@ -33,7 +33,7 @@ def publish(writer: Writer, network: float | None = 0.0, **options: Any) -> Mani
 
 
 def made(path: Path, networks: Sequence[float | None], **options: Any) -> ModelFolder:
-    """A model with a generation for each of these networks."""
+    """A model with a version for each of these networks."""
     folder = ModelFolder(path)
     with folder.writing() as writer:
         for network in networks:
@@ -41,9 +41,9 @@ def made(path: Path, networks: Sequence[float | None], **options: Any) -> ModelF
     return folder
 
 
-def network(folder: ModelFolder, generation: int | None = None) -> float:
-    """The number that the network of a generation is filled with."""
-    tensors = folder.load(generation)[1]
+def network(folder: ModelFolder, version: int | None = None) -> float:
+    """The number that the network of a version is filled with."""
+    tensors = folder.load(version)[1]
     assert tensors.keys() == {"weight", "network.head.weight", "network.extractor.weight"}
     (value,) = tensors["network.extractor.weight"].unique().tolist()
     return float(value)
@@ -54,9 +54,9 @@ def files(folder: ModelFolder) -> list[Path]:
     return sorted((folder.path / "networks").iterdir())
 
 
-def path_of(folder: ModelFolder, generation: int) -> Path:
-    """The network file of a generation."""
-    return folder.path / network_path(folder.load(generation)[0])
+def path_of(folder: ModelFolder, version: int) -> Path:
+    """The network file of a version."""
+    return folder.path / network_path(folder.load(version)[0])
 
 
 def reads_of_networks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -82,12 +82,12 @@ def test_ten_updates_of_a_frozen_network_store_it_once(tmp_path: Path) -> None:
     with folder.writing() as writer:
         for _ in range(9):
             publish(writer, 0.5, keep=10)
-    assert folder.generations() == list(range(1, 11))
+    assert folder.versions() == list(range(1, 11))
     assert files(folder) == [file]
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)  # never rewritten
     size = sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file())
     assert 4 * NUMBERS < size < 2 * 4 * NUMBERS
-    assert {network(folder, number) for number in folder.generations()} == {0.5}
+    assert {network(folder, number) for number in folder.versions()} == {0.5}
     assert folder.problems() == []
 
 
@@ -98,7 +98,7 @@ def test_a_network_file_holds_the_extractor_and_is_named_by_its_checksum(tmp_pat
     assert file.name == f"{hashlib.sha256(file.read_bytes()).hexdigest()}.safetensors"
     assert manifest.network is not None and manifest.network.bytes == file.stat().st_size
     assert load_file(file).keys() == {"network.extractor.weight"}
-    own = load_file(tmp_path / "generations" / "000001" / "learner.safetensors")
+    own = load_file(tmp_path / "versions" / "000001" / "learner.safetensors")
     assert own.keys() == {"weight", "network.head.weight"}
 
 
@@ -114,7 +114,7 @@ def test_a_changed_network_makes_a_second_file_and_pruning_removes_the_first(tmp
     assert folder.problems() == []
 
 
-def test_forgetting_leaves_no_network_of_an_older_generation(tmp_path: Path) -> None:
+def test_forgetting_leaves_no_network_of_an_older_version(tmp_path: Path) -> None:
     folder = made(tmp_path, [1.0, 2.0, 2.0])
     with folder.writing() as writer:
         publish(writer, 2.0, alone=True)
@@ -158,7 +158,7 @@ def test_each_network_file_is_read_once_to_load_verify_and_publish(
     (tmp_path / first).write_bytes(bytes((tmp_path / first).stat().st_size))
     reads.clear()
     assert len(folder.problems()) == 1
-    assert reads == [first, second, second]  # a damaged file is not hashed again for each generation either
+    assert reads == [first, second, second]  # a damaged file is not hashed again for each version either
 
 
 # Damage
@@ -181,10 +181,10 @@ def test_damaged_network_is_reported_with_the_rollback_command(damage: str, tmp_
     name = f"networks/{file.name}"
     problems = folder.problems()
     assert problems[0].startswith(name) and words in problems[0]
-    assert len([problem for problem in problems if words in problem]) == 1  # though two generations use it
+    assert len([problem for problem in problems if words in problem]) == 1  # though two versions use it
     with pytest.raises(DataError, match=rf"damaged: {name} .*{words}.* engram rollback .* --to 1$"):
         folder.load()
-    assert rollback(folder, 1).generation == 1
+    assert rollback(folder, 1).version == 1
     assert network(folder) == 1.0
 
 
@@ -192,7 +192,7 @@ def test_damaged_network_is_reported_with_the_rollback_command(damage: str, tmp_
 def test_publishing_replaces_a_damaged_file_of_the_same_network(damage: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "model", [2.0, 2.0])
     DAMAGES[damage][0](path_of(folder, 2))
-    with pytest.raises(DataError, match=r"No generation of it is intact"):
+    with pytest.raises(DataError, match=r"No version of it is intact"):
         folder.load()
     with folder.writing() as writer:
         publish(writer, 2.0)
@@ -203,7 +203,7 @@ def test_publishing_replaces_a_damaged_file_of_the_same_network(damage: str, tmp
 def test_no_network_is_removed_while_a_manifest_is_unreadable(tmp_path: Path) -> None:
     folder = made(tmp_path, [1.0, 2.0])
     (tmp_path / "networks" / f"{'0' * 64}.safetensors").write_text("unused")
-    before, manifest = files(folder), tmp_path / "generations" / "000001" / "manifest.json"
+    before, manifest = files(folder), tmp_path / "versions" / "000001" / "manifest.json"
     content = manifest.read_bytes()
     for damaged, intact in ((manifest, content), (tmp_path / "current.json", (tmp_path / "current.json").read_bytes())):
         damaged.write_bytes(b"")
@@ -218,14 +218,14 @@ def test_no_network_is_removed_while_a_manifest_is_unreadable(tmp_path: Path) ->
 def test_rollback_recovers_a_lost_pointer_with_its_networks(tmp_path: Path) -> None:
     folder = made(tmp_path, [1.0, 2.0])
     (tmp_path / "current.json").unlink()
-    assert rollback(folder, 2).generation == 2
+    assert rollback(folder, 2).version == 2
     assert (network(folder, 1), network(folder)) == (1.0, 2.0)
     assert folder.problems() == []
 
 
 def test_folder_networks_alone_is_not_a_model(tmp_path: Path) -> None:
     folder = made(tmp_path, [1.0])
-    shutil.rmtree(tmp_path / "generations")
+    shutil.rmtree(tmp_path / "versions")
     (tmp_path / "current.json").unlink()
     before = files(folder)
     assert not folder.exists()

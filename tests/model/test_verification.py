@@ -34,7 +34,7 @@ def model(small_model: ModelFolder, tmp_path: Path) -> ModelFolder:
 
 
 def publish(folder: ModelFolder, change: Callable[[State], object] = lambda state: None, **fields: Any) -> ModelFolder:
-    """Save a third generation: the second with something changed, every checksum right."""
+    """Save a third version: the second with something changed, every checksum right."""
     manifest, tensors = folder.load(2)
     change(tensors)
     known: dict[str, Any] = {
@@ -54,45 +54,45 @@ def test_unchanged_model_is_intact(kind: str, request: pytest.FixtureRequest) ->
     folder: ModelFolder = request.getfixturevalue(kind)
     size = sum(each.stat().st_size for each in folder.path.rglob("*") if each.is_file())
     found = verify(folder)
-    assert found == VerifyResult(generations=(1, 2), in_use=2, newer=(), leftovers=(), bytes=size, problems=())
+    assert found == VerifyResult(versions=(1, 2), in_use=2, newer=(), leftovers=(), bytes=size, problems=())
     assert found.intact and found.to_json()["intact"] is True
 
 
 def test_every_damaged_file_is_named_and_the_rest_is_checked(model: ModelFolder) -> None:
-    (model.path / "generations" / "000001" / "learner.safetensors").write_bytes(b"")
+    (model.path / "versions" / "000001" / "learner.safetensors").write_bytes(b"")
     (model.path / "notes.txt").write_text("")
     found = verify(model)
-    assert not found.intact and found.generations == (1, 2)
-    assert [each.split()[0] for each in found.problems] == ["generations/000001/learner.safetensors", "notes.txt"]
+    assert not found.intact and found.versions == (1, 2)
+    assert [each.split()[0] for each in found.problems] == ["versions/000001/learner.safetensors", "notes.txt"]
 
 
-def test_without_a_pointer_the_generations_on_disk_are_checked(model: ModelFolder) -> None:
+def test_without_a_pointer_the_versions_on_disk_are_checked(model: ModelFolder) -> None:
     (model.path / "current.json").unlink()
     found = verify(model)
-    assert (found.generations, found.in_use) == ((1, 2), None)
+    assert (found.versions, found.in_use) == ((1, 2), None)
     assert len(found.problems) == 1 and found.problems[0].startswith("current.json ")
 
 
 def test_missing_model_is_a_problem(tmp_path: Path) -> None:
     found = verify(ModelFolder(tmp_path / "absent"))
-    assert len(found.problems) == 1 and "absent" in found.problems[0] and found.generations == ()
+    assert len(found.problems) == 1 and "absent" in found.problems[0] and found.versions == ()
     assert not (tmp_path / "absent").exists()
 
 
 def test_verify_lists_leftovers_and_the_next_writer_removes_them(model: ModelFolder) -> None:
-    forget(model, [DAISY])  # generation 3, the only one
-    shutil.copytree(model.path / "generations" / "000003", model.path / "generations" / "000002")
-    (model.path / "generations" / f"{storage.ASIDE}half").mkdir()
+    forget(model, [DAISY])  # version 3, the only one
+    shutil.copytree(model.path / "versions" / "000003", model.path / "versions" / "000002")
+    (model.path / "versions" / f"{storage.ASIDE}half").mkdir()
     before = files_of(model.path)
     found = verify(model)
-    assert found.intact and found.leftovers == (f"generations/{storage.ASIDE}half", "generations/000002")
+    assert found.intact and found.leftovers == (f"versions/{storage.ASIDE}half", "versions/000002")
     assert files_of(model.path) == before
-    with pytest.warns(EngramWarning, match="generations/000002"):
+    with pytest.warns(EngramWarning, match="versions/000002"):
         rollback(model, 3)
-    assert [each.name for each in (model.path / "generations").iterdir()] == ["000003"]
+    assert [each.name for each in (model.path / "versions").iterdir()] == ["000003"]
 
 
-def test_an_older_copy_of_current_json_loses_no_generation(model: ModelFolder) -> None:
+def test_an_older_copy_of_current_json_loses_no_version(model: ModelFolder) -> None:
     older = (model.path / "current.json").read_bytes()
     rename(model, DAISY, "daisy")
     rename(model, "daisy", "bellis")
@@ -102,7 +102,7 @@ def test_an_older_copy_of_current_json_loses_no_generation(model: ModelFolder) -
     assert found.intact and (found.in_use, found.newer, found.leftovers) == (2, (3, 4), ())
     assert files_of(model.path) == before
     rename(model, DAISY, "marguerite")  # the next writer lists them again
-    assert model.generations() == [1, 2, 3, 4, 5] and verify(model).newer == ()
+    assert model.versions() == [1, 2, 3, 4, 5] and verify(model).newer == ()
     assert rollback(model, 4).classes[1] == "bellis"
 
 
@@ -151,16 +151,16 @@ CLASSIFIER = tuple(f"classifier.{part}" for part in ("classes", "weight", "inter
         (row("task_of_class", 9), "2 tasks"),
         (cut("task_of_class"), "task_of_class"),
         (cut("classes"), "classes"),
-        (lambda state: state.pop("memory.images.rows"), "generations/000003: "),
+        (lambda state: state.pop("memory.images.rows"), "versions/000003: "),
         (lambda state: state.update({"memory.images.rows": torch.tensor(1.0)}), "do not fit together"),
         (lambda state: state.pop("classifier.weight"), "LinearSVM"),
-        (lambda state: state.clear(), "generations/000003: "),
-        (lambda state: state.update({"shape": torch.tensor([16])}), "generations/000003: "),
-        (lambda state: state.update({"shape": torch.tensor([16, 16, 1])}), "generations/000003: "),
+        (lambda state: state.clear(), "versions/000003: "),
+        (lambda state: state.update({"shape": torch.tensor([16])}), "versions/000003: "),
+        (lambda state: state.update({"shape": torch.tensor([16, 16, 1])}), "versions/000003: "),
         (lambda state: state.update({"shape": torch.zeros(0, dtype=torch.int64)}), "Inputs of shape ()"),
-        (lambda state: state.update({"network.head.weight": torch.ones(3)}), "generations/000003: "),
-        (lambda state: state.update({"memory.features.rows": torch.tensor(1.0)}), "generations/000003: "),
-        (lambda state: state.update({"classifier.weight": torch.ones(3, 2)}), "generations/000003: "),
+        (lambda state: state.update({"network.head.weight": torch.ones(3)}), "versions/000003: "),
+        (lambda state: state.update({"memory.features.rows": torch.tensor(1.0)}), "versions/000003: "),
+        (lambda state: state.update({"classifier.weight": torch.ones(3, 2)}), "versions/000003: "),
         (lambda state: state.update({"shape": torch.tensor([4000, 4000, 3])}), "4000"),
         (lambda state: state.update({"shape": torch.tensor([16, 16, 3], dtype=torch.int32)}), "int32"),
         (lambda state: state.update({"tasks": torch.tensor([2.0])}), "tasks"),
@@ -175,9 +175,9 @@ def test_tensors_that_contradict_each_other_are_found(
     found = verify(publish(model, change))
     with suppress(DataError):  # numbers that are wrong do not prevent loading; everything else does
         load(model)
-    assert found.problems[0].startswith("generations/000003: ")
+    assert found.problems[0].startswith("versions/000003: ")
     assert any(problem in each for each in found.problems), found.problems
-    assert all(each.startswith("generations/000003: ") for each in found.problems)  # the others are not
+    assert all(each.startswith("versions/000003: ") for each in found.problems)  # the others are not
 
 
 @pytest.mark.parametrize(
@@ -216,14 +216,14 @@ def test_a_manifest_that_contradicts_its_tensors_is_found(
 
 def test_a_huge_file_is_refused_without_reading_it_into_memory(model: ModelFolder) -> None:
     manifest = model.current()
-    learner = model.path / "generations" / "000002" / "learner.safetensors"
+    learner = model.path / "versions" / "000002" / "learner.safetensors"
     size = 2**26
     os.truncate(learner, size)  # sparse
     for sha256 in ("0" * 64, hashlib.file_digest(learner.open("rb"), "sha256").hexdigest()):
         content = dataclasses.replace(manifest, learner=File(sha256, size)).serialise()
         (learner.parent / "manifest.json").write_bytes(content)
-        digests = {**model.pointer().generations, 2: hashlib.sha256(content).hexdigest()}
-        (model.path / "current.json").write_bytes(Pointer(current=2, generations=digests).serialise())
+        digests = {**model.pointer().versions, 2: hashlib.sha256(content).hexdigest()}
+        (model.path / "current.json").write_bytes(Pointer(current=2, versions=digests).serialise())
         tracemalloc.start()
         assert "learner.safetensors" in verify(model).problems[0]
         with pytest.raises(DataError, match=r"learner\.safetensors"):
@@ -301,7 +301,7 @@ def test_memory_within_budget_is_no_problem(model: ModelFolder) -> None:
 def test_exemplars_are_checked_too(hybrid_model: ModelFolder, tmp_path: Path) -> None:
     folder = publish(copied(hybrid_model, tmp_path / "model"), cut("memory.images.rows"))
     (problem,) = verify(folder).problems
-    assert "generations/000003" in problem and "8" in problem and "9" in problem
+    assert "versions/000003" in problem and "8" in problem and "9" in problem
 
 
 def test_verifying_changes_neither_the_model_nor_its_files(model: ModelFolder) -> None:

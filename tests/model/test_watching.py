@@ -49,14 +49,14 @@ def seen(folder: ModelFolder) -> dict[str, int]:
 
 def test_each_image_is_learned_once(folder: ModelFolder, incoming: Path) -> None:
     (learned,) = once(folder, incoming)
-    assert learned.event == "learned" and learned.update is not None and learned.update.generation == 1
+    assert learned.event == "learned" and learned.update is not None and learned.update.version == 1
     assert seen(folder) == {"cat": 3, "dog": 3}
     assert once(folder, incoming) == []
     write(incoming / "cat" / "new.jpg", 0, 9)
     write(incoming / "emu" / "0.jpg", 2, 0)
     assert kinds(once(folder, incoming)) == ["learned"]
     assert seen(folder) == {"cat": 4, "dog": 3, "emu": 1}
-    assert [each.generation for each in inspect(folder).history] == [1, 2]
+    assert [each.version for each in inspect(folder).history] == [1, 2]
     assert verify(folder).intact and not verify(folder).leftovers
 
 

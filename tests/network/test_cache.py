@@ -56,7 +56,7 @@ def test_another_network_or_other_samples_are_another_entry(tmp_path: Path) -> N
 
 def test_another_version_of_engram_is_another_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extract(network_of(), SAMPLES, cache=Cache(tmp_path))
-    monkeypatch.setattr("engram.network.cache.VERSION", "0.0")
+    monkeypatch.setattr("engram.network.cache.ENGRAM_VERSION", "0.0")
     extract(network_of(), SAMPLES, cache=Cache(tmp_path))
     assert len(files(tmp_path)) == 2
 

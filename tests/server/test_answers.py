@@ -23,7 +23,7 @@ def test_predictions_match_the_model(shared_client: TestClient, small_model: Mod
     contents = [image_bytes(name) for name in NAMES]
     response = shared_client.post("/api/classify?top=2&reject=0", files=files(*contents))
     assert response.status_code == 200
-    assert response.json()["generation"] == small_model.current().generation
+    assert response.json()["version"] == small_model.current().version
     loaded = load(small_model, device="cpu")
     for number, (content, prediction) in enumerate(zip(contents, response.json()["predictions"], strict=True)):
         ((expected, _),) = answers(loaded, decode(content, size=16)[None], top=2)
@@ -90,13 +90,13 @@ def test_a_missing_model_is_reported_and_not_created(serve: Serve, tmp_path: Pat
 
 def test_the_model_is_described_as_by_inspect(shared_client: TestClient, small_model: ModelFolder) -> None:
     status = shared_client.get("/api/model").json()
-    assert status["generation"] == 2
+    assert status["version"] == 2
     assert [each["name"] for each in status["classes"]] == [each.name for each in inspect(small_model).classes]
-    assert shared_client.get("/readyz").json()["generation"] == 2
+    assert shared_client.get("/readyz").json()["version"] == 2
 
 
 def test_a_new_class_is_learned_and_predicted(client: TestClient) -> None:
-    assert client.get("/readyz").json()["generation"] == 2
+    assert client.get("/readyz").json()["version"] == 2
     begun = client.post("/api/teach", **update_form("grey"))
     assert begun.status_code == 202
     assert begun.json()["state"] in ("queued", "learning")
@@ -107,7 +107,7 @@ def test_a_new_class_is_learned_and_predicted(client: TestClient) -> None:
     assert job["result"]["new"] == {"grey": 8}
     assert {each["name"] for each in job["result"]["class_accuracies"]} == {*NAMES, "grey"}
     response = client.post("/api/classify", files=files(image_bytes("grey", 99))).json()
-    assert response["generation"] == job["result"]["generation"] == 3
+    assert response["version"] == job["result"]["version"] == 3
     assert response["predictions"][0]["top"][0]["class"] == "grey"
     assert [each["id"] for each in client.get("/api/jobs").json()["jobs"]] == [job["id"]]
 
@@ -116,7 +116,7 @@ def test_a_single_class_is_learned_without_training(serve: Serve) -> None:
     client = serve(epochs=None)
     job = wait_for_job(client, client.post("/api/teach", **update_form("grey")).json()["id"])
     assert job["state"] == "done", job
-    assert client.get("/readyz").json() == {"generation": 3, "damaged": None}
+    assert client.get("/readyz").json() == {"version": 3, "damaged": None}
     assert client.post("/api/forget", json={"classes": ["grey"]}).status_code == 200
 
 
@@ -148,7 +148,7 @@ def test_an_update_fails_if_no_image_of_a_class_is_readable(client: TestClient) 
     job = wait_for_job(client, begun.json()["id"])
     assert job["state"] == "failed"
     assert "class 'a'" in job["problem"]
-    assert client.get("/readyz").json()["generation"] == 2
+    assert client.get("/readyz").json()["version"] == 2
 
 
 @pytest.mark.parametrize("called", [".", "ulip", "red"])
@@ -168,16 +168,16 @@ def test_messages_hide_the_path_of_the_model_and_nothing_else(
 
 def test_classes_are_renamed_merged_forgotten_and_rolled_back(client: TestClient) -> None:
     renamed = client.post("/api/rename", json={"from": TULIP, "to": "tulip"}).json()
-    assert (renamed["generation"], renamed["classes"][0]) == (3, "tulip")
+    assert (renamed["version"], renamed["classes"][0]) == (3, "tulip")
     back = client.post("/api/rollback", json={"to": None}).json()
-    assert (back["generation"], back["classes"][0]) == (2, TULIP)
-    assert client.post("/api/rollback", json={"to": 3}).json()["generation"] == 3
+    assert (back["version"], back["classes"][0]) == (2, TULIP)
+    assert client.post("/api/rollback", json={"to": 3}).json()["version"] == 3
     merged = client.post("/api/merge", json={"class": FORMULA, "into": "tulip"}).json()
     assert merged["classes"] == ["tulip", DAISY]
     forgotten = client.post("/api/forget", json={"classes": [DAISY]}).json()
     assert forgotten["classes"] == ["tulip"]
     response = client.post("/api/classify", files=files(image_bytes(TULIP))).json()
-    assert response["generation"] == forgotten["generation"]
+    assert response["version"] == forgotten["version"]
     assert [each["class"] for each in response["predictions"][0]["top"]] == ["tulip"]
 
 
@@ -220,17 +220,17 @@ def test_an_internal_error_reveals_nothing(shared_client: TestClient, monkeypatc
     assert "secret" not in response.text and "Trace" not in response.text
 
 
-def test_a_damaged_generation_does_not_replace_an_intact_one(client: TestClient, model: ModelFolder) -> None:
-    assert client.get("/readyz").json()["generation"] == 2
+def test_a_damaged_version_does_not_replace_an_intact_one(client: TestClient, model: ModelFolder) -> None:
+    assert client.get("/readyz").json()["version"] == 2
     with not_loading(client):
         rename(model, TULIP, "tulip")
-        tensors = next((model.path / "generations").glob("*3/*.safetensors"))
+        tensors = next((model.path / "versions").glob("*3/*.safetensors"))
         tensors.chmod(0o644)
         tensors.write_bytes(tensors.read_bytes()[:-8] + b"damaged!")
-    wait_until(lambda: client.get("/readyz").json() == {"generation": 2, "damaged": 3})
+    wait_until(lambda: client.get("/readyz").json() == {"version": 2, "damaged": 3})
     assert "engram_damaged 1.0" in client.get("/metrics").text
     client.post("/api/rollback", json={"to": 2})
-    assert client.get("/readyz").json() == {"generation": 2, "damaged": None}
+    assert client.get("/readyz").json() == {"version": 2, "damaged": None}
     assert "engram_damaged 0.0" in client.get("/metrics").text
 
 
@@ -241,20 +241,20 @@ def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("retry_at_once")
-def test_an_unreadable_generation_is_tried_again(client: TestClient, model: ModelFolder) -> None:
-    assert client.get("/readyz").json()["generation"] == 2
+def test_an_unreadable_version_is_tried_again(client: TestClient, model: ModelFolder) -> None:
+    assert client.get("/readyz").json()["version"] == 2
     with not_loading(client):
         rename(model, TULIP, "tulip")
-        tensors = next((model.path / "generations").glob("*3/*.safetensors"))
+        tensors = next((model.path / "versions").glob("*3/*.safetensors"))
         away = tensors.rename(model.path.parent / "away")
-    wait_until(lambda: client.get("/readyz").json() == {"generation": 2, "damaged": 3})
+    wait_until(lambda: client.get("/readyz").json() == {"version": 2, "damaged": 3})
     away.rename(tensors)
-    wait_until(lambda: client.get("/readyz").json() == {"generation": 3, "damaged": None})
+    wait_until(lambda: client.get("/readyz").json() == {"version": 3, "damaged": None})
 
 
 @pytest.mark.usefixtures("retry_at_once")
-def test_an_unreadable_first_generation_is_tried_again(serve: Serve, model: ModelFolder) -> None:
-    tensors = next((model.path / "generations").glob("*2/*.safetensors"))
+def test_an_unreadable_first_version_is_tried_again(serve: Serve, model: ModelFolder) -> None:
+    tensors = next((model.path / "versions").glob("*2/*.safetensors"))
     away = tensors.rename(model.path.parent / "away")
     client = serve()
     assert client.get("/readyz").status_code == 503
@@ -262,8 +262,8 @@ def test_an_unreadable_first_generation_is_tried_again(serve: Serve, model: Mode
     wait_until(lambda: client.get("/readyz").status_code == 200)
 
 
-def test_a_damaged_generation_is_not_loaded_at_every_request(serve: Serve, model: ModelFolder) -> None:
-    next((model.path / "generations").glob("*2/*.safetensors")).unlink()
+def test_a_damaged_version_is_not_loaded_at_every_request(serve: Serve, model: ModelFolder) -> None:
+    next((model.path / "versions").glob("*2/*.safetensors")).unlink()
     client = serve()
     assert client.get("/readyz").status_code == 503
     client.app.state.services.loader._load = load_again = Mock()  # type: ignore[attr-defined]
@@ -274,7 +274,7 @@ def test_a_damaged_generation_is_not_loaded_at_every_request(serve: Serve, model
 def classified(client: TestClient) -> tuple[int, set[str]]:
     """The version that classifies an image, and its classes."""
     response = client.post("/api/classify", files=files(image_bytes(TULIP))).raise_for_status().json()
-    return response["generation"], {each["class"] for each in response["predictions"][0]["top"]}
+    return response["version"], {each["class"] for each in response["predictions"][0]["top"]}
 
 
 def test_requests_do_not_wait_while_a_version_is_loaded(client: TestClient, model: ModelFolder) -> None:
@@ -282,7 +282,7 @@ def test_requests_do_not_wait_while_a_version_is_loaded(client: TestClient, mode
     with not_loading(client):
         rename(model, TULIP, "tulip")
         assert classified(client) == (2, set(NAMES))
-        assert client.get("/readyz").json() == {"generation": 2, "damaged": None}
+        assert client.get("/readyz").json() == {"version": 2, "damaged": None}
     wait_until(lambda: classified(client) == (3, {"tulip", DAISY, FORMULA}))
 
 
@@ -290,7 +290,7 @@ def test_an_update_is_done_when_its_version_answers(client: TestClient) -> None:
     assert classified(client) == (2, set(NAMES))
     id = client.post("/api/teach", **update_form("grey")).json()["id"]
     with not_loading(client):
-        wait_until(lambda: client.get("/api/model").json()["generation"] == 3)
+        wait_until(lambda: client.get("/api/model").json()["version"] == 3)
         assert classified(client) == (2, set(NAMES))
         assert client.get(f"/api/jobs/{id}").json()["state"] == "learning"
     wait_for_job(client, id)
@@ -313,7 +313,7 @@ def test_a_class_that_was_forgotten_never_answers_even_if_the_model_is_damaged(
     assert classified(client) == (2, set(NAMES))
     with not_loading(client):
         forget(model, [TULIP])
-        next((model.path / "generations").glob("*3/*.safetensors")).unlink()
+        next((model.path / "versions").glob("*3/*.safetensors")).unlink()
     assert client.post("/api/classify", files=files(image_bytes(TULIP))).status_code == 503
 
 
@@ -337,8 +337,8 @@ def test_images_that_are_classified_while_a_class_is_forgotten_are_refused(
     assert classified(client) == (3, {DAISY, FORMULA})
 
 
-def test_a_response_comes_from_one_generation_while_the_model_changes(client: TestClient, model: ModelFolder) -> None:
-    """Each generation has one name for the class: an answer with another one would be of two."""
+def test_a_response_comes_from_one_version_while_the_model_changes(client: TestClient, model: ModelFolder) -> None:
+    """Each version has one name for the class: an answer with another one would be of two."""
     stop = threading.Event()
 
     def change() -> None:
@@ -358,7 +358,7 @@ def test_a_response_comes_from_one_generation_while_the_model_changes(client: Te
             ).json()
             seen = {next(e["class"] for e in p["top"] if "tulip" in e["class"]) for p in response["predictions"]}
             assert len(seen) == 1
-            names.setdefault(response["generation"], set()).update(seen)
+            names.setdefault(response["version"], set()).update(seen)
     finally:
         stop.set()
         writer.join()
@@ -380,5 +380,5 @@ def test_metrics_count_requests_and_images(client: TestClient) -> None:
     assert 'engram_images_total{outcome="answered"} 1.0' in text
     assert 'engram_images_total{outcome="unreadable"} 1.0' in text
     assert 'engram_requests_total{method="POST",path="/api/classify",status="200"} 1.0' in text
-    assert "engram_generation 2.0" in text
+    assert "engram_model_version 2.0" in text
     assert "made" not in text

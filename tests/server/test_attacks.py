@@ -380,7 +380,7 @@ def test_an_update_on_a_full_disk_leaves_the_model_unchanged(
     job = wait_for_job(client, client.post("/api/teach", **update_form("grey")).json()["id"])
     assert job["state"] == "failed"
     assert str(small_disk) not in job["problem"]
-    assert client.get("/readyz").json()["generation"] == 3
+    assert client.get("/readyz").json()["version"] == 3
     assert client.post("/api/classify", files=files(image_bytes(TULIP))).status_code == 200
     (small_disk / "filler").unlink()
     assert verify(folder).intact

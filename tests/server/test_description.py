@@ -17,7 +17,7 @@ from engram.model import ModelFolder
 
 EXAMPLES = 8
 TIMEOUT = 240  # seconds for a response: an export may take a minute on a busy machine, and a slow response is no error
-# OpenAPI cannot describe which classes and generations exist, and form fields are always text.
+# OpenAPI cannot describe which classes and versions exist, and form fields are always text.
 NOT_DESCRIBED = {
     **{f"/api/{path}": [positive_data_acceptance] for path in ("forget", "rename", "merge", "rollback")},
     **{
@@ -41,13 +41,13 @@ def described(small_model: ModelFolder, tmp_path_factory: pytest.TempPathFactory
         yield schemathesis.openapi.from_url(f"http://127.0.0.1:{port}/openapi.json")
 
 
-@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
+@pytest.mark.parametrize("mode", list(schemathesis.VersionMode))
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_responses_match_the_openapi_document(
-    described: schemathesis.BaseSchema, method: str, path: str, mode: schemathesis.GenerationMode
+    described: schemathesis.BaseSchema, method: str, path: str, mode: schemathesis.VersionMode
 ) -> None:
     try:
-        strategy = described[path][method].as_strategy(generation_mode=mode)
+        strategy = described[path][method].as_strategy(version_mode=mode)
 
         @hypothesis.settings(
             max_examples=1 if path == "/api/export" else EXAMPLES,  # it takes a second and has no parameters

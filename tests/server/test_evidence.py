@@ -19,7 +19,7 @@ def test_evidence_agrees_with_the_summary_of_the_model(serve: Serve, calibrated_
     client = serve(calibrated_model)
     summary, found = client.get("/api/model").json(), client.get("/api/evidence").json()
     evidence = found["evidence"]
-    assert found["generation"] == summary["generation"]
+    assert found["version"] == summary["version"]
     assert evidence["accuracy"] == pytest.approx(summary["accuracy"])
     assert [each["held_out"] for each in evidence["classes"]] == summary["held_out_counts"]["total"]
     assert evidence["curve"][-1] == pytest.approx(summary["accuracy"])

@@ -46,7 +46,7 @@ def test_a_killed_update_fails_and_leaves_the_model_unchanged(serve: Serve, mode
     os.kill(job.process.pid, signal.SIGKILL)
     status = wait_for_job(client, job.status.id)
     assert status["state"] == "failed"
-    assert client.get("/readyz").json()["generation"] == 2
+    assert client.get("/readyz").json()["version"] == 2
     assert client.post("/api/rename", json={"from": TULIP, "to": "tulip"}).status_code == 200
     assert verify(model).intact
 
@@ -61,7 +61,7 @@ def test_a_running_update_is_cancelled(serve: Serve, model: ModelFolder) -> None
     again = client.delete(f"/api/jobs/{job.status.id}")
     assert again.status_code == 409
     assert verify(model).intact
-    assert model.current().generation == 2
+    assert model.current().version == 2
 
 
 def test_a_cancelled_first_update_leaves_no_folder(serve: Serve, tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_an_update_that_waits_for_the_lock_is_cancelled(client: TestClient, mode
         assert client.delete(f"/api/jobs/{id}").status_code == 200
         status = wait_for_job(client, id)
     assert (status["state"], status["problem"]) == ("cancelled", None)
-    assert model.current().generation == 2
+    assert model.current().version == 2
 
 
-def test_a_generation_saved_by_another_process_is_not_mistaken_for_its_own(serve: Serve, model: ModelFolder) -> None:
+def test_a_version_saved_by_another_process_is_not_mistaken_for_its_own(serve: Serve, model: ModelFolder) -> None:
     client = serve(**LONG)
     with model.writing() as writer:
         id = waiting(client, **PAIR)
@@ -124,7 +124,7 @@ def test_an_update_uses_the_image_size_of_a_model_created_meanwhile(serve: Serve
     client = serve(folder)
     with folder.writing():
         id = waiting(client, **update_form("grey"))
-        for part in ("networks", "generations", "current.json"):
+        for part in ("networks", "versions", "current.json"):
             (other.path / part).rename(folder.path / part)
     assert wait_for_job(client, id)["problem"] is None
     assert client.get("/api/model").json()["image_size"] == 8
@@ -213,7 +213,7 @@ def test_a_failed_update_can_be_sent_again_with_the_same_key(serve: Serve, model
 def test_an_update_killed_after_it_was_saved_is_not_learned_again(client: TestClient, model: ModelFolder) -> None:
     key = {"Idempotency-Key": "one"}
     jobs = client.app.state.services.jobs  # type: ignore[attr-defined]
-    jobs._communicate = lambda *_: {"locked": model.current().generation - 1}  # as if it was killed
+    jobs._communicate = lambda *_: {"locked": model.current().version - 1}  # as if it was killed
     late = client.post("/api/teach", **update_form("grey"), headers=key).json()["id"]
     assert "version 2" in wait_for_job(client, late)["problem"]
     assert client.post("/api/teach", **update_form("grey"), headers=key).json()["id"] == late
@@ -271,7 +271,7 @@ def test_closing_the_server_ends_its_update(serve: Serve, model: ModelFolder) ->
     assert job.status.state == "cancelled"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert model.current().generation == 2
+    assert model.current().version == 2
 
 
 def test_a_full_disk_is_an_error_while_the_upload_arrives(monkeypatch: pytest.MonkeyPatch) -> None:

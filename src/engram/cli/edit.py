@@ -26,7 +26,7 @@ def rename(
     new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
     json: Json = False,
 ) -> None:
-    """Rename a class. The history and earlier generations keep the old name."""
+    """Rename a class. The history and earlier versions keep the old name."""
     with Display():
         done = engram.model.rename(engram.model.ModelFolder(model), old, new)
     _print(done, f"'{printable(done.details['from'])}' is now '{printable(done.details['to'])}'", model, json)
@@ -49,20 +49,20 @@ def merge(
 def rollback(
     model: ModelPath,
     to: Annotated[
-        int | None, typer.Option("--to", metavar="N", help="A generation. Default: the parent of the current one.")
+        int | None, typer.Option("--to", metavar="N", help="A version. Default: the parent of the current one.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make an earlier generation current. None is lost: return to a later one with --to.
+    """Make an earlier version current. None is lost: return to a later one with --to.
 
-    This also repairs a damaged current.json. `engram inspect` lists the generations.
+    This also repairs a damaged current.json. `engram inspect` lists the versions.
     """
     with Display():
         done = engram.model.rollback(engram.model.ModelFolder(model), to)
     before = done.details["from"]
-    how = f"; it was {before}" if before not in (None, done.generation) else ""
+    how = f"; it was {before}" if before not in (None, done.version) else ""
     how = "; current.json was damaged and is repaired" if before is None else how
-    _print(done, f"generation {done.generation} of {done.details['created']} is current{how}", model, json)
+    _print(done, f"version {done.version} of {done.details['created']} is current{how}", model, json)
 
 
 def forget(
@@ -71,7 +71,7 @@ def forget(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove classes from a model, with every earlier generation. This cannot be undone.
+    """Remove classes from a model, with every earlier version. This cannot be undone.
 
     Their stored features, exemplars and names are deleted, and the classifier is fitted again. The network's weights
     are not unlearned.
@@ -103,19 +103,19 @@ def _confirm(warning: str) -> None:
 
 def _warning(removed: ForgetPreview, model: Path) -> str:
     memory = f"{plural(removed.features, 'stored feature')} and {plural(removed.images, 'exemplar')}"
-    generations = ", ".join(map(str, removed.generations))
+    versions = ", ".join(map(str, removed.versions))
     only_in_earlier = f"{_only_in_earlier(removed.not_in_use)} " if removed.not_in_use else ""
     return (
         f"This removes {_quoted(removed.names)} from {printable(model)}: {memory} ({format_bytes(removed.bytes)}), "
-        f"their weights in head and classifier, their names, the details of the history, and all generations up to now "
-        f"({generations}). {only_in_earlier}This cannot be undone. The network keeps its weights: what they learned "
+        f"their weights in head and classifier, their names, the details of the history, and all versions up to now "
+        f"({versions}). {only_in_earlier}This cannot be undone. The network keeps its weights: what they learned "
         "from these images is not unlearned. Copies and exports of the model elsewhere are not touched."
     )
 
 
 def _only_in_earlier(names: Sequence[str]) -> str:
     return (
-        f"Only in earlier generations, and removed with them: {_quoted(names)}. Classes in the current generation are "
+        f"Only in earlier versions, and removed with them: {_quoted(names)}. Classes in the current version are "
         "kept, even if they were renamed."
     )
 
@@ -129,4 +129,4 @@ def _print(done: EditResult, what: str, model: Path, json: bool) -> None:
         print_json(done.to_json())
         return
     typer.echo(what)
-    typer.echo(f"{printable(model)}, generation {done.generation}: {plural(len(done.classes), 'class')}")
+    typer.echo(f"{printable(model)}, version {done.version}: {plural(len(done.classes), 'class')}")

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 import engram
-from engram.cli.options import Device, Generation, Json, LabelledImages, ModelPath, Quiet
+from engram.cli.options import Device, Json, LabelledImages, ModelPath, Quiet, Version
 from engram.cli.output import Display, print_json, print_skipped, share, table
 from engram.text import plural, printable
 
@@ -23,7 +23,7 @@ MOST_UNKNOWN = 5  # names of unknown classes that are printed
 def evaluate(
     model: ModelPath,
     source: LabelledImages,
-    generation: Generation = None,
+    version: Version = None,
     device: Device = "auto",
     json: Json = False,
     quiet: Quiet = False,
@@ -32,7 +32,7 @@ def evaluate(
 
     Images of classes that the model does not know are counted, but are not part of the accuracy.
     """
-    loaded = engram.model.load(engram.model.ModelFolder(model), generation=generation, device=device)
+    loaded = engram.model.load(engram.model.ModelFolder(model), version=version, device=device)
     with Display(quiet=quiet) as display:
         evaluation = engram.model.evaluate(loaded, source, display)
     print_skipped(evaluation.skipped)

@@ -14,7 +14,7 @@ from engram.cli.output import accuracy_text, print_json, rejection_text, table
 from engram.text import format_bytes, plural, printable
 
 if TYPE_CHECKING:
-    from engram.model import Calibration, Generation, ModelSummary
+    from engram.model import Calibration, ModelSummary, Version
 
 
 def verify(model: ModelPath, json: Json = False) -> None:
@@ -28,14 +28,14 @@ def verify(model: ModelPath, json: Json = False) -> None:
     if json:
         print_json(found.to_json())
     elif found.intact:
-        generations = plural(len(found.generations), "generation")
-        typer.echo(f"intact: {generations}, current {found.in_use}, {format_bytes(found.bytes)}")
+        versions = plural(len(found.versions), "version")
+        typer.echo(f"intact: {versions}, current {found.in_use}, {format_bytes(found.bytes)}")
     else:
         typer.echo("\n".join(map(printable, found.problems)))
     if not json:
         for number in found.newer:
             typer.echo(
-                f"generation {number} is newer than current.json, which an interruption or an older copy explains; "
+                f"version {number} is newer than current.json, which an interruption or an older copy explains; "
                 f"to use it: engram rollback {shlex.quote(printable(model))} --to {number}"
             )
         if found.leftovers:
@@ -68,11 +68,11 @@ def _summary(found: ModelSummary, model: Path) -> list[tuple[str, str]]:
     )
     changed = [f"{name} {value} ({found.defaults.get(name)})" for name, value in sorted(found.changed.items())]
     rows = [
-        ("model", f"{model}, generation {found.generation} of {found.created}, by engram {found.engram}"),
+        ("model", f"{model}, version {found.version} of {found.created}, by engram {found.engram}"),
         ("method", f"{found.method}; network {found.network}, {inputs}"),
         ("memory", f"{_exact(sizes.memory)}: {_features(found)}, images {sizes.images:,}; {budget}"),
         ("network", _exact(sizes.network)),
-        ("folder", f"{_exact(sizes.folder)}, all generations"),
+        ("folder", f"{_exact(sizes.folder)}, all versions"),
         ("classifier", found.classifier),
         ("accuracy", accuracy),
         ("calibration", _calibration(found.calibration)),
@@ -110,7 +110,7 @@ def _classes(found: ModelSummary) -> list[tuple[str, ...]]:
     return [(*(f"{number:,}" for number in row[:4]), str(row[4])) for row in [*rows, total]]
 
 
-def _event(event: Generation) -> tuple[str, ...]:
+def _event(event: Version) -> tuple[str, ...]:
     """A line of the history; `forget` removes the details of earlier events."""
     details, learned = event.details, event.learned
     kinds = (("new", "new"), ("more", "known"))
@@ -124,5 +124,5 @@ def _event(event: Generation) -> tuple[str, ...]:
     elif event.action == "forget" and "classes" in details:
         what = plural(details["classes"], "class")
     date = event.created.replace("T", " ").removesuffix("Z")
-    state = "current" if event.in_use else "stored" if event.kept else "removed"
-    return str(event.generation), date, event.action, state, what
+    state = "current" if event.in_use else "stored" if event.stored else "removed"
+    return str(event.version), date, event.action, state, what

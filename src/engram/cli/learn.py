@@ -112,13 +112,13 @@ def _learn(folder: ModelFolder, source: Path, options: LearnOptions, *, quiet: b
     from engram.model import UpdateRejected
     from engram.model import learn as update
 
-    before = folder.current().generation if folder.exists() else 0
+    before = folder.current().version if folder.exists() else 0
     try:
         with Display(quiet=quiet) as display:
             learned = update(folder, source, options, display)
     except KeyboardInterrupt:
-        now = folder.current().generation if folder.exists() else 0
-        state = "Nothing was changed." if now == before else f"The update is already published as generation {now}."
+        now = folder.current().version if folder.exists() else 0
+        state = "Nothing was changed." if now == before else f"The update is already published as version {now}."
         typer.echo(f"Interrupted. {state}", err=True)
         raise typer.Exit(130) from None
     except UpdateRejected as error:
@@ -206,7 +206,7 @@ def _summary(learned: UpdateResult, model: Path) -> list[str]:
     accuracy = accuracy_text(learned.accuracy, learned.interval, learned.held_out, measured, classes, learned.estimated)
     lines = [
         f"learned {_counts(learned.new, learned.more)} in {format_duration(learned.seconds)}",
-        f"{printable(model)}, generation {learned.generation}: {plural(learned.classes, 'class')}; "
+        f"{printable(model)}, version {learned.version}: {plural(learned.classes, 'class')}; "
         f"memory {format_bytes(learned.memory_bytes)}; this update: {images}, {format_bytes(learned.seen_bytes)}",
         f"accuracy {accuracy}",
     ]

@@ -33,7 +33,7 @@ NewModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's
 LabelledImages = Annotated[
     Path, typer.Argument(metavar="FOLDER|LIST.csv", help="One sub-folder per class, or a list: path,label.")
 ]
-Generation = Annotated[int | None, typer.Option(metavar="N", help="An earlier generation instead of the current one.")]
+Version = Annotated[int | None, typer.Option(metavar="N", help="An earlier version instead of the current one.")]
 Network = Annotated[
     str | None,
     typer.Option(

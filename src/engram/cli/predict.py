@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.options import Device, Generation, Json, ModelPath, Quiet
+from engram.cli.options import Device, Json, ModelPath, Quiet, Version
 from engram.cli.output import Display, print_json, print_skipped
 from engram.errors import DataError, UsageError
 from engram.text import csv_text, printable
@@ -60,7 +60,7 @@ def predict(
     paths: Paths,
     top: Annotated[int, typer.Option(min=1, help="Number of classes to print, most likely first.")] = 5,
     reject: Reject = None,
-    generation: Generation = None,
+    version: Version = None,
     json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values, one image per line.")] = False,
     device: Device = "auto",
@@ -73,7 +73,7 @@ def predict(
         import engram.model
         from engram.data.scanning import SkippedFile
 
-    loaded = engram.model.load(engram.model.ModelFolder(model), generation=generation, device=device)
+    loaded = engram.model.load(engram.model.ModelFolder(model), version=version, device=device)
     images, skipped = engram.model.find_images(_with_stdin(paths))
     predictions: list[Prediction] = []
     unreadable: list[SkippedFile] = []

@@ -63,6 +63,6 @@ def _line(event: WatchEvent) -> str:
     measured, classes = update.held_out_classes, update.classes
     accuracy = accuracy_text(update.accuracy, update.interval, update.held_out, measured, classes, update.estimated)
     return (
-        f"learned {counts} in {format_duration(update.seconds)}: generation {update.generation}, "
+        f"learned {counts} in {format_duration(update.seconds)}: version {update.version}, "
         f"{plural(classes, 'class')}; accuracy {accuracy}"
     )

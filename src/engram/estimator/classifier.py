@@ -25,7 +25,7 @@ from engram.estimator.parameters import InvalidInput, as_value_errors, options_o
 from engram.model import (
     Model,
     ModelFolder,
-    load_generation,
+    load_version,
     plan_update_of_samples,
     save,
     train_update,
@@ -182,20 +182,20 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save to a model's folder, as `engram learn` does: a new one, or its next generation."""
+        """Save to a model's folder, as `engram learn` does: a new one, or its next version."""
         check_is_fitted(self)
         place = Path(path).resolve()
         folder = ModelFolder(path)
-        loaded, generation = getattr(self, "_loaded", (None, 0))
+        loaded, version = getattr(self, "_loaded", (None, 0))
         with folder.writing() as writer:
-            if loaded == place and folder.exists() and folder.pointer().current != generation:
+            if loaded == place and folder.exists() and folder.pointer().current != version:
                 raise UsageError(
                     f"The model {place} has changed since it was loaded, and its last update would be lost. "
                     "Load it again and repeat yours, or save to another folder."
                 )
             record = {"memory_bytes": self.model_.learner.memory.nbytes}
             manifest = save(writer, self.model_, action="save", record=record)
-        self._loaded = place, manifest.generation
+        self._loaded = place, manifest.version
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str = "auto") -> Self:
@@ -203,9 +203,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
         A model of images takes uint8 images (n, height, width, channels) of the size it has learned.
         """
-        manifest, model = load_generation(ModelFolder(path), device=device)
+        manifest, model = load_version(ModelFolder(path), device=device)
         classifier = cls(**parameters_of(model), device=device)
-        classifier._loaded = Path(path).resolve(), manifest.generation
+        classifier._loaded = Path(path).resolve(), manifest.version
         classifier._set_model(with_metadata(model, labels=kind_of_names(model)))
         if len(model.learner.shape_) == 1:
             classifier.n_features_in_ = model.learner.shape_[0]

@@ -7,7 +7,7 @@ from engram.model.evidence import Evidence, evidence
 from engram.model.exporting import export
 from engram.model.folder import ModelFolder
 from engram.model.held_out import Calibration, RejectionThreshold
-from engram.model.inspection import Generation, ModelSummary, inspect
+from engram.model.inspection import ModelSummary, Version, inspect
 from engram.model.learning import (
     ClassAccuracy,
     DoubtfulImage,
@@ -33,16 +33,16 @@ from engram.model.prediction import (
     predict,
     rejection,
 )
-from engram.model.saving import inconsistencies, load, load_generation, save, verify
+from engram.model.saving import inconsistencies, load, load_version, save, verify
 from engram.model.watching import WatchEvent, watch
 
 __all__ = ["Answer", "Calibration", "ClassAccuracy", "ClassProbability", "DoubtfulImage", "EditResult"]
 __all__ += ["Evaluation", "Evidence", "ForgetPreview"]
-__all__ += ["Generation", "LearnOptions", "Metadata", "Model", "ModelFolder", "ModelSummary", "Prediction"]
+__all__ += ["LearnOptions", "Metadata", "Model", "ModelFolder", "ModelSummary", "Prediction", "Version"]
 __all__ += ["Rejection", "RejectionThreshold", "UnknownClass", "UpdatePlan", "UpdateRejected", "UpdateResult"]
 __all__ += ["answers", "evaluate", "evaluate_scores", "evidence", "expected_seconds", "export", "find_images"]
 __all__ += ["forget", "inconsistencies"]
-__all__ += ["inspect", "learn", "learn_images", "load", "load_generation", "merge", "plan_update"]
+__all__ += ["inspect", "learn", "learn_images", "load", "load_version", "merge", "plan_update"]
 __all__ += ["plan_update_of_samples", "predict", "preview_forget", "rejection", "rename", "rollback"]
 __all__ += ["save", "settings_of", "train_update", "verify", "with_metadata", "with_settings"]
 __all__ += ["WatchEvent", "watch"]

@@ -1,4 +1,4 @@
-"""Edits of a model's classes: `forget`, `rename`, `merge`; and `rollback` to an earlier generation."""
+"""Edits of a model's classes: `forget`, `rename`, `merge`; and `rollback` to an earlier version."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ForgetPreview:
     """What `forget` removes."""
 
     names: tuple[str, ...]
-    not_in_use: tuple[str, ...]  # those that only generations not in use know
-    features: int  # stored features, in the generation in use
+    not_in_use: tuple[str, ...]  # those that only versions not in use know
+    features: int  # stored features, in the version in use
     images: int  # exemplars
     bytes: int  # of both
-    generations: tuple[int, ...]  # all there are: the new one replaces them
+    versions: tuple[int, ...]  # all there are: the new one replaces them
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class EditResult:
     """A model after an edit."""
 
     action: str
-    generation: int  # in use now
+    version: int  # in use now
     classes: tuple[str, ...]  # known now
     details: Mapping[str, Any]  # what was done
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {"action": self.action, "generation": self.generation, "classes": list(self.classes), **self.details}
+        return {"action": self.action, "version": self.version, "classes": list(self.classes), **self.details}
 
 
 def preview_forget(folder: ModelFolder, names: Sequence[str]) -> ForgetPreview:
@@ -51,9 +51,9 @@ def preview_forget(folder: ModelFolder, names: Sequence[str]) -> ForgetPreview:
 def forget(folder: ModelFolder, names: Sequence[str]) -> EditResult:
     """Remove classes and every trace of them except in the network's weights. This cannot be undone.
 
-    Their features, exemplars, names and rows of the head and the classifier are removed, with every earlier generation
+    Their features, exemplars, names and rows of the head and the classifier are removed, with every earlier version
     and what the history says of any class. The classifier is fitted again to the stored features of the others. A class
-    that only generations not in use know, as after a rollback, is removed with these.
+    that only versions not in use know, as after a rollback, is removed with these.
     """
     folder.require()
     with folder.writing() as writer:
@@ -72,13 +72,13 @@ def forget(folder: ModelFolder, names: Sequence[str]) -> EditResult:
         "bytes": gone.bytes,
         "features": gone.features,
         "images": gone.images,
-        "removed_generations": list(gone.generations),
+        "removed_versions": list(gone.versions),
     }
-    return EditResult("forget", manifest.generation, manifest.classes, details)
+    return EditResult("forget", manifest.version, manifest.classes, details)
 
 
 def rename(folder: ModelFolder, old: str, new: str) -> EditResult:
-    """Rename a class. Earlier generations and the history keep the old name."""
+    """Rename a class. Earlier versions and the history keep the old name."""
     folder.require()
     with folder.writing() as writer:
         model = load(writer, device="cpu")
@@ -89,7 +89,7 @@ def rename(folder: ModelFolder, old: str, new: str) -> EditResult:
         names = tuple(new if name == old else name for name in model.names)
         details = {"from": old, "to": new}
         manifest = save(writer, replace(model, names=names), action="rename", record=details)
-    return EditResult("rename", manifest.generation, manifest.classes, details)
+    return EditResult("rename", manifest.version, manifest.classes, details)
 
 
 def merge(folder: ModelFolder, name: str, into: str) -> EditResult:
@@ -105,20 +105,20 @@ def merge(folder: ModelFolder, name: str, into: str) -> EditResult:
         features, images = _stored(edited, [into])
         details = {"class": name, "into": into, "features": features, "images": images}
         manifest = save(writer, edited, action="merge", record=details)
-    return EditResult("merge", manifest.generation, manifest.classes, details)
+    return EditResult("merge", manifest.version, manifest.classes, details)
 
 
 def rollback(folder: ModelFolder, to: int | None = None) -> EditResult:
-    """Put an earlier generation in use again; by default, the parent of the one in use.
+    """Put an earlier version in use again; by default, the parent of the one in use.
 
-    This also repairs a damaged `current.json`. It makes no new generation and removes none.
+    This also repairs a damaged `current.json`. It makes no new version and removes none.
     """
     folder.require()
     with folder.writing() as writer:
         before = writer.number_in_use()
         manifest = writer.use(_parent(writer) if to is None else to)
     details = {"from": before, "created": manifest.created}
-    return EditResult("rollback", manifest.generation, manifest.classes, details)
+    return EditResult("rollback", manifest.version, manifest.classes, details)
 
 
 def _preview(folder: ModelFolder, model: Model, names: Sequence[str]) -> ForgetPreview:
@@ -136,7 +136,7 @@ def _preview(folder: ModelFolder, model: Model, names: Sequence[str]) -> ForgetP
         features=features,
         images=images,
         bytes=features * memory.features.row_bytes + images * memory.images.row_bytes,
-        generations=tuple(folder.generations()),
+        versions=tuple(folder.versions()),
     )
 
 
@@ -183,11 +183,11 @@ def _check_new_name(folder: ModelFolder, model: Model, old: str, new: str) -> No
 
 
 def _parent(folder: ModelFolder) -> int:
-    """The generation that the one in use was made from, if it is still there."""
-    current, there = folder.current(), folder.generations()
+    """The version that the one in use was made from, if it is still there."""
+    current, there = folder.current(), folder.versions()
     if current.parent in there:
         return current.parent
-    others = ", ".join(str(number) for number in there if number != current.generation)
+    others = ", ".join(str(number) for number in there if number != current.version)
     remedy = f"Choose one with --to: {others}." if others else "It is the only one there is."
     why = "has none before it" if current.parent is None else f"was made from {current.parent}, which was removed"
-    raise UsageError(f"Generation {current.generation} {why}. {remedy}")
+    raise UsageError(f"Version {current.version} {why}. {remedy}")

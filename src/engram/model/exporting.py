@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from engram import storage
 from engram.errors import DataError, EngramError, UsageError, not_installed
 from engram.model.folder import CURRENT
-from engram.model.manifest import GENERATIONS, VERSION
+from engram.model.manifest import ENGRAM_VERSION, VERSIONS
 from engram.model.model import Model, blank_inputs
 from engram.progress import SILENT, Progress
 from engram.text import printable
@@ -48,12 +48,12 @@ class ExportResult:
     path: Path
     kind: str  # onnx, npz or safetensors
     bytes: int
-    generation: int | None
+    version: int | None
     contents: Mapping[str, Any] = field(default_factory=dict)  # numbers and names that depend on the kind
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        named = {"path": str(self.path), "kind": self.kind, "bytes": self.bytes, "generation": self.generation}
+        named = {"path": str(self.path), "kind": self.kind, "bytes": self.bytes, "version": self.version}
         return {**named, **self.contents}
 
 
@@ -61,13 +61,13 @@ def export(
     model: Model,
     path: Path,
     *,
-    generation: int | None = None,
+    version: int | None = None,
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> ExportResult:
     """Write a model to a file of the kind that its extension says, atomically.
 
-    `generation` is the number of the model in its folder, recorded in the file. An existing file stays as it is unless
+    `version` is the number of the model in its folder, recorded in the file. An existing file stays as it is unless
     `overwrite` is set.
     """
     write = WRITERS.get(path.suffix.lower())
@@ -79,9 +79,9 @@ def export(
     _check_place(path, overwrite)
     storage.make_folder(path.parent)
     with progress.phase("export"), storage.disk_errors(f"{printable(path)} cannot be written"):
-        contents = write(model, path, generation)
+        contents = write(model, path, version)
         size = path.stat().st_size
-    return ExportResult(path=path, kind=path.suffix[1:].lower(), bytes=size, generation=generation, contents=contents)
+    return ExportResult(path=path, kind=path.suffix[1:].lower(), bytes=size, version=version, contents=contents)
 
 
 def _check_place(path: Path, overwrite: bool) -> None:
@@ -91,17 +91,17 @@ def _check_place(path: Path, overwrite: bool) -> None:
         raise UsageError(f"{printable(path)} exists already. Name another file, or overwrite it with --overwrite.")
     parent = path.parent.resolve()
     for folder in (parent, *parent.parents):
-        if os.path.exists(folder / CURRENT) and os.path.exists(folder / GENERATIONS):
+        if os.path.exists(folder / CURRENT) and os.path.exists(folder / VERSIONS):
             raise UsageError(f"{printable(path)} would lie inside the model {printable(folder)}. Choose another place.")
 
 
-def _write_graph(model: Model, path: Path, generation: int | None) -> Mapping[str, Any]:
-    storage.write_file(path, make_graph(model, generation).SerializeToString(deterministic=True))
+def _write_graph(model: Model, path: Path, version: int | None) -> Mapping[str, Any]:
+    storage.write_file(path, make_graph(model, version).SerializeToString(deterministic=True))
     shape = ["batch", *model.learner.shape_]
     return {"input": _input_name(model), "shape": shape, "outputs": OUTPUTS, "opset": OPSET, "classes": model.names}
 
 
-def _write_arrays(model: Model, path: Path, generation: int | None) -> Mapping[str, Any]:
+def _write_arrays(model: Model, path: Path, version: int | None) -> Mapping[str, Any]:
     """Labels are positions in `classes`. If a model's inputs are vectors, its `images` are such vectors."""
     learner, features, images = model.learner, model.learner.memory.features, model.learner.memory.images
     if not len(features) and not len(images):
@@ -118,7 +118,7 @@ def _write_arrays(model: Model, path: Path, generation: int | None) -> Mapping[s
     return {"features": len(features), "images": len(images), "classes": model.names}
 
 
-def _write_weights(model: Model, path: Path, generation: int | None) -> Mapping[str, Any]:
+def _write_weights(model: Model, path: Path, version: int | None) -> Mapping[str, Any]:
     network = model.learner.trained
     weights = {**network.extractor.state_dict(), "input.mean": network.mean, "input.std": network.std}
     storage.save_tensors(path, weights)
@@ -149,7 +149,7 @@ def _input_name(model: Model) -> str:
     return "images" if model.image_size is not None else "vectors"
 
 
-def make_graph(model: Model, generation: int | None = None) -> ModelProto:
+def make_graph(model: Model, version: int | None = None) -> ModelProto:
     """The ONNX graph, checked, with its metadata. The same model gives the same bytes."""
     # The exporter itself is written in onnxscript.
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
@@ -180,13 +180,13 @@ def make_graph(model: Model, generation: int | None = None) -> ModelProto:
     for part in (*inner.node, *inner.input, *inner.output, *inner.value_info, *inner.initializer, inner, graph):
         part.ClearField("metadata_props")  # the exporter's notes name files of this machine
         part.ClearField("doc_string")
-    graph.producer_name, graph.producer_version = "engram", VERSION
-    onnx.helper.set_model_props(graph, metadata(model, generation))
+    graph.producer_name, graph.producer_version = "engram", ENGRAM_VERSION
+    onnx.helper.set_model_props(graph, metadata(model, version))
     onnx.checker.check_model(graph, full_check=True)
     return graph
 
 
-def metadata(model: Model, generation: int | None = None) -> dict[str, str]:
+def metadata(model: Model, version: int | None = None) -> dict[str, str]:
     """The metadata of the ONNX file; what is not plain text is JSON."""
     size, shape = model.image_size, model.learner.shape_
     if shape == (size, size, 3):
@@ -202,7 +202,7 @@ def metadata(model: Model, generation: int | None = None) -> dict[str, str]:
         "temperature": model.metadata.calibration.temperature,  # the probabilities include it already
         "method": model.learner.name,
         "preparation": preparation,
-        "generation": generation,
+        "version": version,
         "image_size": size,
     }
     return {f"engram.{name}": str(value) for name, value in known.items() if value is not None}

@@ -1,21 +1,21 @@
-"""The folder of a model: the generation in use, and earlier ones to go back to.
+"""The folder of a model: the version in use, and earlier ones to go back to.
 
 MODEL/
     .lock         held by the writer; readers take no lock
-    current.json  names the generation in use, with the SHA-256 of every generation's manifest
-    generations/  a folder per generation, never changed once it is there
+    current.json  names the version in use, with the SHA-256 of every version's manifest
+    versions/  a folder per version, never changed once it is there
         000007/
             manifest.json        describes it, with the SHA-256 of the other file and of its network file
             learner.safetensors  all tensors except those of the extractor
-    networks/     a file per feature extractor, named by its SHA-256, shared by the generations that use it
+    networks/     a file per feature extractor, named by its SHA-256, shared by the versions that use it
     watch/        a folder per watched folder: which files were learned (`watching.py`)
 
 Every file is reached from `current.json` by a chain of checksums, and is JSON or safetensors: loading runs no code.
 Checksums find damage, not forgery: whoever can write to the folder can write checksums too.
 
-A writer renames a new network file into place, then the generation's folder, then replaces `current.json`, then
+A writer renames a new network file into place, then the version's folder, then replaces `current.json`, then
 removes what is no longer used. Each is written aside and synced first. A kill at any moment leaves the old model or the
-new one, and files that the next writer removes and names in a warning. Generations newer than all that `current.json`
+new one, and files that the next writer removes and names in a warning. Versions newer than all that `current.json`
 names are never removed as leftovers: the file may be an older copy. The next publication lists them again.
 """
 
@@ -40,37 +40,37 @@ from torch import Tensor
 from engram import storage
 from engram.errors import BusyError, DataError, EngramError, EngramWarning, UsageError
 from engram.model.manifest import (
-    GENERATIONS,
     LEARNER,
     MANIFEST,
     MAX_BYTES,
     NETWORKS,
     TIME,
+    VERSIONS,
     Change,
     CheckShapes,
     File,
-    GenerationReader,
     Manifest,
     NewerError,
     Pointer,
+    VersionReader,
     accept,
     find_strays,
-    generation_path,
     network_path,
     read_manifest,
+    version_path,
 )
 from engram.text import printable
 
 CURRENT, LOCK = "current.json", ".lock"
 WATCH = "watch"  # the folder of `engram watch`; it may be there before the model
 EXTRACTOR = "network.extractor."  # prefix of the tensors that go into a network file
-KEEP = 5  # generations, including the one in use
+KEEP = 5  # versions, including the one in use
 TRIES = 20  # how often a reader starts again because a writer replaced what it was reading
 
 T = TypeVar("T")
 # Raises an error unless a model may have this manifest and these tensors.
 CheckTensors = Callable[[Manifest, Mapping[str, Tensor]], None]
-# Finds problems in an intact generation.
+# Finds problems in an intact version.
 FindProblems = Callable[[Manifest, Mapping[str, Tensor]], Iterable[str]]
 
 
@@ -83,8 +83,8 @@ def _is_network(entry: os.DirEntry[str]) -> bool:
     return named is not None and entry.is_file(follow_symlinks=False)
 
 
-def _generation_number(name: str) -> int | None:
-    """The number of the generation whose folder has this name."""
+def _version_number(name: str) -> int | None:
+    """The number of the version whose folder has this name."""
     number = int(name) if re.fullmatch(r"[0-9]{6,18}", name) else 0
     return number if number and f"{number:06d}" == name else None
 
@@ -126,39 +126,39 @@ class ModelFolder:
         return Pointer.parse(storage.read_inside(self.path, CURRENT, MAX_BYTES), CURRENT)
 
     def current(self) -> Manifest:
-        """The manifest of the generation in use."""
+        """The manifest of the version in use."""
         return self._retry(lambda pointer: self._manifest(pointer, self._number(pointer, None)))
 
-    def generations(self) -> list[int]:
-        """The numbers of the generations there are, oldest first."""
-        return self._retry(lambda pointer: sorted(pointer.generations))
+    def versions(self) -> list[int]:
+        """The numbers of the versions there are, oldest first."""
+        return self._retry(lambda pointer: sorted(pointer.versions))
 
     def history(self) -> tuple[Change, ...]:
-        """How every generation that was ever made came about, oldest first."""
+        """How every version that was ever made came about, oldest first."""
         return self._retry(self._history)
 
-    def load(self, generation: int | None = None, check: CheckShapes = accept) -> tuple[Manifest, dict[str, Tensor]]:
-        """A generation (default: the one in use), from the very bytes whose checksums were verified.
+    def load(self, version: int | None = None, check: CheckShapes = accept) -> tuple[Manifest, dict[str, Tensor]]:
+        """A version (default: the one in use), from the very bytes whose checksums were verified.
 
         `check` gets the types and shapes of its tensors before they are read, and may raise DataError.
         """
-        return self._retry(lambda pointer: self._intact(pointer, generation, check))
+        return self._retry(lambda pointer: self._intact(pointer, version, check))
 
     def number_in_use(self) -> int | None:
-        """The number of the generation in use; None if there is none, or `current.json` is damaged."""
+        """The number of the version in use; None if there is none, or `current.json` is damaged."""
         with suppress(DataError):
             return self.pointer().current
         return None
 
     def digests(self) -> Mapping[int, str]:
-        """The generations with the SHA-256 of their manifests; if the pointer is damaged, those on disk."""
+        """The versions with the SHA-256 of their manifests; if the pointer is damaged, those on disk."""
         try:
-            return self.pointer().generations
+            return self.pointer().versions
         except DataError:
             return self._on_disk()
 
     def manifests(self) -> list[Manifest]:
-        """The manifests of all generations that can be read, oldest first."""
+        """The manifests of all versions that can be read, oldest first."""
         found = []
         for number, digest in sorted(self._all_digests().items()):
             with suppress(DataError):
@@ -166,16 +166,16 @@ class ModelFolder:
         return found
 
     def newer(self) -> list[int]:
-        """The generations on disk that come after all that `current.json` names."""
+        """The versions on disk that come after all that `current.json` names."""
         with suppress(DataError):
-            return sorted(self._on_disk(after=max(self.pointer().generations, default=0)))
+            return sorted(self._on_disk(after=max(self.pointer().versions, default=0)))
         return []
 
     def leftovers(self) -> list[str]:
         """What interrupted writers left, relative to the folder: the next writer removes it."""
         if not self._begun():
             return []
-        folders = (self.path, self.path / GENERATIONS, self.path / NETWORKS)
+        folders = (self.path, self.path / VERSIONS, self.path / NETWORKS)
         asides = [_list_folder(each, lambda entry: entry.name.startswith(storage.ASIDE)) for each in folders]
         return sorted(str(path.relative_to(self.path)) for path in (*itertools.chain(*asides), *self._unused()))
 
@@ -188,7 +188,7 @@ class ModelFolder:
             found = self._problems(find, check)
             if not found or self._content() == before:
                 break
-        return list(dict.fromkeys(map(str, found)))  # generations may share a damaged network file
+        return list(dict.fromkeys(map(str, found)))  # versions may share a damaged network file
 
     def cleanup_command(self) -> str:
         """A command that only removes what an interrupted writer left."""
@@ -237,7 +237,7 @@ class ModelFolder:
         """Without a model, remove what was created for one; `current.json` last, as it marks the folder as a model."""
         with suppress(OSError, EngramError):
             if not self.exists():
-                for name in (GENERATIONS, NETWORKS):
+                for name in (VERSIONS, NETWORKS):
                     if storage.is_there(self.path / name):
                         (self.path / name).rmdir()
                 (self.path / CURRENT).unlink(missing_ok=True)
@@ -248,10 +248,10 @@ class ModelFolder:
         return shlex.quote(str(self.path))
 
     def _begun(self) -> bool:
-        """Whether any part of a model is here, even if no generation was saved yet."""
-        if storage.is_there(self.path / CURRENT) or (self.path / GENERATIONS).is_symlink():
+        """Whether any part of a model is here, even if no version was saved yet."""
+        if storage.is_there(self.path / CURRENT) or (self.path / VERSIONS).is_symlink():
             return True
-        return bool(self._folders())  # something else, such as a folder of images, may have a folder "generations" too
+        return bool(self._folders())  # something else, such as a folder of images, may have a folder "versions" too
 
     def _content(self) -> bytes | str:
         """The bytes of `current.json`, or why it cannot be read. It changes when a writer replaces the file."""
@@ -276,62 +276,62 @@ class ModelFolder:
         """An error about a file as one about the model, with the remedy."""
         if isinstance(error, NewerError):
             return NewerError(f"The model {self.path} cannot be read: {error}")
-        reader = GenerationReader(self.path)
+        reader = VersionReader(self.path)
         newest_first = sorted(self._all_digests().items(), reverse=True)
         intact = next((number for number, digest in newest_first if not reader.read(number, digest).problems), None)
         if intact is None:
-            remedy = "No generation of it is intact. Restore the folder from a copy."
+            remedy = "No version of it is intact. Restore the folder from a copy."
         else:
-            remedy = f"Generation {intact} is intact. Go back to it with: engram rollback {self._quoted} --to {intact}"
+            remedy = f"Version {intact} is intact. Go back to it with: engram rollback {self._quoted} --to {intact}"
         return DataError(f"The model {self.path} is damaged: {error} {remedy}")
 
-    def _number(self, pointer: Pointer, generation: int | None) -> int:
-        number = pointer.current if generation is None else generation
-        if number is None or number not in pointer.generations:
-            known = ", ".join(map(str, sorted(pointer.generations))) or "none"
-            raise UsageError(f"There is no generation {number} in {self.path}. There are: {known}.")
+    def _number(self, pointer: Pointer, version: int | None) -> int:
+        number = pointer.current if version is None else version
+        if number is None or number not in pointer.versions:
+            known = ", ".join(map(str, sorted(pointer.versions))) or "none"
+            raise UsageError(f"There is no version {number} in {self.path}. There are: {known}.")
         return number
 
     def _manifest(self, pointer: Pointer, number: int) -> Manifest:
-        return read_manifest(self.path, number, pointer.generations[number])[0]
+        return read_manifest(self.path, number, pointer.versions[number])[0]
 
     def _intact(
-        self, pointer: Pointer, generation: int | None, check: CheckShapes = accept
+        self, pointer: Pointer, version: int | None, check: CheckShapes = accept
     ) -> tuple[Manifest, dict[str, Tensor]]:
-        number = self._number(pointer, generation)
-        manifest, tensors, problems = GenerationReader(self.path, check).read(number, pointer.generations[number])
+        number = self._number(pointer, version)
+        manifest, tensors, problems = VersionReader(self.path, check).read(number, pointer.versions[number])
         if manifest is None or problems:
             raise problems[0]
         return manifest, tensors
 
     def _history(self, pointer: Pointer) -> tuple[Change, ...]:
-        """From the newest generation that can be read: going back to an earlier one does not undo history."""
-        numbers = sorted(pointer.generations, reverse=True)
+        """From the newest version that can be read: going back to an earlier one does not undo history."""
+        numbers = sorted(pointer.versions, reverse=True)
         for number in numbers:
             with suppress(DataError):
                 return self._manifest(pointer, number).history
         return self._manifest(pointer, numbers[0]).history
 
     def _folders(self) -> dict[int, Path]:
-        """The folders of generations by number, whether `current.json` names them or not."""
-        paths = _list_folder(self.path / GENERATIONS, _is_folder)
-        return {number: path for path in paths if (number := _generation_number(path.name)) is not None}
+        """The folders of versions by number, whether `current.json` names them or not."""
+        paths = _list_folder(self.path / VERSIONS, _is_folder)
+        return {number: path for path in paths if (number := _version_number(path.name)) is not None}
 
     def _all_digests(self) -> dict[int, str]:
-        """`digests`, and generations on disk that are newer than these. The digest of a damaged manifest is ""."""
+        """`digests`, and versions on disk that are newer than these. The digest of a damaged manifest is ""."""
         digests = self.digests()
         return {**digests, **self._on_disk(after=max(digests, default=0))}
 
     def _with_newer(self, pointer: Pointer) -> Pointer:
-        """The pointer with the generations on disk that are newer than all it names, if their manifests are intact."""
-        newer = self._on_disk(after=max(pointer.generations, default=0)).items()
+        """The pointer with the versions on disk that are newer than all it names, if their manifests are intact."""
+        newer = self._on_disk(after=max(pointer.versions, default=0)).items()
         intact = {number: digest for number, digest in newer if digest}
-        return dataclasses.replace(pointer, generations={**pointer.generations, **intact})
+        return dataclasses.replace(pointer, versions={**pointer.versions, **intact})
 
     def _on_disk(self, after: int = 0) -> dict[int, str]:
-        """The generations on disk after this number, with "" for those whose manifest is damaged.
+        """The versions on disk after this number, with "" for those whose manifest is damaged.
 
-        Generations from before a `forget` do not count: its writer may have been killed before it removed them.
+        Versions from before a `forget` do not count: its writer may have been killed before it removed them.
         """
         found: dict[int, str] = {}
         for number in sorted(number for number in self._folders() if number > after):
@@ -342,13 +342,13 @@ class ModelFolder:
         return found
 
     def _unused(self) -> list[Path]:
-        """Folders of older generations that `current.json` does not name, and network files that no generation uses."""
+        """Folders of older versions that `current.json` does not name, and network files that no version uses."""
         try:
             pointer = self.pointer()
         except DataError:  # any of them may be in use
             return []
-        last = max(pointer.generations, default=0)
-        unused = [path for n, path in self._folders().items() if n < last and n not in pointer.generations]
+        last = max(pointer.versions, default=0)
+        unused = [path for n, path in self._folders().items() if n < last and n not in pointer.versions]
         with suppress(DataError):  # with a damaged manifest any network may be in use
             files = [read_manifest(self.path, *each)[0].network for each in self._all_digests().items()]
             used = {self.path / network_path(file) for file in files if file is not None}
@@ -358,12 +358,12 @@ class ModelFolder:
     def _problems(self, find: FindProblems, check: CheckShapes) -> list[DataError]:
         try:
             empty = self.pointer().current is None
-            found = [DataError(f"{CURRENT} names no generation: nothing was learned yet.")] if empty else []
+            found = [DataError(f"{CURRENT} names no version: nothing was learned yet.")] if empty else []
         except NewerError as error:
             return [error]
         except DataError as error:
             found = [error]
-        digests, reader = self.digests(), GenerationReader(self.path, check)
+        digests, reader = self.digests(), VersionReader(self.path, check)
         for number, digest in sorted(digests.items()):
             manifest, tensors, damage = reader.read(number, digest)
             found += damage
@@ -375,14 +375,14 @@ class ModelFolder:
         """What does not belong to the model, at the top and in its two folders."""
 
         def at_top(entry: os.DirEntry[str]) -> bool:
-            return entry.name in (LOCK, CURRENT, GENERATIONS) or (entry.name in (NETWORKS, WATCH) and _is_folder(entry))
+            return entry.name in (LOCK, CURRENT, VERSIONS) or (entry.name in (NETWORKS, WATCH) and _is_folder(entry))
 
-        def is_generation(entry: os.DirEntry[str]) -> bool:
-            number = _generation_number(entry.name)
+        def is_version(entry: os.DirEntry[str]) -> bool:
+            number = _version_number(entry.name)
             return number in known or (number is not None and _is_folder(entry))
 
         found: list[DataError] = []
-        for folder, belongs in (("", at_top), (GENERATIONS, is_generation), (NETWORKS, _is_network)):
+        for folder, belongs in (("", at_top), (VERSIONS, is_version), (NETWORKS, _is_network)):
             if not folder or os.path.isdir(self.path / folder):
                 found += find_strays(
                     self.path,
@@ -413,20 +413,20 @@ class Writer(ModelFolder):
         alone: bool = False,
         check: CheckTensors = accept,
     ) -> Manifest:
-        """Make a generation and put it in use. `details` are its own; `record` stays in the history of later ones.
+        """Make a version and put it in use. `details` are its own; `record` stays in the history of later ones.
 
         `check` gets what will be written and may raise an error: then nothing is.
 
-        The last `keep` generations stay; with `alone` only the new one, and the history loses its records. No file of
+        The last `keep` versions stay; with `alone` only the new one, and the history loses its records. No file of
         the folder then contains what the model forgets. (The file system may not overwrite the removed files at once.)
         """
         with storage.disk_errors(f"The model {self.path} could not be saved"):
             before = self._with_newer(self._open())
             now = time.strftime(TIME, time.gmtime())
-            number = max((*before.generations, *self._folders()), default=0) + 1
+            number = max((*before.versions, *self._folders()), default=0) + 1
             kept = [] if alone else self._most_useful(before, keep - 1)
             manifest = Manifest(
-                generation=number,
+                version=number,
                 parent=None if alone else before.current,
                 created=now,
                 action=action,
@@ -439,12 +439,12 @@ class Writer(ModelFolder):
                 network=None,
             )
             check(manifest, tensors)
-            manifest = self._add(manifest, tensors, {each: before.generations[each] for each in kept})
+            manifest = self._add(manifest, tensors, {each: before.versions[each] for each in kept})
         self._remove_unused(essential=alone)
         return manifest
 
-    def use(self, generation: int) -> Manifest:
-        """Put an earlier generation, which must be intact, in use again. Later updates prune the others.
+    def use(self, version: int) -> Manifest:
+        """Put an earlier version, which must be intact, in use again. Later updates prune the others.
 
         This also repairs a damaged `current.json`, from the manifests on disk. What was forgotten stays forgotten, even
         if a kill prevented its removal.
@@ -456,26 +456,26 @@ class Writer(ModelFolder):
         except NewerError as error:
             raise self._explained(error) from error
         except DataError:
-            pointer, repaired = Pointer(current=None, generations={}), True
+            pointer, repaired = Pointer(current=None, versions={}), True
         pointer = self._with_newer(pointer)
         try:
-            manifest, _ = self._intact(pointer, generation)
+            manifest, _ = self._intact(pointer, version)
         except DataError as error:
             raise self._explained(error) from error
         with storage.disk_errors(f"The model {self.path} could not be changed"):
-            self._point(dataclasses.replace(pointer, current=generation))
+            self._point(dataclasses.replace(pointer, current=version))
         if repaired:
             self._remove_unused(essential=True)
         return manifest
 
     def sweep(self) -> list[Path]:
-        """Remove unfinished writes, older generations that `current.json` does not name, and unused network files."""
+        """Remove unfinished writes, older versions that `current.json` does not name, and unused network files."""
         removed: list[Path] = []
-        for name in (GENERATIONS, NETWORKS):
+        for name in (VERSIONS, NETWORKS):
             folder = self.path / name
             if not folder.is_symlink():
                 removed += storage.sweep(folder)
-            unused = [path for path in self._unused() if path.parent == folder]  # after the generations are gone
+            unused = [path for path in self._unused() if path.parent == folder]  # after the versions are gone
             for path in unused:
                 storage.remove(path)
             if unused:
@@ -488,9 +488,9 @@ class Writer(ModelFolder):
         if not self._begun():
             with suppress(PermissionError):  # the parent of the folder may not be readable
                 storage.sync(self.path.parent)
-            self._point(Pointer(current=None, generations={}))
+            self._point(Pointer(current=None, versions={}))
         try:
-            for name in (GENERATIONS, NETWORKS):
+            for name in (VERSIONS, NETWORKS):
                 if (self.path / name).is_symlink():
                     raise DataError(f"{name} is a link.")
             return self.pointer()
@@ -499,27 +499,27 @@ class Writer(ModelFolder):
 
     def _past(self, pointer: Pointer, kept: Sequence[int], *, forget: bool) -> tuple[Change, ...]:
         try:
-            history = self._history(pointer) if pointer.generations else ()
+            history = self._history(pointer) if pointer.versions else ()
         except DataError:  # every manifest is damaged, which is no reason not to save
             return ()
         if forget:
             return tuple(dataclasses.replace(change, details={}) for change in history)
-        return tuple(change if change.generation in kept else _shortened(change) for change in history)
+        return tuple(change if change.version in kept else _shortened(change) for change in history)
 
     def _most_useful(self, pointer: Pointer, count: int) -> list[int]:
-        """The `count` generations most worth keeping: the one in use, its ancestors, then the newest."""
+        """The `count` versions most worth keeping: the one in use, its ancestors, then the newest."""
         line, number = [], pointer.current
-        while number is not None and number in pointer.generations:
+        while number is not None and number in pointer.versions:
             line.append(number)
             try:
                 number = self._manifest(pointer, number).parent
             except DataError:  # the parent of a damaged one is unknown
                 break
-        return sorted(pointer.generations, key=lambda each: (each in line, each), reverse=True)[:count]
+        return sorted(pointer.versions, key=lambda each: (each in line, each), reverse=True)[:count]
 
     def _add(self, manifest: Manifest, tensors: Mapping[str, Tensor], others: Mapping[int, str]) -> Manifest:
-        """Write a generation and point to it and to the `others`. After an error everything is as before."""
-        path = self.path / generation_path(manifest.generation)
+        """Write a version and point to it and to the `others`. After an error everything is as before."""
+        path = self.path / version_path(manifest.version)
         network = {name: tensor for name, tensor in tensors.items() if name.startswith(EXTRACTOR)}
         learner = storage.serialise_tensors({name: each for name, each in tensors.items() if name not in network})
         try:
@@ -530,10 +530,10 @@ class Writer(ModelFolder):
                 (folder / LEARNER).write_bytes(learner)
                 (folder / MANIFEST).write_bytes(content)
             digest = hashlib.sha256(content).hexdigest()
-            self._point(Pointer(current=manifest.generation, generations={**others, manifest.generation: digest}))
+            self._point(Pointer(current=manifest.version, versions={**others, manifest.version: digest}))
         except BaseException:
             with suppress(OSError):
-                if self.number_in_use() != manifest.generation:
+                if self.number_in_use() != manifest.version:
                     storage.remove(path)
                 self.sweep()
             raise

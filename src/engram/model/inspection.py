@@ -13,7 +13,7 @@ from engram.methods import METHODS, make
 from engram.model.folder import ModelFolder
 from engram.model.held_out import Calibration, HeldOutCounts, RejectionThreshold, value_and_interval
 from engram.model.model import Adaptation, Model, settings_of
-from engram.model.saving import folder_bytes, load_generation
+from engram.model.saving import folder_bytes, load_version
 from engram.network import choose_extractor
 
 
@@ -39,18 +39,18 @@ class ByteCounts:
     memory: int  # all of these: what the budget limits
     network: int
     classifier: int
-    folder: int  # all files, including earlier generations
+    folder: int  # all files, including earlier versions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
-    """An entry of the history: how a generation was made, and whether it is still there."""
+class Version:
+    """An entry of the history: how a version was made, and whether it is still there."""
 
-    generation: int
+    version: int
     created: str
     action: str
     details: Mapping[str, Any]
-    kept: bool  # whether it is still there, to roll back to
+    stored: bool  # whether it is still there, to roll back to
     in_use: bool
     learned: Mapping[str, int]  # numbers of new and known classes and of their samples; empty unless it was an update
 
@@ -59,7 +59,7 @@ class Generation:
 class ModelSummary:
     """What a model knows and stores."""
 
-    generation: int
+    version: int
     created: str
     engram: str  # the version that wrote it
     method: str
@@ -80,7 +80,7 @@ class ModelSummary:
     calibration: Calibration
     rejection: RejectionThreshold | None  # of `--reject auto`; None: it cannot be estimated
     adaptation: Adaptation | None
-    history: tuple[Generation, ...]  # every generation that was ever made, oldest first
+    history: tuple[Version, ...]  # every version that was ever made, oldest first
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -89,7 +89,7 @@ class ModelSummary:
 
 def inspect(folder: ModelFolder) -> ModelSummary:
     """Summarise the model in a folder."""
-    manifest, model = load_generation(folder, device="cpu")
+    manifest, model = load_version(folder, device="cpu")
     learner, metadata, settings = model.learner, model.metadata, settings_of(model.learner)
     memory, (accuracy, interval) = learner.memory, value_and_interval(metadata.held_out_counts.accuracy())
     tensors, defaults = learner.state(), _defaults(model)
@@ -98,7 +98,7 @@ def inspect(folder: ModelFolder) -> ModelSummary:
         return sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(prefix))
 
     return ModelSummary(
-        generation=manifest.generation,
+        version=manifest.version,
         created=manifest.created,
         engram=manifest.engram,
         method=learner.name,
@@ -128,7 +128,7 @@ def inspect(folder: ModelFolder) -> ModelSummary:
         calibration=metadata.calibration,
         rejection=model.rejection,
         adaptation=metadata.adaptation,
-        history=_history(folder, manifest.generation),
+        history=_history(folder, manifest.version),
     )
 
 
@@ -157,13 +157,13 @@ def _classes(model: Model) -> tuple[ClassSummary, ...]:
     )
 
 
-def _history(folder: ModelFolder, current: int) -> tuple[Generation, ...]:
-    kept = folder.generations()
+def _history(folder: ModelFolder, current: int) -> tuple[Version, ...]:
+    stored = folder.versions()
     return tuple(
-        Generation(
+        Version(
             **vars(change),
-            kept=change.generation in kept,
-            in_use=change.generation == current,
+            stored=change.version in stored,
+            in_use=change.version == current,
             learned=_learned(change.details),
         )
         for change in folder.history()
@@ -173,7 +173,7 @@ def _history(folder: ModelFolder, current: int) -> tuple[Generation, ...]:
 def _learned(details: Mapping[str, Any]) -> dict[str, int]:
     learned: dict[str, int] = {}
     for kind in (kind for kind in ("new", "more") if kind in details):
-        counts = details[kind]  # samples of each class; of a deleted generation, the numbers of classes and of samples
+        counts = details[kind]  # samples of each class; of a deleted version, the numbers of classes and of samples
         classes, samples = (len(counts), sum(counts.values())) if isinstance(counts, dict) else counts
         learned |= {kind: classes, f"{kind}_samples": samples}
     return learned

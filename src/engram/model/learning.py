@@ -90,7 +90,7 @@ class UpdateRejected(EngramError):
 class UpdateResult:
     """What `learn` has done."""
 
-    generation: int = 0  # 0: not saved
+    version: int = 0  # 0: not saved
     new: Mapping[str, int]  # images of each new class
     more: Mapping[str, int]  # images of each class that was known
     classes: int  # known now
@@ -171,7 +171,7 @@ def learn_images(
 def _publish(
     writer: Writer, model: Model, result: UpdateResult, start: float, details: Mapping[str, Any] | None = None
 ) -> UpdateResult:
-    """Save the model as the next generation, with a record of the update in the history."""
+    """Save the model as the next version, with a record of the update in the history."""
     result = replace(result, seconds=time.monotonic() - start)
     record = {
         **(details or {}),
@@ -183,7 +183,7 @@ def _publish(
         "held_out": result.held_out,
         "omega": None if result.adaptation is None else result.adaptation.omega,
     }
-    return replace(result, generation=save(writer, model, action="learn", record=record).generation)
+    return replace(result, version=save(writer, model, action="learn", record=record).version)
 
 
 def train_update(

@@ -1,4 +1,4 @@
-"""The files of a model: `Manifest` describes a generation, `Pointer` names the one in use; reading a generation.
+"""The files of a model: `Manifest` describes a version, `Pointer` names the one in use; reading a version.
 
 Both JSON files carry their own checksum: the first entry is `sha256`, the digest of every byte after its digits, so any
 changed byte is found without a second file. Parsing is strict: no field may be missing, added or of another type.
@@ -28,12 +28,13 @@ from engram.errors import DataError
 from engram.storage import TensorShape
 
 SCHEMA = 1
-VERSION = importlib.metadata.version("engram")  # not from the package itself, which imports the rooms above this one
+# Not from the package itself, which imports the rooms above this one.
+ENGRAM_VERSION = importlib.metadata.version("engram")
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 OPENING = b'{\n  "sha256": "'
 DIGITS = 64
 MAX_BYTES = 16 * 2**20  # of either file; the names of a million classes fit
-GENERATIONS, NETWORKS = "generations", "networks"
+VERSIONS, NETWORKS = "versions", "networks"
 MANIFEST, LEARNER = "manifest.json", "learner.safetensors"
 
 
@@ -90,11 +91,11 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _numbered(generations: Any) -> Any:
-    """JSON has text for keys; the numbers of generations are written without leading zeros."""
-    if not isinstance(generations, dict) or not all(re.fullmatch("[1-9][0-9]{0,17}", key) for key in generations):
-        raise ValueError("generations are listed by their numbers")
-    return {int(number): digest for number, digest in generations.items()}
+def _numbered(versions: Any) -> Any:
+    """JSON has text for keys; the numbers of versions are written without leading zeros."""
+    if not isinstance(versions, dict) or not all(re.fullmatch("[1-9][0-9]{0,17}", key) for key in versions):
+        raise ValueError("versions are listed by their numbers")
+    return {int(number): digest for number, digest in versions.items()}
 
 
 Text = Annotated[str, Field(strict=True)]
@@ -120,9 +121,9 @@ class File(Strict):
 
 @dataclass(frozen=True)
 class Change(Strict):
-    """An entry of the history: how a generation was made."""
+    """An entry of the history: how a version was made."""
 
-    generation: Number
+    version: Number
     created: Time
     action: Text
     details: Annotated[Plain, AfterValidator(_counted)]
@@ -146,7 +147,7 @@ class _SealedFile(Strict):
         if type(schema) is int and schema > SCHEMA:
             raise NewerError(
                 f"{name} has schema {schema}, written by engram {value.get('engram', 'of an unknown version')}; "
-                f"engram {VERSION} reads schema {SCHEMA}. Update engram to that version or a later one."
+                f"engram {ENGRAM_VERSION} reads schema {SCHEMA}. Update engram to that version or a later one."
             )
         missing = [field.name for field in dataclasses.fields(cls) if field.name not in value]  # type: ignore[arg-type]
         if missing:
@@ -161,48 +162,48 @@ class _SealedFile(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(_SealedFile):
-    """One generation of a model."""
+    """One version of a model."""
 
     schema: Annotated[Number, Field(le=SCHEMA)] = SCHEMA
-    generation: Number
-    parent: Number | None  # the generation that was in use before; None: no earlier generation may be restored
+    version: Number
+    parent: Number | None  # the version that was in use before; None: no earlier version may be restored
     created: Time
-    engram: Text = VERSION  # the version that wrote it
+    engram: Text = ENGRAM_VERSION  # the version that wrote it
     action: Text  # learn, forget, rename, merge, …
     method: Text
     settings: Annotated[Plain, AfterValidator(_flat)]
     classes: Annotated[tuple[Text, ...], AfterValidator(_distinct)]  # by class index
-    history: tuple[Change, ...]  # every generation that was ever made, this one last
+    history: tuple[Change, ...]  # every version that was ever made, this one last
     details: Plain  # the model's metadata
     learner: File  # all tensors except those of the extractor
     network: File | None  # the tensors of the extractor, in `networks`
 
     def __post_init__(self) -> None:
-        numbers = [change.generation for change in self.history]
-        last = [(change.generation, change.created, change.action) for change in self.history[-1:]]
-        if last != [(self.generation, self.created, self.action)]:
-            raise ValueError("its history does not end with its own generation")
+        numbers = [change.version for change in self.history]
+        last = [(change.version, change.created, change.action) for change in self.history[-1:]]
+        if last != [(self.version, self.created, self.action)]:
+            raise ValueError("its history does not end with its own version")
         if numbers != sorted(set(numbers)):
             raise ValueError("its history is not in order")
-        if self.parent is not None and self.parent >= self.generation:
+        if self.parent is not None and self.parent >= self.version:
             raise ValueError(f"its parent {self.parent} is not older than itself")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pointer(_SealedFile):
-    """The generations there are, with the SHA-256 of their manifests, and the one in use (None before the first)."""
+    """The versions there are, with the SHA-256 of their manifests, and the one in use (None before the first)."""
 
     schema: Annotated[Number, Field(le=SCHEMA)] = SCHEMA
-    engram: Text = VERSION
+    engram: Text = ENGRAM_VERSION
     current: Number | None
-    generations: Annotated[dict[int, Digest], BeforeValidator(_numbered)]
+    versions: Annotated[dict[int, Digest], BeforeValidator(_numbered)]
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Self:
-        """As for every sealed file; the generation in use must be listed."""
+        """As for every sealed file; the version in use must be listed."""
         pointer = super().parse(content, name)
-        if pointer.current not in (pointer.generations or (None,)):
-            raise DataError(f"{name} is invalid: it does not list generation {pointer.current}, the one in use.")
+        if pointer.current not in (pointer.versions or (None,)):
+            raise DataError(f"{name} is invalid: it does not list version {pointer.current}, the one in use.")
         return pointer
 
 
@@ -215,16 +216,16 @@ def accept(*checked: Any) -> None:
 
 
 class Contents(NamedTuple):
-    """A generation as it was read. It may be used if there are no problems."""
+    """A version as it was read. It may be used if there are no problems."""
 
     manifest: Manifest | None
     tensors: dict[str, Tensor]
     problems: list[DataError]
 
 
-def generation_path(number: int) -> str:
-    """The folder of a generation, relative to the model's."""
-    return f"{GENERATIONS}/{number:06d}"
+def version_path(number: int) -> str:
+    """The folder of a version, relative to the model's."""
+    return f"{VERSIONS}/{number:06d}"
 
 
 def network_path(file: File) -> str:
@@ -243,19 +244,19 @@ def find_strays(model: Path, folder: str, belongs: Callable[[os.DirEntry[str]], 
 
 
 def read_manifest(model: Path, number: int, digest: str | None = None) -> tuple[Manifest, str]:
-    """The manifest of a generation and its SHA-256, which must be `digest` if that is given."""
-    name = f"{generation_path(number)}/{MANIFEST}"
+    """The manifest of a version and its SHA-256, which must be `digest` if that is given."""
+    name = f"{version_path(number)}/{MANIFEST}"
     content = storage.read_inside(model, name, MAX_BYTES)
     manifest, found = Manifest.parse(content, name), hashlib.sha256(content).hexdigest()
-    if manifest.generation != number:
-        raise DataError(f"{name} is the manifest of generation {manifest.generation}.")
+    if manifest.version != number:
+        raise DataError(f"{name} is the manifest of version {manifest.version}.")
     if digest not in (None, found):
         raise DataError(f"{name} was changed: it is not the manifest that was saved.")
     return manifest, found
 
 
-class GenerationReader:
-    """Reads and checks generations of a model; network files, which they share, once each.
+class VersionReader:
+    """Reads and checks versions of a model; network files, which they share, once each.
 
     Sizes and checksums of all files are compared, and the types and shapes of their tensors given to `check`, which may
     raise DataError, before any file is read into memory.
@@ -267,8 +268,8 @@ class GenerationReader:
         self.networks = functools.cache(functools.partial(_verified_tensors, model))
 
     def read(self, number: int, digest: str) -> Contents:
-        """A generation, with every file checked."""
-        folder = generation_path(number)
+        """A version, with every file checked."""
+        folder = version_path(number)
         manifest: Manifest | None = None
         tensors: dict[str, Tensor] = {}
         found: list[DataError] = []

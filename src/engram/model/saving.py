@@ -21,7 +21,7 @@ from engram.errors import DataError, EngramError, TrainingError, UsageError, unk
 from engram.features import FeatureMemory, ImageMemory
 from engram.methods import METHODS, make
 from engram.model.folder import ModelFolder, Writer
-from engram.model.manifest import Manifest, generation_path
+from engram.model.manifest import Manifest, version_path
 from engram.model.model import NOT_SAVED, Metadata, Model, settings_of
 from engram.model.plan import LARGEST_SIDE
 from engram.network import NETWORKS
@@ -58,14 +58,14 @@ PARTS = ("network.", "classifier.", "memory.")  # in which a network, classifier
 PLAIN_TYPES = ("float32", "float16", "int64", "uint8", "bool")
 
 
-def load(folder: ModelFolder, *, generation: int | None = None, device: str = "auto") -> Model:
-    """The model in a folder, from the generation in use or an earlier one."""
-    return load_generation(folder, generation, device=device)[1]
+def load(folder: ModelFolder, *, version: int | None = None, device: str = "auto") -> Model:
+    """The model in a folder, from the version in use or an earlier one."""
+    return load_version(folder, version, device=device)[1]
 
 
-def load_generation(folder: ModelFolder, generation: int | None = None, device: str = "auto") -> tuple[Manifest, Model]:
-    """`load`, with the manifest of the generation."""
-    manifest, tensors = folder.load(generation, check_shapes)
+def load_version(folder: ModelFolder, version: int | None = None, device: str = "auto") -> tuple[Manifest, Model]:
+    """`load`, with the manifest of the version."""
+    manifest, tensors = folder.load(version, check_shapes)
     return manifest, restore_model(manifest, tensors, device)
 
 
@@ -112,7 +112,7 @@ def save(
     record: Mapping[str, Any] | None = None,
     alone: bool = False,
 ) -> Manifest:
-    """Publish a model as the next generation of its folder; see `Writer.publish`.
+    """Publish a model as the next version of its folder; see `Writer.publish`.
 
     EngramError if `verify` would reject it: then nothing is published.
     """
@@ -142,7 +142,7 @@ def save(
 class VerifyResult:
     """What `verify` found."""
 
-    generations: tuple[int, ...]  # that were checked
+    versions: tuple[int, ...]  # that were checked
     in_use: int | None
     newer: tuple[int, ...]  # those that `current.json` does not name, but are newer than all it names
     leftovers: tuple[str, ...]  # files and folders of interrupted writes, which the next writer removes
@@ -160,10 +160,10 @@ class VerifyResult:
 
 
 def verify(folder: ModelFolder) -> VerifyResult:
-    """Compare every file with its checksum, and check that each intact generation is consistent. This only reads."""
+    """Compare every file with its checksum, and check that each intact version is consistent. This only reads."""
     problems = folder.problems(_check, check_shapes)
     return VerifyResult(
-        generations=tuple(sorted(folder.digests() if folder.exists() else ())),
+        versions=tuple(sorted(folder.digests() if folder.exists() else ())),
         in_use=folder.number_in_use(),
         newer=tuple(folder.newer()),
         leftovers=tuple(folder.leftovers()),
@@ -173,7 +173,7 @@ def verify(folder: ModelFolder) -> VerifyResult:
 
 
 def _check(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    name = generation_path(manifest.generation)
+    name = version_path(manifest.version)
     try:
         for problem in inconsistencies(restore_model(manifest, tensors, "cpu")):
             yield f"{name}: {printable(problem)}"

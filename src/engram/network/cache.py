@@ -16,7 +16,7 @@ from engram.errors import DataError
 from engram.network import parallel
 
 MAX_BYTES = 2 * 2**30
-VERSION = importlib.metadata.version("engram")  # another one may compute other numbers
+ENGRAM_VERSION = importlib.metadata.version("engram")  # another one may compute other numbers
 
 
 class Cache:
@@ -36,7 +36,7 @@ class Cache:
 
     def path(self, kind: str, key: Iterable[object]) -> Path:
         """The file of an entry. A key consists of tensors and of objects whose `repr` identifies them."""
-        digest = hashlib.sha256(f"{VERSION} ".encode())
+        digest = hashlib.sha256(f"{ENGRAM_VERSION} ".encode())
         for part in key:
             if isinstance(part, Tensor):
                 digest.update(f"{part.dtype} {tuple(part.shape)} ".encode())

@@ -31,7 +31,7 @@ async def live() -> dict[str, str]:
 @health.get("/readyz")
 def ready(server: Server) -> dict[str, int | None]:
     """The version that answers, and a newer one that does not because it is damaged."""
-    return {"generation": server.loader.current().generation, "damaged": server.loader.damaged}
+    return {"version": server.loader.current().version, "damaged": server.loader.damaged}
 
 
 @health.get("/metrics", response_class=Response)
@@ -107,7 +107,7 @@ class EditResponse(BaseModel, extra="allow"):
     """The model after an edit, and what was changed."""
 
     action: str
-    generation: int
+    version: int
     classes: list[str]
 
 

@@ -65,7 +65,7 @@ class UnreadableFile(BaseModel):
 class Predictions(BaseModel):
     """Predictions of one version, in the order of the files."""
 
-    generation: int
+    version: int
     calibrated: bool = Field(description="Whether probabilities were calibrated on held-out images.")
     predictions: list[ImagePrediction | UnreadableFile]
 
@@ -94,7 +94,7 @@ async def classify(
     predictions = [
         _prediction(file_name(file), answer, top, rejected) for file, answer in zip(files, answers, strict=True)
     ]
-    found = Predictions(generation=loaded.generation, calibrated=loaded.model.is_calibrated, predictions=predictions)
+    found = Predictions(version=loaded.version, calibrated=loaded.model.is_calibrated, predictions=predictions)
     server.webhook.send("classified", **found.model_dump(mode="json"))
     return found
 
@@ -177,7 +177,7 @@ class EvaluatedClass(BaseModel):
 class EvaluationResponse(BaseModel):
     """The accuracy of one version on the uploaded images, as `engram evaluate --json` prints it."""
 
-    generation: int
+    version: int
     images: int
     accuracy: float
     interval: tuple[float, float]
@@ -231,7 +231,7 @@ def _evaluation(
         if best.name != classes[index]
     ]
     wrong.sort(key=lambda each: -each.probability)
-    return EvaluationResponse(generation=loaded.generation, wrong=wrong, **evaluation.to_json())
+    return EvaluationResponse(version=loaded.version, wrong=wrong, **evaluation.to_json())
 
 
 def _scores(loaded: LoadedModel, answer: Answer) -> Tensor:

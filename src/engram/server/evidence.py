@@ -38,7 +38,7 @@ _exporting = threading.Lock()  # an export takes seconds of computation: others 
 class VersionEvidence(BaseModel):
     """The evidence about one version."""
 
-    generation: int
+    version: int
     evidence: Evidence
     rejections: list[RejectionThreshold] = Field(description="What `reject` does at some rates, if that is known.")
 
@@ -51,7 +51,7 @@ def get_evidence(server: Server) -> VersionEvidence:
         found = loaded.evidence
         similarity = loaded.model.class_similarity
     rejections = [] if similarity is None else [similarity.threshold(rate) for rate in RATES]
-    return VersionEvidence(generation=loaded.generation, evidence=found, rejections=rejections)
+    return VersionEvidence(version=loaded.version, evidence=found, rejections=rejections)
 
 
 @measures.get("/summary", response_class=Response, responses={200: {"content": {"text/html": {}}}})
@@ -78,8 +78,8 @@ def _summary_page(server: Services) -> str:
 @measures.get("/export", response_class=FileResponse, responses={200: {"content": {"application/zip": {}}}})
 async def get_export(server: Server) -> FileResponse:
     """A ZIP archive of the version in use: model.onnx, labels.txt, summary.html, and example.py, which uses them."""
-    aside, generation = await run_in_threadpool(_write_archive, server)
-    name = f"{server.folder.path.name}-version-{generation}.zip"
+    aside, version = await run_in_threadpool(_write_archive, server)
+    name = f"{server.folder.path.name}-version-{version}.zip"
     return FileResponse(
         Path(aside.name, "export.zip"),
         media_type="application/zip",
@@ -95,7 +95,7 @@ def _write_archive(server: Services) -> tuple[tempfile.TemporaryDirectory[str], 
     aside = tempfile.TemporaryDirectory(prefix="engram-export-")
     place = Path(aside.name)
     try:
-        _export_in_process(server.folder, loaded.generation, place / "model.onnx")
+        _export_in_process(server.folder, loaded.version, place / "model.onnx")
         with zipfile.ZipFile(place / "export.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.write(place / "model.onnx", "model.onnx", zipfile.ZIP_STORED)
             archive.writestr("labels.txt", "".join(f"{name}\n" for name in loaded.model.names))
@@ -104,22 +104,22 @@ def _write_archive(server: Services) -> tuple[tempfile.TemporaryDirectory[str], 
     except BaseException:
         aside.cleanup()
         raise
-    return aside, loaded.generation
+    return aside, loaded.version
 
 
-def _export_in_process(folder: ModelFolder, generation: int, path: Path) -> None:
+def _export_in_process(folder: ModelFolder, version: int, path: Path) -> None:
     """Export in a process of its own: predictions do not wait for it."""
     if not _exporting.acquire(blocking=False):
         raise too_many("Another export is running. Try again when it has finished.", RETRY_SECONDS)
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
-            pool.submit(_export, folder, generation, path).result()
+            pool.submit(_export, folder, version, path).result()
     except BrokenProcessPool:
         raise EngramError("The export was killed, perhaps because memory ran out. The model is unchanged.") from None
     finally:
         _exporting.release()
 
 
-def _export(folder: ModelFolder, generation: int, path: Path) -> None:
+def _export(folder: ModelFolder, version: int, path: Path) -> None:
     signal.alarm(EXPORT_SECONDS)  # ends this process
-    export(load(folder, generation=generation, device="cpu"), path, generation=generation)
+    export(load(folder, version=version, device="cpu"), path, version=version)

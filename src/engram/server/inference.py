@@ -28,7 +28,7 @@ from engram.model import (
     answers,
     evidence,
     inconsistencies,
-    load_generation,
+    load_version,
 )
 from engram.server.config import Config
 from engram.server.problems import NO_MODEL, Problem
@@ -46,7 +46,7 @@ ACCEPT_ALL = Rejection()
 class LoadedModel:
     """A verified version of the model."""
 
-    generation: int
+    version: int
     model: Model
     image_size: int
 
@@ -71,16 +71,16 @@ class ModelLoader:
         self._thread.shutdown(cancel_futures=True)
 
     @property
-    def generation(self) -> int | None:
+    def version(self) -> int | None:
         """The version that answers; None without a model."""
         loaded = self._loaded
-        return None if loaded is None else loaded.generation
+        return None if loaded is None else loaded.version
 
     @property
     def damaged(self) -> int | None:
         """The version that should answer but is damaged; -1 if even its number is unreadable."""
         seen = self._seen
-        return None if seen is None or seen[0] == self.generation else seen[0]
+        return None if seen is None or seen[0] == self.version else seen[0]
 
     def current(self) -> LoadedModel:
         """The version that answers. One that was deleted does not: this waits for the next."""
@@ -95,7 +95,7 @@ class ModelLoader:
     def is_deleted(self, loaded: LoadedModel) -> bool:
         """Whether the folder no longer has this version, because one of its classes was forgotten, for example."""
         with suppress(DataError):
-            return not self.folder.exists() or loaded.generation not in self.folder.pointer().generations
+            return not self.folder.exists() or loaded.version not in self.folder.pointer().versions
         return False  # which versions a damaged folder has is unknown
 
     def refresh(self) -> None:
@@ -127,7 +127,7 @@ class ModelLoader:
             return (-1, None)
         if pointer is None or pointer.current is None:
             return None
-        return pointer.current, pointer.generations.get(pointer.current)
+        return pointer.current, pointer.versions.get(pointer.current)
 
     def _replace(self, seen: tuple[int, str | None]) -> None:
         begin = time.monotonic()
@@ -141,15 +141,15 @@ class ModelLoader:
             self._seen, self._retry = seen, now + max(RETRY_SECONDS, (now - begin) / RETRY_SHARE)
         else:
             # If yet another version came into use since, it is seen as new at the next look.
-            self._seen, self._retry = (seen if self._loaded.generation == seen[0] else None), math.inf
+            self._seen, self._retry = (seen if self._loaded.version == seen[0] else None), math.inf
 
     def _load(self) -> LoadedModel:
-        manifest, model = load_generation(self.folder, device=self.device)
+        manifest, model = load_version(self.folder, device=self.device)
         if problems := list(inconsistencies(model)):
             raise DataError(" ".join(problems))
         if model.image_size is None:
             raise Problem(503, "This model takes vectors, not images. Use it from Python.")
-        return LoadedModel(manifest.generation, model, model.image_size)
+        return LoadedModel(manifest.version, model, model.image_size)
 
 
 def _lower_priority(nice: int) -> None:

@@ -291,11 +291,11 @@ class Jobs:
         if "failed" in messages:
             raise EngramError(messages["failed"])
         if "done" not in messages:
-            generation = self.folder.number_in_use()
-            job.saved = "locked" in messages and generation != messages["locked"]
+            version = self.folder.number_in_use()
+            job.saved = "locked" in messages and version != messages["locked"]
             if job.cancelled.is_set() and not job.saved:
                 raise CancelledError
-            raise EngramError(KILLED_LATE.format(generation) if job.saved else KILLED)
+            raise EngramError(KILLED_LATE.format(version) if job.saved else KILLED)
         result: dict[str, Any] = messages["done"]
         return result
 

@@ -37,8 +37,8 @@ class Metrics:
         states = Gauge("engram_jobs", "Jobs that are remembered.", ("state",), registry=registry)
         for state in STATES:
             states.labels(state).set_function(partial(jobs.count, state))
-        generation = Gauge("engram_generation", "Version in use; 0 without a model.", registry=registry)
-        generation.set_function(lambda: loader.generation or 0)
+        version = Gauge("engram_model_version", "Version of the model in use; 0 without a model.", registry=registry)
+        version.set_function(lambda: loader.version or 0)
         damaged = Gauge("engram_damaged", "1 if the newest version is damaged.", registry=registry)
         damaged.set_function(lambda: loader.damaged is not None)
 

@@ -101,7 +101,7 @@ const screens = (model) => (!model ? ["teach"] : [...(model.image_size === null 
 
 function summary(model) {
   const vectors = model.image_size === null ? " It takes vectors, not images: use it from Python." : "";
-  return `Version ${model.generation}: it knows ${counted(model.classes.length, "class")}.${vectors} ${measuredAccuracy(accuracyOf(model))}`;
+  return `Version ${model.version}: it knows ${counted(model.classes.length, "class")}.${vectors} ${measuredAccuracy(accuracyOf(model))}`;
 }
 
 function storage(model) {

@@ -19,10 +19,10 @@ let testFiles = [];
 
 // What is known of each class, as an element by its name; empty while it is unknown.
 export async function loadEvidence() {
-  const { generation, evidence, rejections } = await get("/api/evidence");
+  const { version, evidence, rejections } = await get("/api/evidence");
   showThresholds(rejections);
   find("curve").replaceChildren(...curve(evidence));
-  return { generation, classes: new Map(evidence.classes.map((each) => [each.name, aboutClass(each)])) };
+  return { version, classes: new Map(evidence.classes.map((each) => [each.name, aboutClass(each)])) };
 }
 
 // Would more images help? Accuracy with growing shares of them.
@@ -72,7 +72,7 @@ async function evaluate(files) {
   sent(0);
   try {
     const found = await send("/api/evaluate", form, { sent, waiting: (seconds) => setText(status, `The server is busy. Trying again in ${seconds} s.`) });
-    setText(status, `Version ${found.generation}: accuracy ${withInterval(found.accuracy, found.interval)} on ${counted(found.images, "test image")}.`);
+    setText(status, `Version ${found.version}: accuracy ${withInterval(found.accuracy, found.interval)} on ${counted(found.images, "test image")}.`);
     place.replaceChildren(...evaluation(found));
   } catch (error) {
     setText(status, error.message);

@@ -23,15 +23,15 @@ export function showMemory(found) {
   find("class-list").replaceChildren(...model.classes.map(classRow));
   find("filter-row").hidden = model.classes.length < FILTER_FROM;
   filter();
-  showEvidence(model.generation);
+  showEvidence(model.version);
   find("version-list").replaceChildren(...model.history.toReversed().map(versionRow));
 }
 
 // How well each class is recognised; computed by the server after each change.
-async function showEvidence(generation) {
+async function showEvidence(version) {
   try {
     const found = await loadEvidence();
-    if (model?.generation !== generation || found.generation !== generation) return;
+    if (model?.version !== version || found.version !== version) return;
     for (const row of find("class-list").children) row.querySelector(".evidence").replaceChildren(...(found.classes.get(row.dataset.class) ?? []));
   } catch {
     for (const place of document.querySelectorAll(".evidence")) place.replaceChildren(); // the rest is shown without it
@@ -138,7 +138,7 @@ function merge(each) {
 
 function forget(each) {
   const input = make("input", { type: "text", dir: "auto", autocomplete: "off", autocapitalize: "none", spellcheck: false });
-  const stored = model.history.filter((event) => event.kept).map((event) => event.generation).join(", ");
+  const stored = model.history.filter((event) => event.stored).map((event) => event.version).join(", ");
   question({
     heading: "Forget a class",
     body: [
@@ -168,23 +168,23 @@ function what({ action, details, ...event }) {
 }
 
 function versionRow(event) {
-  const state = event.in_use ? "in use" : event.kept ? "stored" : "gone";
+  const state = event.in_use ? "in use" : event.stored ? "stored" : "gone";
   const row = make("li", {}, make("div", {},
-    make("p", { className: event.in_use ? "in-use" : "" }, `${event.generation}. `, ...what(event)),
+    make("p", { className: event.in_use ? "in-use" : "" }, `${event.version}. `, ...what(event)),
     make("p", { className: "muted small", textContent: `${moment(event.created)}, ${state}` }),
   ));
-  if (event.kept && !event.in_use) {
-    row.append(make("p", { className: "row" }, button("Use this version", () => rollback(event), { about: `Use version ${event.generation}` })));
+  if (event.stored && !event.in_use) {
+    row.append(make("p", { className: "row" }, button("Use this version", () => rollback(event), { about: `Use version ${event.version}` })));
   }
   return row;
 }
 
 function rollback(event) {
   question({
-    heading: `Use version ${event.generation}?`,
-    body: [`The model answers as it did on ${moment(event.created)}. Version ${model.generation} stays stored, so you can go back to it.`],
-    go: `Use version ${event.generation}`,
-    act: () => change("/api/rollback", { to: event.generation }, "history-status", `Version ${event.generation} is in use.`),
+    heading: `Use version ${event.version}?`,
+    body: [`The model answers as it did on ${moment(event.created)}. Version ${model.version} stays stored, so you can go back to it.`],
+    go: `Use version ${event.version}`,
+    act: () => change("/api/rollback", { to: event.version }, "history-status", `Version ${event.version} is in use.`),
   });
 }
 

@@ -369,7 +369,7 @@ function outcome({ state, problem, result }) {
   if (state === "failed") return problem;
   if (state === "cancelled") return "Nothing was changed.";
   const measured = { ...result, images: result.held_out, measured: result.held_out_classes };
-  return `Version ${result.generation} knows ${counted(result.classes, "class")}. ${measuredAccuracy(measured)}`;
+  return `Version ${result.version} knows ${counted(result.classes, "class")}. ${measuredAccuracy(measured)}`;
 }
 
 // The outcome for the bar; the rest is in the list of updates.
@@ -377,7 +377,7 @@ function inShort({ state, result, ...job }) {
   if (state !== "done") return `${STATES[state]}. ${outcome({ state, ...job })}`;
   const notes = [[result.skipped, "file was skipped", "files were skipped"], [result.warnings, "warning", "warnings"]];
   const texts = notes.filter(([found]) => found.length).map(([found, one, many]) => ` ${found.length} ${found.length === 1 ? one : many}.`);
-  return `Learned: version ${result.generation} is in use.${texts.join("")}`;
+  return `Learned: version ${result.version} is in use.${texts.join("")}`;
 }
 
 // The network, whether it was trained, and the classifier.
