@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from folders_made import class_folders, picture, settle
+from folders_made import class_folders, noisy_image, settle
 from images_made import encoded, exif, gradient, ycck
 from PIL import Image
 
@@ -106,7 +106,7 @@ def warned(files: ImageFiles, rows: list[int]) -> tuple[np.ndarray, list[str]]:
 
 def test_the_readable_part_of_a_truncated_jpeg_is_used_with_one_warning(root: Path) -> None:
     path = build_index(root, ()).path(4)
-    content = encoded(picture(0, 4), "JPEG", quality=100)
+    content = encoded(noisy_image(0, 4), "JPEG", quality=100)
     path.write_bytes(content[: len(content) * 7 // 10])
     files = ImageFiles(build_index(root, ()), 30, "stretch")
     images, messages = warned(files, [3, 4, 5])

@@ -271,7 +271,7 @@ SUITES: Mapping[str, Suite] = {
         variants=_exemplar_free,
     ),
     "exemplar-free-warm": Suite(
-        summary="every method that stores no image, after a first task of half of the classes (ours)",
+        summary="every method that stores no image, after half of the classes at once (ours)",
         variants=partial(_exemplar_free, warm=True),
     ),
     "exemplars": Suite(

@@ -37,6 +37,7 @@ from engram.model.plan import (
     LearnOptions,
     UpdatePlan,
     check_names,
+    check_validation,
     plan_update,
     plan_update_of_samples,
 )
@@ -199,6 +200,8 @@ def train_update(
     If the network is trained, some samples are held out from that. `paths` name the samples in warnings.
     """
     learner, index = plan.learner, plan.learner.tasks_
+    if plan.trains:  # images that cannot be read are known now
+        check_validation(options, [*plan.new.values(), *plan.more.values()])
     before = model.metadata if model is not None else Metadata()
     marks, exemplars = learner.memory.features.held_out, len(learner.memory.images)
     with threads_for(samples.shape), warnings.catch_warnings():

@@ -26,6 +26,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.transforms import Bbox
 
 from engram.experiments.report.runs import Section, distinct
 from engram.experiments.report.tables import AVERAGES, CURVES, DRIFT, amount
@@ -202,12 +203,12 @@ def _against(
 ) -> Figure:
     """Points with whiskers of one standard deviation; where a setting is swept, a line for each series.
 
-    A grey line steps from each group of the front to the next, and names it.
+    A grey line steps from each group of the front to the next; they are named.
     """
     figure, every = _panels((0.2 + 0.35 * len(panels)) * WIDTH, len(panels))
     by = section.groups["series"] if section.varies else section.groups.index
     lines = {str(name): groups.index for name, groups in section.groups.groupby(by, sort=False)}
-    place = _log_axis(every[-1, 0], x) if log else x
+    place, named = _log_axis(every[-1, 0], x) if log else x, []
     for [axes], (label, column) in zip(every, panels.items(), strict=True):
         stats = section.spread(column).assign(x=place)
         for groups in lines.values():
@@ -218,22 +219,29 @@ def _against(
                 axes.axhline(mean, color=style["color"], linestyle="--", linewidth=1)
         leaders = stats.loc[[*front]]
         axes.step(leaders["x"], leaders["mean"], where="post", color=MUTED, linewidth=0.8, zorder=1)
-        _name(axes, leaders)
+        named.append((axes, leaders))
         _accuracy_axis(axes, label)
     axes.set_xlabel(fit([xlabel], 0.7 * WIDTH, SIZE)[0])
     _legend(figure, {name: Line2D([], [], **styles[groups[0]]) for name, groups in lines.items()})
+    figure.draw_without_rendering()  # only now are the axes where they will be
+    for axes, leaders in named:
+        _name(axes, leaders)
     return figure
 
 
 def _name(axes: Axes, points: pd.DataFrame) -> None:
-    """Write the names of points, from left to right, above them: on the side where there is room."""
-    data = points[["x", "mean"]].to_numpy()
-    places = [*axes.transAxes.inverted().transform(axes.transData.transform(data))[:, 0], math.inf] if len(data) else []
-    for name, point, (place, following) in zip(points.index, data, itertools.pairwise(places), strict=True):
-        leftward = place > 0.8 or (place > 0.2 and following - place < 0.3)
-        side, room = ("right", 0.3) if leftward else ("left", min(0.3, 0.85 * (following - place)))
-        (short,) = fit([name], room * WIDTH)
-        axes.annotate(short, point, (0, 5), textcoords="offset points", ha=side, size=SMALL)
+    """Write the name of each point, from left to right, above or below it, if it touches no other name there."""
+    taken: list[Bbox] = []
+    for name, (x, y) in zip(points.index, axes.transData.transform(points[["x", "mean"]]), strict=True):
+        (short,) = fit([name], 0.3 * WIDTH)
+        width, height = text_width(short, SMALL), 1.3 * SMALL
+        for side, up in itertools.product(("left", "right"), (5, -5 - height)):
+            box = Bbox.from_bounds(x if side == "left" else x - width, y + up, width, height)
+            if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and not any(box.overlaps(other) for other in taken):
+                point = (points.at[name, "x"], points.at[name, "mean"])
+                axes.annotate(short, point, (0, up), textcoords="offset points", ha=side, va="bottom", size=SMALL)
+                taken.append(box)
+                break
 
 
 def _log_axis(axes: Axes, x: pd.Series[float]) -> pd.Series[float]:
