@@ -56,7 +56,11 @@ def says(page: Any, place: str, text: str, timeout: int = 30_000) -> None:
 
 
 def open_screen(page: Any, name: str) -> None:
-    page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
+    from playwright.sync_api import expect
+
+    link = page.get_by_role("navigation").get_by_role("link", name=name, exact=True)
+    link.click()
+    expect(link).to_have_attribute("aria-current", "page")  # the page follows its address soon after
 
 
 def files(folder: Path) -> list[str]:
