@@ -41,13 +41,13 @@ def described(small_model: ModelFolder, tmp_path_factory: pytest.TempPathFactory
         yield schemathesis.openapi.from_url(f"http://127.0.0.1:{port}/openapi.json")
 
 
-@pytest.mark.parametrize("mode", list(schemathesis.VersionMode))
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_responses_match_the_openapi_document(
-    described: schemathesis.BaseSchema, method: str, path: str, mode: schemathesis.VersionMode
+    described: schemathesis.BaseSchema, method: str, path: str, mode: schemathesis.GenerationMode
 ) -> None:
     try:
-        strategy = described[path][method].as_strategy(version_mode=mode)
+        strategy = described[path][method].as_strategy(generation_mode=mode)
 
         @hypothesis.settings(
             max_examples=1 if path == "/api/export" else EXAMPLES,  # it takes a second and has no parameters
