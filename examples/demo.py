@@ -10,7 +10,7 @@ from engram.cli.output import Display
 METHODS = {
     "finetune": "trains on the new digits alone, and forgets the old ones",
     "features": "the paper's: stores 100 features a digit, and adapts them when the network changes",
-    "engram": "ours: the same idea with another training and one byte a number",
+    "engram": "ours: the same with stronger feature distillation, a chosen adapter and one byte a number",
 }
 NEXT = """
 What next:
