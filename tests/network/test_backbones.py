@@ -331,11 +331,13 @@ def test_published_weights_are_loaded_without_their_fc(tmp_path: Path) -> None:
         ({"conv1.weight": torch.ones(16, 1, 3, 3)}, r"conv1\.weight.*16, 1, 3, 3.*16, 3, 3, 3"),
     ],
 )
-def test_weights_that_do_not_fit_name_the_tensor(
+def test_weights_that_do_not_fit_name_the_tensor_and_load_nothing(
     changes: dict[str, Tensor | None], message: str, tmp_path: Path
 ) -> None:
     path, network = tmp_path / "other.safetensors", resnet32()
     weights = {name: torch.full_like(tensor, 2) for name, tensor in network.state_dict().items()} | changes
     save_tensors(path, {name: tensor for name, tensor in weights.items() if tensor is not None})
+    before = network.bn1.weight.clone()
     with pytest.raises(DataError, match=rf"other\.safetensors.*{message}"):
         load_weights(network, path)
+    assert torch.equal(network.bn1.weight, before)

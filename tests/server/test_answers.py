@@ -355,6 +355,7 @@ def test_a_response_comes_from_one_version_while_the_model_changes(client: TestC
         while len(names) < 4:
             response = client.post("/api/classify", files=files(*(image_bytes(TULIP, seed) for seed in range(6))))
             if response.status_code == 503:  # its version was deleted meanwhile
+                assert response.headers["retry-after"] == "1"
                 continue
             answer = response.json()
             seen = {next(e["class"] for e in p["top"] if "tulip" in e["class"]) for p in answer["predictions"]}

@@ -332,6 +332,7 @@ def load_weights(extractor: nn.Module, path: Path) -> tuple[Tensor, Tensor] | No
     """
     found, statistics = _read_weights(path)
     try:
+        copy.deepcopy(extractor).load_state_dict(found)  # an error leaves the extractor as it was
         extractor.load_state_dict(found)
     except RuntimeError as error:
         problem = " ".join(str(error).split())[:200]
