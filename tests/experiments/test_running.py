@@ -328,16 +328,20 @@ def test_a_summary_of_one_seed_has_no_deviation() -> None:
 def test_a_folder_for_seeds_that_holds_anything_else_is_refused_before_anything_runs(tmp_path: Path) -> None:
     digits, plan = load("digits"), Plan(method="finetune", tasks=1, settings={"epochs": 1})
 
-    def refused(resume: bool = False) -> str:
+    def refused(seed: int = 0, seeds: int = 2, resume: bool = False) -> str:
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(UsageError) as caught:
-            plan.run_seeds(2, digits, tmp_path, resume=resume)
+            plan.with_seed(seed).run_seeds(seeds, digits, tmp_path, resume=resume)
         assert sorted(tmp_path.rglob("*")) == before
         return str(caught.value)
 
     (tmp_path / "seed-1").mkdir()
     (tmp_path / "seed-1" / "run.json").write_text("{}")
     assert str(tmp_path / "seed-1") in refused()
+    (tmp_path / "summary.json").write_text('{"seeds": [0, 1, 2]}')
+    assert "seeds 0, 2" in refused(1, 1, resume=True)
+    (tmp_path / "summary.json").write_text('"my own notes"')
+    assert "summary.json" in refused(resume=True)
     (tmp_path / "thesis.tex").write_text("years")
     assert "thesis.tex" in refused(resume=True)
 

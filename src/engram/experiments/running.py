@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -157,13 +157,19 @@ def classes_per_task(dataset: Dataset) -> int:
     return usual if usual is not None and usual < classes else max(1, classes // 5)
 
 
-def _refuse_another(out: Path, folders: Iterable[Path], resume: bool) -> None:
-    """Refuse a folder for several seeds that holds other files, or runs that are not to be resumed."""
+def _refuse_another(out: Path, folders: Collection[Path], resume: bool) -> None:
+    """Refuse a folder for several seeds that holds other files, other seeds, or runs that are not to be resumed."""
     found = [path.name for path in out.iterdir()] if out.is_dir() else []
     if foreign := [name for name in found if not re.fullmatch(r"seed-\d+|summary\.json|\..*", name)]:
         raise UsageError(FOREIGN.format(out, min(foreign)))
     if taken := [folder for folder in folders if not resume and folder.is_dir() and any(folder.iterdir())]:
         raise UsageError(TAKEN.format(taken[0]))
+    summary = storage.read_json(out / "summary.json") if "summary.json" in found else {"seeds": []}
+    if not isinstance(summary, dict) or not isinstance(summary.get("seeds"), list):
+        raise UsageError(FOREIGN.format(out, "a summary.json that is not engram's"))
+    if others := [seed for seed in summary["seeds"] if out / f"seed-{seed}" not in folders]:
+        listed = ", ".join(map(str, others))
+        raise UsageError(f"{out / 'summary.json'} also has the seeds {listed}. Include them, or choose another --out.")
 
 
 def run(
